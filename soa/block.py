@@ -1,0 +1,173 @@
+"""Block: a named group of columns that the model sees as one tensor; Plan: how it gets there.
+
+Strides never cross an artifact's boundary (a compiler burns them in, or ignores them), so a block
+becomes dense arguments, and everything else happens inside the compiled graph:
+
+- `matrix`: the block's physical columns are one run of the buffer, of one dtype. They are one
+  contiguous `(F, S)` argument, S the padded column length; the graph narrows it to n, transposes
+  it, and reorders it where the block's order is not the buffer's.
+- `columns`: anything else (scattered, of mixed dtype, separately allocated). They are F arguments
+  of shape `(n,)`, stacked and cast in the graph.
+- `scalars`: scalar members, F arguments of shape `(1,)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from soa.dtypes import torch_dtype
+from soa.errors import BlockError, LayoutError
+from soa.layout import Layout
+
+PlanKind = Literal["matrix", "columns", "scalars"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Columns of one collection, in the model's order.
+
+    The model sees `(n, F)` with F the number of components (an Eigen matrix's read row by row);
+    a block of one Eigen matrix is `(n, r, c)`; `shape` reshapes `(n, F)` to `(n, *shape)`; a block
+    of scalars is `(F,)`. `dtype` is what the model gets; needed when the columns' dtypes differ.
+    """
+
+    name: str
+    collection: str
+    columns: tuple[str, ...]
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "collection": self.collection,
+            "columns": list(self.columns),
+            "dtype": self.dtype,
+            "shape": None if self.shape is None else list(self.shape),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Block:
+        shape = data["shape"]
+        return cls(
+            data["name"],
+            data["collection"],
+            tuple(data["columns"]),
+            data["dtype"],
+            None if shape is None else tuple(shape),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a block crosses an artifact's boundary.
+
+    `components` are the physical columns behind the arguments, as (column, component): in buffer
+    order for `matrix`, in the model's order otherwise. `order[i]` is the place among them of the
+    model's feature i. `dtypes` has one entry for a matrix, else one per argument; `dtype` is what
+    the model gets, `feature_shape` the shape of one row as it gets it.
+    """
+
+    kind: PlanKind
+    components: tuple[tuple[str, int], ...]
+    order: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    dtype: str
+    feature_shape: tuple[int, ...]
+
+    @property
+    def identity(self) -> bool:
+        """Whether the model's order is the buffer's."""
+        return self.order == tuple(range(len(self.order)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "components": [[name, k] for name, k in self.components],
+            "order": list(self.order),
+            "dtypes": list(self.dtypes),
+            "dtype": self.dtype,
+            "feature_shape": list(self.feature_shape),
+        }
+
+
+def plan_block(block: Block, layout: Layout) -> Plan:
+    """Choose the plan of a block in a layout; raises BlockError naming block and column."""
+    where = f"block {block.name!r}"
+    if not block.columns:
+        raise BlockError(f"{where} names no columns")
+    twice = sorted({c for c in block.columns if block.columns.count(c) > 1})
+    if twice:
+        raise BlockError(f"{where} names column {twice[0]!r} twice")
+    try:
+        members = [layout[name] for name in block.columns]
+    except LayoutError as error:
+        raise BlockError(f"{where}, collection {block.collection!r}: {error}") from None
+    scalars = [m.name for m in members if m.kind == "scalar"]
+    if scalars and len(scalars) < len(members):
+        raise BlockError(
+            f"{where} mixes scalars ({', '.join(scalars)}) with columns: a scalar has one value "
+            "for the collection, so give it a block of its own"
+        )
+    wanted = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
+    per_feature = [m.dtype for m in members for _ in range(m.components)]
+    dtype = _model_dtype(block, per_feature)
+    feature_shape = _feature_shape(block, [m.shape for m in members], len(wanted))
+    if scalars:
+        kind: PlanKind = "scalars"
+    else:
+        run = _buffer_run(layout, wanted, per_feature)
+        if run is not None:
+            place = {component: i for i, component in enumerate(run)}
+            order = tuple(place[component] for component in wanted)
+            return Plan("matrix", tuple(run), order, (per_feature[0],), dtype, feature_shape)
+        kind = "columns"
+    order = tuple(range(len(wanted)))
+    return Plan(kind, tuple(wanted), order, tuple(per_feature), dtype, feature_shape)
+
+
+def _model_dtype(block: Block, dtypes: list[str]) -> str:
+    if block.dtype is not None:
+        try:
+            torch_dtype(block.dtype)
+        except LayoutError as error:
+            raise BlockError(f"block {block.name!r}: {error}") from None
+        return block.dtype
+    if len(set(dtypes)) > 1:
+        raise BlockError(
+            f"block {block.name!r} has columns of {', '.join(sorted(set(dtypes)))}: "
+            "say which dtype the model takes (dtype:)"
+        )
+    return dtypes[0]
+
+
+def _feature_shape(
+    block: Block, shapes: list[tuple[int, ...]], components: int
+) -> tuple[int, ...]:
+    if block.shape is not None:
+        if math.prod(block.shape) != components or any(extent < 1 for extent in block.shape):
+            raise BlockError(
+                f"block {block.name!r}: shape {list(block.shape)} does not hold "
+                f"its {components} components"
+            )
+        return block.shape
+    if len(shapes) == 1 and len(shapes[0]) == 2:
+        return shapes[0]
+    return (components,)
+
+
+def _buffer_run(
+    layout: Layout, wanted: list[tuple[str, int]], dtypes: list[str]
+) -> list[tuple[str, int]] | None:
+    """The wanted physical columns in buffer order, if they are adjacent and of one dtype."""
+    if layout.storage != "buffer" or len(set(dtypes)) > 1:
+        return None
+    physical = [(c.name, k) for c in layout.columns for k in range(c.components)]
+    place = {component: i for i, component in enumerate(physical)}
+    places = sorted(place[component] for component in wanted)
+    if places[-1] - places[0] + 1 != len(places):
+        return None
+    return physical[places[0] : places[-1] + 1]

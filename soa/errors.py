@@ -1,0 +1,27 @@
+"""What a user can get wrong, as exceptions with one clear line each.
+
+Every error that a user's input can cause derives from `SoaPipelineError`; the `pipeline` command
+prints its text and exits non-zero, without a traceback. Each folder defines the errors it raises.
+"""
+
+from __future__ import annotations
+
+
+class SoaPipelineError(Exception):
+    """A user's mistake, or a state of the outside world: where, what was found, what to do."""
+
+
+class LayoutError(SoaPipelineError):
+    """A layout that cannot exist: a bad name, dtype, shape or alignment."""
+
+
+class CollectionError(SoaPipelineError):
+    """Memory that does not hold the collection it is said to hold."""
+
+
+class BlockError(SoaPipelineError):
+    """A block that its layout cannot provide."""
+
+
+class SignatureError(SoaPipelineError):
+    """A signature that contradicts itself or cannot be read."""

@@ -1,0 +1,182 @@
+"""Layout: which columns a collection has, and where each of their bytes lies.
+
+The byte layout is that of CMSSW's `GENERATE_SOA_LAYOUT` (cms-sw/cmssw, DataFormats/SoATemplate,
+`SoALayout.h` and `SoACommon.h`): members follow one another in order of declaration, each starts at
+a multiple of the alignment (128 bytes unless set), and each is padded at its end to the next one::
+
+    pitch(column)  = ceil(n * sizeof(T) / alignment) * alignment
+    pitch(scalar)  = ceil(sizeof(T) / alignment) * alignment
+    size(eigen)    = pitch(column of its Scalar) * rows * cols
+
+Each component of an Eigen column is a column of its own. CMSSW maps them with
+`Eigen::Map<Matrix, 0, InnerStride<Dynamic>>(address + i, stride)`, so the components follow Eigen's
+storage order, which is column-major: component k = column * rows + row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from soa.dtypes import itemsize, torch_dtype
+from soa.errors import LayoutError
+
+Kind = Literal["column", "scalar", "eigen"]
+Storage = Literal["buffer", "columns"]
+DEFAULT_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named member of a layout.
+
+    `shape` is `()` for a plain column and a scalar, `(r,)` for an Eigen vector, `(r, c)` for an
+    Eigen matrix.
+    """
+
+    name: str
+    dtype: str
+    kind: Kind = "column"
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise LayoutError(f"column name {self.name!r} is not an identifier (letters, digits, _)")
+        try:
+            torch_dtype(self.dtype)
+        except LayoutError as error:
+            raise LayoutError(f"column {self.name!r}: {error}") from None
+        if self.kind == "eigen":
+            if not 1 <= len(self.shape) <= 2 or any(extent < 1 for extent in self.shape):
+                raise LayoutError(
+                    f"Eigen column {self.name!r} has shape {list(self.shape)}: "
+                    "give [rows] or [rows, cols], each at least 1"
+                )
+        elif self.shape:
+            raise LayoutError(f"{self.kind} {self.name!r} has no shape, found {list(self.shape)}")
+
+    @property
+    def components(self) -> int:
+        """Number of physical columns: 1, or the number of entries of the Eigen object."""
+        return math.prod(self.shape)
+
+    def component_of(self, index: int) -> int:
+        """Physical component that holds entry `index` of the object read row by row."""
+        if len(self.shape) < 2:
+            return index
+        rows, cols = self.shape
+        row, col = divmod(index, cols)
+        return col * rows + row
+
+
+def column(name: str, dtype: str) -> Column:
+    """A plain column: one value per element (`SOA_COLUMN`)."""
+    return Column(name, dtype)
+
+
+def scalar(name: str, dtype: str) -> Column:
+    """One value for the whole collection (`SOA_SCALAR`)."""
+    return Column(name, dtype, "scalar")
+
+
+def eigen(name: str, dtype: str, *shape: int) -> Column:
+    """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`)."""
+    return Column(name, dtype, "eigen", tuple(shape))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ordered columns and their alignment in bytes.
+
+    `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column;
+    `columns`, each physical column in memory of its own, as in Arrow.
+    """
+
+    columns: tuple[Column, ...]
+    alignment: int = DEFAULT_ALIGNMENT
+    storage: Storage = "buffer"
+
+    def __init__(
+        self,
+        columns: Iterable[Column],
+        alignment: int = DEFAULT_ALIGNMENT,
+        storage: Storage = "buffer",
+    ) -> None:
+        object.__setattr__(self, "columns", tuple(columns))
+        object.__setattr__(self, "alignment", alignment)
+        object.__setattr__(self, "storage", storage)
+        self._check()
+
+    def _check(self) -> None:
+        if not self.columns:
+            raise LayoutError("a layout needs at least one column")
+        names = [c.name for c in self.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise LayoutError(f"column {twice[0]!r} is declared twice")
+        if self.alignment < 1 or self.alignment & (self.alignment - 1):
+            raise LayoutError(f"alignment {self.alignment} is not a power of two")
+        widest = max(self.columns, key=lambda c: itemsize(c.dtype))
+        if self.alignment < itemsize(widest.dtype):
+            raise LayoutError(
+                f"alignment {self.alignment} is smaller than one element of "
+                f"{widest.name!r} ({widest.dtype}, {itemsize(widest.dtype)} bytes)"
+            )
+        if self.storage not in ("buffer", "columns"):
+            raise LayoutError(f"storage {self.storage!r} is neither 'buffer' nor 'columns'")
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Column]:
+        return {c.name: c for c in self.columns}
+
+    def __getitem__(self, name: str) -> Column:
+        try:
+            return self.by_name[name]
+        except KeyError:
+            have = ", ".join(c.name for c in self.columns)
+            raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
+
+    def pitch(self, name: str, n: int) -> int:
+        """Bytes from the start of one component of a column to the next, for n elements."""
+        member = self[name]
+        elements = 1 if member.kind == "scalar" else n
+        return -(-elements * itemsize(member.dtype) // self.alignment) * self.alignment
+
+    def padded_length(self, name: str, n: int) -> int:
+        """Elements from one component of a column to the next (CMSSW's Eigen stride)."""
+        return self.pitch(name, n) // itemsize(self[name].dtype)
+
+    def offsets(self, n: int) -> dict[str, int]:
+        """Byte offset of each column (its component 0) from the start of the buffer."""
+        found: dict[str, int] = {}
+        at = 0
+        for member in self.columns:
+            found[member.name] = at
+            at += self.pitch(member.name, n) * member.components
+        return found
+
+    def nbytes(self, n: int) -> int:
+        """Bytes of the buffer for n elements (CMSSW's `computeDataSize`)."""
+        if n < 0:
+            raise LayoutError(f"a collection cannot have {n} elements")
+        return sum(self.pitch(c.name, n) * c.components for c in self.columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "columns": [
+                {"name": c.name, "dtype": c.dtype, "kind": c.kind, "shape": list(c.shape)}
+                for c in self.columns
+            ],
+            "alignment": self.alignment,
+            "storage": self.storage,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Layout:
+        columns = [
+            Column(c["name"], c["dtype"], c["kind"], tuple(c["shape"])) for c in data["columns"]
+        ]
+        return cls(columns, data["alignment"], data["storage"])

@@ -1,0 +1,239 @@
+"""Signature: the contract between a model and memory. It is stored; every engine follows it.
+
+The arguments of an artifact, in order: one zero-size row carrier `(n, 0)` per row dimension, the
+arguments of each input block, the arguments of each output block (written in place).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from soa.block import Block, Plan, plan_block
+from soa.dtypes import is_float
+from soa.errors import BlockError, SignatureError
+from soa.layout import Layout
+
+Role = Literal["carrier", "input", "output"]
+
+
+@dataclass(frozen=True)
+class RowRange:
+    """The compiled range of a row dimension, and the sizes its users typically run."""
+
+    min: int
+    max: int
+    typical: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.max:
+            raise SignatureError(f"rows from {self.min} to {self.max} is not a range")
+        if self.max < 2:
+            raise SignatureError(f"rows up to {self.max}: a model in batches needs at least 2")
+        outside = [n for n in self.typical if not self.min <= n <= self.max]
+        if outside:
+            raise SignatureError(f"typical n {outside[0]} lies outside {self.min} … {self.max}")
+
+
+@dataclass(frozen=True)
+class BoundBlock:
+    """A block with the plan its layout allows."""
+
+    block: Block
+    plan: Plan
+    rows: str
+
+    @property
+    def name(self) -> str:
+        return self.block.name
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor that crosses an artifact's boundary.
+
+    `kind` gives its shape: carrier `(n, 0)`, matrix `(F, S)`, column `(n,)`, scalar `(1,)`.
+    `column` and `component` say where its memory starts in `collection`; `count` is F.
+    """
+
+    role: Role
+    kind: Literal["carrier", "matrix", "column", "scalar"]
+    rows: str
+    dtype: str
+    block: str = ""
+    collection: str = ""
+    column: str = ""
+    component: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Collections with their layouts and row dimensions, ordered input and output blocks."""
+
+    layouts: Mapping[str, Layout]
+    rows_of: Mapping[str, str]
+    ranges: Mapping[str, RowRange]
+    inputs: tuple[BoundBlock, ...]
+    outputs: tuple[BoundBlock, ...]
+
+    @classmethod
+    def build(
+        cls,
+        layouts: Mapping[str, Layout],
+        inputs: tuple[Block, ...] | list[Block],
+        outputs: tuple[Block, ...] | list[Block],
+        ranges: Mapping[str, RowRange],
+        rows_of: Mapping[str, str] | None = None,
+    ) -> Signature:
+        """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
+
+        Raises SignatureError or BlockError naming the block, column or dimension.
+        """
+        rows_of = {name: (rows_of or {}).get(name, "n") for name in layouts}
+        for collection, dim in rows_of.items():
+            if dim not in ranges:
+                raise SignatureError(f"collection {collection!r}: no range for its rows {dim!r}")
+
+        def bind(block: Block) -> BoundBlock:
+            if block.collection not in layouts:
+                have = ", ".join(layouts)
+                raise SignatureError(
+                    f"block {block.name!r}: no collection {block.collection!r}, there are: {have}"
+                )
+            plan = plan_block(block, layouts[block.collection])
+            return BoundBlock(block, plan, rows_of[block.collection])
+
+        signature = cls(
+            dict(layouts),
+            rows_of,
+            dict(ranges),
+            tuple(bind(b) for b in inputs),
+            tuple(bind(b) for b in outputs),
+        )
+        signature._check()
+        return signature
+
+    def _check(self) -> None:
+        if not self.inputs or not self.outputs:
+            raise SignatureError("a model needs at least one input and one output block")
+        names = [b.name for b in (*self.inputs, *self.outputs)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise SignatureError(f"two blocks are called {twice[0]!r}")
+        read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
+        written: dict[tuple[str, str], str] = {}
+        for out in self.outputs:
+            for name in out.block.columns:
+                key = (out.block.collection, name)
+                if key in read:
+                    raise SignatureError(
+                        f"column {name!r} of {out.block.collection!r} is an input and an output: "
+                        "a model never writes its inputs"
+                    )
+                if key in written:
+                    raise SignatureError(
+                        f"column {name!r} of {out.block.collection!r} is written by "
+                        f"{written[key]!r} and {out.name!r}"
+                    )
+                written[key] = out.name
+            floats = {is_float(dtype) for dtype in out.plan.dtypes}
+            if len(floats) > 1:
+                raise BlockError(
+                    f"output block {out.name!r} mixes floating-point and integer columns: "
+                    "make it two outputs"
+                )
+        unused = [c for c in self.layouts if c not in self.input_collections + self.output_collections]
+        if unused:
+            raise SignatureError(f"collection {unused[0]!r} has no block: remove it")
+
+    @cached_property
+    def dims(self) -> tuple[str, ...]:
+        """Row dimensions in the order of their carriers."""
+        seen: list[str] = []
+        for bound in (*self.inputs, *self.outputs):
+            if bound.rows not in seen:
+                seen.append(bound.rows)
+        return tuple(seen)
+
+    @cached_property
+    def input_collections(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b.block.collection for b in self.inputs))
+
+    @cached_property
+    def output_collections(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(b.block.collection for b in self.outputs))
+
+    @cached_property
+    def arguments(self) -> tuple[Argument, ...]:
+        """Every argument of an artifact, in order."""
+        carriers = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
+        blocks = [a for b in self.inputs for a in _arguments(b, "input")]
+        blocks += [a for b in self.outputs for a in _arguments(b, "output")]
+        return (*carriers, *blocks)
+
+    def to_dict(self) -> dict[str, Any]:
+        def described(bound: BoundBlock) -> dict[str, Any]:
+            return {**bound.block.to_dict(), "plan": bound.plan.to_dict()}
+
+        return {
+            "collections": {
+                name: {**layout.to_dict(), "rows": self.rows_of[name]}
+                for name, layout in self.layouts.items()
+            },
+            "rows": {
+                dim: {"min": r.min, "max": r.max, "typical": list(r.typical)}
+                for dim, r in self.ranges.items()
+            },
+            "inputs": [described(b) for b in self.inputs],
+            "outputs": [described(b) for b in self.outputs],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Signature:
+        """Read a stored signature; the stored plans must be those its layouts give."""
+        try:
+            signature = cls.build(
+                {name: Layout.from_dict(c) for name, c in data["collections"].items()},
+                [Block.from_dict(b) for b in data["inputs"]],
+                [Block.from_dict(b) for b in data["outputs"]],
+                {
+                    dim: RowRange(r["min"], r["max"], tuple(r["typical"]))
+                    for dim, r in data["rows"].items()
+                },
+                {name: c["rows"] for name, c in data["collections"].items()},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise SignatureError(f"this is not a stored signature: {error!r}") from None
+        if signature.to_dict() != data:
+            raise SignatureError(
+                "the stored signature does not follow from its own layouts: it was altered, or "
+                "written by another version of this software"
+            )
+        return signature
+
+
+def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:
+    plan, block = bound.plan, bound.block
+    if plan.kind == "matrix":
+        name, k = plan.components[0]
+        return [
+            Argument(
+                role,
+                "matrix",
+                bound.rows,
+                plan.dtypes[0],
+                block.name,
+                block.collection,
+                name,
+                k,
+                len(plan.components),
+            )
+        ]
+    kind: Literal["column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
+    return [
+        Argument(role, kind, bound.rows, dtype, block.name, block.collection, name, k)
+        for (name, k), dtype in zip(plan.components, plan.dtypes, strict=True)
+    ]
