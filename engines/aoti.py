@@ -1,0 +1,102 @@
+"""The `aoti` engine: AOTInductor native code for one target, opened from its unpacked files."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.engine import Engine, Executable, Portable
+from engines.errors import EngineError
+from engines.target import Target
+from engines.torch_quiet import quiet_torch
+
+# Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
+# below AVX2.
+_SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
+_MARCH = {"aarch64": "armv8-a"}
+
+
+class _Native:
+    def __init__(self, runner: Any) -> None:
+        self._run = runner.run
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self._run(list(arguments))
+
+
+class AotiEngine(Engine):
+    name = "aoti"
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
+        package = out / "package.pt2"
+        with quiet_torch():
+            program = torch.export.load(source.program)
+            if target.device != "cpu":
+                from torch.export.passes import move_to_device_pass
+
+                program = move_to_device_pass(program, "cuda")
+            torch._inductor.aoti_compile_and_package(
+                program,
+                package_path=str(package),
+                inductor_configs=_inductor_configs(target, options),
+            )
+        files = _unpack(package, out)
+        package.unlink()
+        return files
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return None
+
+    def open(self, file: Path, device: torch.device) -> Executable:
+        from torch._C import _aoti
+
+        try:
+            if device.type == "cpu":
+                return _Native(_aoti.AOTIModelContainerRunnerCpu(str(file), 1))
+            return _Native(
+                _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), str(file.parent))
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[0]
+            raise EngineError(f"{file.name} cannot be opened as native code: {reason}") from error
+
+
+def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
+    configs: dict[str, Any] = {}
+    if target.device == "cpu":
+        configs["cpp.march"] = _MARCH.get(target.arch, target.arch)
+        if target.arch in _SIMD_BITS:
+            configs["cpp.simdlen"] = _SIMD_BITS[target.arch]
+        configs["cpp.threads"] = 1
+    for key, value in options.items():
+        configs["cpp.threads" if key == "threads" else key] = value
+    return configs
+
+
+def _unpack(package: Path, out: Path) -> list[str]:
+    """Keep what runs (the library, its metadata, GPU kernels), not the generated sources."""
+    libraries: list[str] = []
+    others: list[str] = []
+    with zipfile.ZipFile(package) as archive:
+        for entry in archive.namelist():
+            name = Path(entry).name
+            if "/aotinductor/" not in entry or Path(name).suffix in {".cpp", ".h", ".o", ""}:
+                continue
+            with archive.open(entry) as stored, (out / name).open("wb") as unpacked:
+                shutil.copyfileobj(stored, unpacked)
+            (libraries if name.endswith(".so") else others).append(name)
+    if len(libraries) != 1:
+        raise EngineError(f"expected one library in the package, found {libraries}")
+    (out / libraries[0]).chmod(0o755)
+    return [*libraries, *sorted(others)]
+
+
+ENGINE = AotiEngine()

@@ -1,0 +1,74 @@
+"""What an engine is: two methods.
+
+Engines are listed lazily: one may be missing, heavy to import, or broken though never used, so
+`engine(name)` imports only the file of the engine asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from engines.errors import EngineError
+from engines.target import Target
+
+_FILES = {"aoti": "engines.aoti", "torchscript": "engines.torchscript", "exported": "engines.exported"}
+
+ENGINES: tuple[str, ...] = tuple(_FILES)
+
+
+class Executable(Protocol):
+    """An opened artifact. Takes the arguments of the signature in order; writes the outputs.
+
+    It checks nothing: the binding has. Any number of threads may call it at once.
+    """
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Portable:
+    """The captured, portable files of a version that engines start from."""
+
+    program: Path
+    torchscript: Path | None
+
+
+class Engine(ABC):
+    """One way to compile and execute a program in the calling convention."""
+
+    name: str
+
+    @abstractmethod
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """Build for `target` into the folder `out`; returns the files made, relative to `out`.
+
+        The first file is the one `open` takes. An empty list means that the portable file itself
+        is what runs. Raises EngineError.
+        """
+
+    @abstractmethod
+    def portable_file(self, source: Portable) -> Path | None:
+        """The portable file that `open` takes when `compile` makes none."""
+
+    @abstractmethod
+    def open(self, file: Path, device: torch.device) -> Executable:
+        """Open an artifact for `device`. Raises EngineError."""
+
+
+def engine(name: str) -> Engine:
+    """The engine of that name; raises EngineError if it is unknown or its library is missing."""
+    try:
+        module = importlib.import_module(_FILES[name])
+    except KeyError:
+        raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}") from None
+    made: Engine = module.ENGINE
+    return made

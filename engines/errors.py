@@ -1,0 +1,13 @@
+"""What can go wrong with an engine or a target."""
+
+from __future__ import annotations
+
+from soa.errors import SoaPipelineError
+
+
+class EngineError(SoaPipelineError):
+    """An engine that is unknown, not installed, or cannot build or open this artifact."""
+
+
+class TargetError(SoaPipelineError):
+    """A target that is unknown, or that this host cannot build or run."""

@@ -1,0 +1,53 @@
+"""The `exported` engine: the ExportedProgram run as it is. Slow, portable, always there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.engine import Engine, Executable, Portable
+from engines.errors import EngineError
+from engines.target import Target
+from engines.torch_quiet import quiet_torch
+
+
+class _Program:
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            self._module(*arguments)
+
+
+class ExportedEngine(Engine):
+    name = "exported"
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        return []
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return source.program
+
+    def open(self, file: Path, device: torch.device) -> Executable:
+        with quiet_torch():
+            try:
+                program = torch.export.load(file)
+                if device.type != "cpu":
+                    from torch.export.passes import move_to_device_pass
+
+                    program = move_to_device_pass(program, str(device))
+                # Guards off: torch adds `S != n`, which its own narrow does not need. The binding
+                # checks n against the compiled range, and validation runs n == S.
+                module = program.module(check_guards=False)
+            except Exception as error:
+                raise EngineError(f"{file.name} is not a program torch can load: {error}") from error
+        return _Program(module)
+
+
+ENGINE = ExportedEngine()

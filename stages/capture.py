@@ -1,0 +1,400 @@
+"""Capture: from a model to one portable program in the calling convention.
+
+First the model itself is exported on row-major tensors with dynamic row counts; that is where a
+model that mutates an input, bakes n in, or cannot be exported is refused, with its own line. Then
+the same model is exported inside the calling convention, and scripted or traced inside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from engines.torch_quiet import quiet_torch
+from soa.arguments import argument_tensors
+from soa.collection import Collection
+from soa.layout import Column
+from soa.signature import Signature
+from stages.convention import SoaProgram, TracedProgram
+from stages.errors import CaptureError
+from stages.reference import (
+    Arrays,
+    Case,
+    Reference,
+    compute_reference,
+    eager_outputs,
+    make_cases,
+    row_major_inputs,
+)
+
+Route = Literal["auto", "script", "trace", "none"]
+
+# Row counts to export at: primes, so that no extent of a model equals one by chance.
+_EXAMPLE_ROWS = (37, 41, 43, 47, 53)
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What capture wrote into its folder."""
+
+    folder: Path
+    signature: Signature
+    torchscript: Literal["scripted", "traced"] | None
+    torchscript_note: str | None
+
+    @property
+    def program(self) -> Path:
+        return self.folder / "program.pt2"
+
+    @property
+    def script(self) -> Path | None:
+        return self.folder / "model.ts" if self.torchscript else None
+
+    @property
+    def reference(self) -> Path:
+        return self.folder / "reference.safetensors"
+
+    def save(self) -> None:
+        data = {
+            "signature": self.signature.to_dict(),
+            "torchscript": self.torchscript,
+            "torchscript_note": self.torchscript_note,
+        }
+        (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Capture:
+        data = json.loads((folder / "capture.json").read_text())
+        return cls(
+            folder,
+            Signature.from_dict(data["signature"]),
+            data["torchscript"],
+            data["torchscript_note"],
+        )
+
+
+def capture(
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    folder: Path,
+    route: Route = "auto",
+    say: Callable[[str], None] = lambda text: None,
+) -> Capture:
+    """Write program.pt2, model.ts and reference.safetensors into `folder`.
+
+    `inputs` are the reference inputs, with the largest n of every row dimension. Raises
+    CaptureError with the line of the model where the capture fails.
+    """
+    example = example_case(signature)
+    arguments = row_major_inputs(signature, inputs, example)
+    say("checking the eager model")
+    _check_eager(model, signature, arguments, example)
+    scripted = isinstance(model, torch.jit.ScriptModule)
+    say("exporting the model")
+    exportable = _from_torchscript(model, arguments) if scripted else model
+    _check_export(exportable, signature, arguments)
+    say("exporting in the calling convention")
+    soa_arguments = convention_arguments(signature, inputs, example)
+    program = _export_convention(exportable, signature, soa_arguments)
+    with quiet_torch():
+        torch.export.save(program, folder / "program.pt2")
+    say("scripting")
+    made, note = _torchscript(model, signature, arguments, soa_arguments, route, folder)
+    cases = make_cases(signature)
+    say(f"computing the reference at {len(cases)} sizes")
+    compute_reference(model, signature, inputs, cases).save(folder / "reference.safetensors")
+    result = Capture(folder, signature, made, note)
+    result.save()
+    return result
+
+
+def example_case(signature: Signature) -> Case:
+    """Row counts to export at, one per dimension, inside its range and all different."""
+    case: Case = {}
+    for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
+        rows = signature.ranges[dim]
+        case[dim] = wanted if rows.min <= wanted <= rows.max else max(rows.min, rows.max - len(case))
+    return case
+
+
+def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> list[torch.Tensor]:
+    """Arguments in the calling convention for a case, in memory of their own.
+
+    Each collection gets room to spare, so that the padded length is no row count by chance.
+    """
+    collections = {
+        name: collection_for(signature, name, inputs.get(name), case, spare=64 * (i + 1))
+        for i, name in enumerate(signature.layouts)
+    }
+    return argument_tensors(signature, collections, case)
+
+
+def collection_for(
+    signature: Signature, name: str, arrays: dict[str, torch.Tensor] | None, case: Case, spare: int
+) -> Collection:
+    """A collection of the case's size, filled from reference arrays where there are any."""
+    layout = signature.layouts[name]
+    n = case[signature.rows_of[name]]
+    collection = Collection(layout, n, capacity=n + spare)
+    for column in layout.columns if arrays is not None else ():
+        assert arrays is not None
+        values = arrays[column.name]
+        fill_column(collection, column, values if column.kind == "scalar" else values[:n])
+    return collection
+
+
+def fill_column(collection: Collection, column: Column, values: torch.Tensor) -> None:
+    """Copy values, `(n, ...)` or `()`, into the physical columns of a member."""
+    if column.kind == "scalar":
+        collection.component(column.name).copy_(values.reshape(1))
+        return
+    flat = values.reshape(collection.n, column.components)
+    for i in range(column.components):
+        part = collection.component(column.name, column.component_of(i))
+        part.narrow(0, 0, collection.n).copy_(flat[:, i])
+
+
+def _check_eager(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
+) -> None:
+    try:
+        eager_outputs(model, signature, [a.clone() for a in arguments], case)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"the model fails on its reference inputs ({_where(error)}): {_first_line(error)}"
+        ) from error
+
+
+def _dims(signature: Signature) -> dict[str, Any]:
+    return {
+        dim: Dim(f"rows_{dim}", min=signature.ranges[dim].min, max=signature.ranges[dim].max)
+        for dim in signature.dims
+    }
+
+
+def _check_export(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
+) -> None:
+    """Export the bare model with every row count dynamic; refuse it with its own line."""
+    dims = _dims(signature)
+    shapes = tuple(
+        None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
+        for bound in signature.inputs
+    )
+    with quiet_torch():
+        try:
+            with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
+                exported = torch.export.export(
+                    model, tuple(arguments), dynamic_shapes=shapes, strict=False
+                )
+            functional = exported.run_decompositions({})
+        except Exception as error:
+            raise CaptureError(_diagnose(model, arguments, shapes, error)) from error
+    mutated = [s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name]
+    if mutated:
+        raise CaptureError(
+            f"the model writes into {', '.join(repr(m) for m in mutated)}{_mutation_line(exported)}: "
+            "an artifact keeps no state and only reads the user's memory; use the out-of-place "
+            "operation"
+        )
+
+
+def _export_convention(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
+) -> ExportedProgram:
+    dims = _dims(signature)
+    shapes: list[dict[int, Any] | None] = []
+    for i, argument in enumerate(signature.arguments):
+        if argument.kind == "matrix":
+            shapes.append({1: Dim(f"padded_{i}")})
+        elif argument.kind == "scalar":
+            shapes.append(None)
+        else:
+            shapes.append({0: dims[argument.rows]})
+    wrapped = SoaProgram(model, signature)
+    with quiet_torch():
+        try:
+            # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
+            # written outputs are the program's results.
+            return torch.export.export(
+                wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
+            ).run_decompositions({})
+        except Exception as error:
+            raise CaptureError(
+                "the model exports alone, but not in the calling convention "
+                f"({_where(error)}): {_first_line(error)}"
+            ) from error
+
+
+def _torchscript(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    soa_arguments: list[torch.Tensor],
+    route: Route,
+    folder: Path,
+) -> tuple[Literal["scripted", "traced"] | None, str | None]:
+    """Write model.ts by scripting, else tracing; which one it was, and why not the other."""
+    if route == "none":
+        return None, "not wanted"
+    notes: list[str] = []
+    with quiet_torch(), torch.no_grad():
+        core: torch.nn.Module | None = None
+        made: Literal["scripted", "traced"] = "scripted"
+        if isinstance(model, torch.jit.ScriptModule):
+            core = model
+        elif route in ("auto", "script"):
+            try:
+                core = torch.jit.script(model)
+            except Exception as error:
+                notes.append(f"does not script: {_first_line(error)}")
+                if route == "script":
+                    raise CaptureError(f"the model {notes[0]} (torchscript_route: script)") from error
+        if core is None:
+            made = "traced"
+            try:
+                core = torch.jit.trace(model, tuple(arguments), check_trace=False)
+            except Exception as error:
+                notes.append(f"does not trace: {_first_line(error)}")
+                if route == "trace":
+                    raise CaptureError(f"the model {notes[-1]} (torchscript_route: trace)") from error
+                return None, "; ".join(notes)
+        whole = TracedProgram(SoaProgram(core, signature))
+        try:
+            traced = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
+        except Exception as error:
+            return None, "; ".join([*notes, f"does not trace: {_first_line(error)}"])
+        torch.jit.save(traced, folder / "model.ts")
+    return made, "; ".join(notes) or None
+
+
+def _from_torchscript(
+    model: torch.jit.ScriptModule, arguments: list[torch.Tensor]
+) -> torch.nn.Module:
+    """A TorchScript model as a module that exports, by torch's own converter."""
+    from torch._export.converter import TS2EPConverter
+
+    with quiet_torch():
+        try:
+            return TS2EPConverter(model, tuple(arguments)).convert().module(check_guards=False)
+        except Exception as error:
+            raise CaptureError(
+                f"torch cannot convert this TorchScript to an exported program: "
+                f"{_first_line(error)}; give the Python model instead (model: factory:)"
+            ) from error
+
+
+# -- saying which line of the model it was ------------------------------------------------------
+
+
+def _mutation_line(exported: ExportedProgram) -> str:
+    """` at file:line (code)` of the first in-place operation in the graph, or nothing."""
+    for node in exported.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            found = _user_frame(node.meta.get("stack_trace") or "")
+            if found:
+                return f" at {found}"
+    return ""
+
+
+def _diagnose(
+    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any, error: Exception
+) -> str:
+    """Why export refused the model, and where: from the error, else from draft_export."""
+    text = str(error)
+    place = _user_frame(text) or _draft_frame(model, arguments, shapes)
+    where = f" at {place}" if place else ""
+    if "Constraints violated" in text or "specialized" in text:
+        detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
+        guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
+        cause = (
+            f"it fixes the row count to {detail[1]}"
+            if detail
+            else f"it takes another path unless {_readable(guard[1])}"
+            if guard
+            else "it depends on the row count"
+        )
+        return (
+            f"the model does not work at every row count{where}: {cause}. "
+            "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
+        )
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return (
+            f"the model takes a path that depends on the data{where}: "
+            "use torch.where (or torch.cond) instead of Python's if"
+        )
+    return f"the model does not export{where}: {_first_line(error)}"
+
+
+def _draft_frame(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> str:
+    """The line draft_export blames first, from its findings rather than from its printed report.
+
+    The report names a file only the first time a process mentions it; its findings hold an index
+    into torch's table of names.
+    """
+    from torch._logging.structured import INTERN_TABLE
+
+    try:
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
+    except Exception as error:
+        return _user_frame(str(error))
+    names = {number: name for name, number in INTERN_TABLE.items()}
+    for finding in getattr(getattr(draft, "_report", None), "failures", []):
+        for frame in reversed(finding.data.get("user_stack") or finding.data.get("stack") or []):
+            file = str(names.get(frame["filename"], frame["filename"]))
+            if not _is_library(file):
+                code = f" ({frame['loc'].strip()})" if frame.get("loc") else ""
+                return f"{file}:{frame['line']}{code}"
+    return ""
+
+
+def _readable(guard: str) -> str:
+    return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
+
+
+_FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\s+(\S.*))?')
+
+
+def _user_frame(text: str) -> str:
+    """`file:line (code)` of the last frame in `text` that is not torch's own."""
+    frames = [m for m in _FRAME.finditer(text) if not _is_library(m[1])]
+    if not frames:
+        return ""
+    file, line, _, code = frames[-1].groups()
+    return f"{file}:{line}" + (f" ({code.strip()})" if code and code.strip() != ":" else "")
+
+
+def _is_library(file: str) -> bool:
+    return str(Path(torch.__file__).parent) in file or file.startswith("<") or file == __file__
+
+
+def _where(error: Exception) -> str:
+    """`file:line` of the innermost frame of the model's own code."""
+    trace = error.__traceback__
+    place = ""
+    own = {__file__, str(Path(__file__).with_name("reference.py"))}
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not _is_library(file) and file not in own:
+            place = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place or "in the model"
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

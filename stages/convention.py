@@ -1,0 +1,145 @@
+"""The calling convention as a torch module: dense arguments in, the model, outputs in place.
+
+It is what gets exported, scripted and compiled. Narrowing, transposing, stacking, casting and the
+store into the caller's columns are all inside the graph, where a compiler fuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from soa.block import Plan
+from soa.dtypes import torch_dtype
+from soa.signature import BoundBlock, Signature
+from stages.errors import CaptureError
+
+
+class SoaProgram(torch.nn.Module):
+    """`forward(*arguments)` with the arguments of a signature, in its order; returns nothing."""
+
+    def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.training = False  # not eval(): an exported model refuses to be told twice
+        self.model = model
+        self.signature = signature
+        for i, bound in enumerate((*signature.inputs, *signature.outputs)):
+            if bound.plan.kind == "matrix" and not bound.plan.identity and not _is_eigen(bound):
+                order = torch.tensor(bound.plan.order)
+                if i >= len(signature.inputs):  # an output is written in the buffer's order
+                    order = torch.argsort(order)
+                self.register_buffer(f"order_{i}", order)
+
+    def forward(self, *arguments: torch.Tensor) -> tuple[()]:
+        signature = self.signature
+        rows = {dim: arguments[i].shape[0] for i, dim in enumerate(signature.dims)}
+        at = len(signature.dims)
+        inputs: list[torch.Tensor] = []
+        for i, bound in enumerate(signature.inputs):
+            count = _count(bound.plan)
+            inputs.append(self._read(i, bound, arguments[at : at + count], rows[bound.rows]))
+            at += count
+        outputs = outputs_in_order(self.model(*inputs), signature)
+        for i, (bound, value) in enumerate(zip(signature.outputs, outputs, strict=True)):
+            count = _count(bound.plan)
+            place = len(signature.inputs) + i
+            self._write(place, bound, value, arguments[at : at + count], rows[bound.rows])
+            at += count
+        return ()
+
+    def _read(self, i: int, bound: BoundBlock, given: Sequence[Any], n: int) -> torch.Tensor:
+        plan = bound.plan
+        dtype = torch_dtype(plan.dtype)
+        if plan.kind == "scalars":
+            return torch.cat([a.to(dtype) for a in given]).view(plan.feature_shape)
+        if plan.kind == "columns":
+            block = torch.stack([a.to(dtype) for a in given], dim=1)
+        else:
+            block = given[0].narrow(1, 0, n)
+            if _is_eigen(bound):
+                rows, cols = plan.feature_shape
+                return block.unflatten(0, (cols, rows)).permute(2, 1, 0).to(dtype)
+            if not plan.identity:
+                block = block.index_select(0, self.get_buffer(f"order_{i}"))
+            block = block.transpose(0, 1).to(dtype)
+        if len(plan.feature_shape) == 1:
+            return block
+        return block.unflatten(1, plan.feature_shape)
+
+    def _write(
+        self, i: int, bound: BoundBlock, value: torch.Tensor, given: Sequence[Any], n: int
+    ) -> None:
+        plan = bound.plan
+        if plan.kind == "scalars":
+            flat = value.reshape(-1)
+            for k, argument in enumerate(given):
+                argument.copy_(flat.narrow(0, k, 1))
+            return
+        if plan.kind == "matrix" and _is_eigen(bound):
+            block = value.permute(2, 1, 0).flatten(0, 1)
+            given[0].narrow(1, 0, n).copy_(block)
+            return
+        block = value.unsqueeze(1) if value.dim() == 1 else value.flatten(1)
+        if plan.kind == "columns":
+            for k, argument in enumerate(given):
+                argument.copy_(block.select(1, k))
+            return
+        block = block.transpose(0, 1)
+        if not plan.identity:
+            block = block.index_select(0, self.get_buffer(f"order_{i}"))
+        given[0].narrow(1, 0, n).copy_(block)
+
+
+class TracedProgram(torch.nn.Module):
+    """The same for torch.jit.trace, which wants a tensor back: the first carrier."""
+
+    def __init__(self, program: SoaProgram) -> None:
+        super().__init__()
+        self.training = False
+        self.program = program
+
+    def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
+        self.program(*arguments)
+        return arguments[0]
+
+
+def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
+    """The model's outputs in the order of the output blocks; raises CaptureError if they differ.
+
+    A model returns a tensor, a tuple or list of tensors, or a dict keyed by block name.
+    """
+    names = [bound.name for bound in signature.outputs]
+    if isinstance(result, torch.Tensor):
+        values: list[Any] = [result]
+    elif isinstance(result, dict):
+        if set(result) != set(names):
+            raise CaptureError(
+                f"the model returns outputs {sorted(result)}, the config declares {sorted(names)}"
+            )
+        values = [result[name] for name in names]
+    elif isinstance(result, tuple | list):
+        values = list(result)
+    else:
+        values = [result]
+    if len(values) != len(names):
+        raise CaptureError(
+            f"the model returns {len(values)} outputs, the config declares {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError(f"output {name!r} is a {type(value).__name__}, not a tensor")
+    return values
+
+
+def _count(plan: Plan) -> int:
+    return 1 if plan.kind == "matrix" else len(plan.components)
+
+
+def _is_eigen(bound: BoundBlock) -> bool:
+    """Whether the block is one whole Eigen matrix, seen as (n, r, c)."""
+    return len(bound.block.columns) == 1 and bound.block.shape is None and len(
+        bound.plan.feature_shape
+    ) == 2

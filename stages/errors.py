@@ -1,0 +1,21 @@
+"""What a stage refuses."""
+
+from __future__ import annotations
+
+from soa.errors import SoaPipelineError
+
+
+class SourceError(SoaPipelineError):
+    """A model that cannot be built: its factory, its arguments or its weights."""
+
+
+class CaptureError(SoaPipelineError):
+    """A model that cannot become a program in the calling convention."""
+
+
+class ReferenceDataError(SoaPipelineError):
+    """Reference inputs that do not fit the signature."""
+
+
+class StageError(SoaPipelineError):
+    """A stage that ended without a usable result."""

@@ -1,0 +1,223 @@
+"""The reference: inputs, and the eager model's answers to them on ordinary row-major tensors.
+
+This route shares nothing with the SoA path but the numbers. Inputs are one pool of arrays per
+collection; a case takes the first n rows of it. It is stored as safetensors (no pickle).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from soa.dtypes import is_float, itemsize, torch_dtype
+from soa.layout import Column, Layout
+from soa.signature import BoundBlock, Signature
+from stages.convention import outputs_in_order
+from stages.errors import CaptureError, ReferenceDataError
+
+Arrays = dict[str, dict[str, torch.Tensor]]
+Case = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
+
+    Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
+    """
+
+    inputs: Arrays
+    cases: tuple[Case, ...]
+    outputs: tuple[dict[str, torch.Tensor], ...]
+
+    def save(self, path: Path) -> None:
+        tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
+        for i, outputs in enumerate(self.outputs):
+            tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
+        metadata = {"cases": json.dumps(list(self.cases))}
+        save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata)
+
+    @classmethod
+    def load(cls, path: Path) -> Reference:
+        inputs: Arrays = {}
+        try:
+            with safe_open(path, framework="pt") as stored:
+                cases = json.loads(stored.metadata()["cases"])
+                outputs: list[dict[str, torch.Tensor]] = [{} for _ in cases]
+                for key in stored.keys():
+                    kind, where, name = key.split("/", 2)
+                    if kind == "input":
+                        inputs.setdefault(where, {})[name] = stored.get_tensor(key)
+                    else:
+                        outputs[int(where)][name] = stored.get_tensor(key)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
+        return cls(inputs, tuple(cases), tuple(outputs))
+
+
+def label(case: Case) -> str:
+    """`n=33`, or `nodes=5,edges=20`."""
+    return ",".join(f"{dim}={n}" for dim, n in case.items())
+
+
+def make_cases(signature: Signature) -> tuple[Case, ...]:
+    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest.
+
+    With several dimensions the lists run side by side, the shorter ones starting again.
+    """
+    per_dim: dict[str, list[int]] = {}
+    for dim in signature.dims:
+        rows = signature.ranges[dim]
+        sizes = {0, 1, 2, 37, *rows.typical, rows.min, rows.max}
+        for name, layout in signature.layouts.items():
+            if signature.rows_of[name] == dim:
+                for column in layout.columns:
+                    line = layout.alignment // itemsize(column.dtype)
+                    sizes |= {line - 1, line, line + 1}
+        per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)
+    longest = max(len(sizes) for sizes in per_dim.values())
+    return tuple(
+        {dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)
+    )
+
+
+def random_inputs(
+    signature: Signature, seed: int, ranges: Mapping[str, tuple[float, float]]
+) -> Arrays:
+    """Reference inputs drawn at random: normal floats, small integers, or uniform in `ranges`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(column: Column, n: int) -> torch.Tensor:
+        shape = () if column.kind == "scalar" else (n, *column.shape)
+        dtype = torch_dtype(column.dtype)
+        if column.name in ranges:
+            low, high = ranges[column.name]
+            values = torch.rand(shape, generator=generator, dtype=torch.float64)
+            return (low + (high - low) * values).to(dtype)
+        if is_float(column.dtype):
+            return torch.randn(shape, generator=generator).to(dtype)
+        high_int = 2 if column.dtype == "bool" else 100
+        return torch.randint(0, high_int, shape, generator=generator).to(dtype)
+
+    return {
+        name: {
+            c.name: draw(c, signature.ranges[signature.rows_of[name]].max)
+            for c in signature.layouts[name].columns
+        }
+        for name in signature.input_collections
+    }
+
+
+def check_inputs(signature: Signature, given: Mapping[str, Mapping[str, Any]]) -> Arrays:
+    """Inputs from the user's own generator, checked against the layouts; max rows are needed."""
+    checked: Arrays = {}
+    for name in signature.input_collections:
+        layout = signature.layouts[name]
+        n = signature.ranges[signature.rows_of[name]].max
+        if name not in given:
+            raise ReferenceDataError(f"the reference has no collection {name!r}")
+        checked[name] = {c.name: _check_column(name, c, given[name], n) for c in layout.columns}
+    return checked
+
+
+def _check_column(
+    collection: str, column: Column, given: Mapping[str, Any], n: int
+) -> torch.Tensor:
+    where = f"reference column {collection}.{column.name}"
+    if column.name not in given:
+        raise ReferenceDataError(f"{where} is missing")
+    value = given[column.name]
+    tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    shape = () if column.kind == "scalar" else (n, *column.shape)
+    if column.kind != "scalar" and tensor.ndim and tensor.shape[0] > n:
+        tensor = tensor[:n]
+    if tuple(tensor.shape) != shape:
+        raise ReferenceDataError(f"{where} has shape {tuple(tensor.shape)}, needed {shape}")
+    if tensor.dtype != torch_dtype(column.dtype):
+        raise ReferenceDataError(
+            f"{where} is {tensor.dtype}, the layout says {column.dtype}: convert it first"
+        )
+    return tensor.clone()
+
+
+def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
+    """The model's own arguments for a case: ordinary contiguous tensors."""
+    return [
+        _row_major(bound, signature.layouts[bound.block.collection], arrays, case)
+        for bound in signature.inputs
+    ]
+
+
+def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
+    columns = arrays[bound.block.collection]
+    dtype = torch_dtype(bound.plan.dtype)
+    if bound.plan.kind == "scalars":
+        flat = torch.stack([columns[name].to(dtype) for name in bound.block.columns])
+        return flat.reshape(bound.plan.feature_shape).contiguous()
+    n = case[bound.rows]
+    parts = [
+        columns[name][:n].to(dtype).reshape(n, layout[name].components)
+        for name in bound.block.columns
+    ]
+    return torch.cat(parts, dim=1).reshape(n, *bound.plan.feature_shape).contiguous()
+
+
+def expected_shape(bound: BoundBlock, n: int) -> tuple[int, ...]:
+    return bound.plan.feature_shape if bound.plan.kind == "scalars" else (
+        n,
+        *bound.plan.feature_shape,
+    )
+
+
+def eager_outputs(
+    model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
+) -> dict[str, torch.Tensor]:
+    """Run the eager model; its outputs by block name, checked against the output blocks."""
+    with torch.no_grad():
+        values = outputs_in_order(model(*inputs), signature)
+    found: dict[str, torch.Tensor] = {}
+    for bound, value in zip(signature.outputs, values, strict=True):
+        shape = expected_shape(bound, case[bound.rows])
+        ok = tuple(value.shape) == shape
+        if not ok and len(shape) >= 1 and shape[-1] == 1:
+            ok = tuple(value.shape) == shape[:-1]  # (n,) for (n, 1), () for (1,)
+        if not ok:
+            raise CaptureError(
+                f"output {bound.name!r}: the model returns shape {tuple(value.shape)} at "
+                f"{label(case)}, its columns {', '.join(bound.block.columns)} hold {shape}"
+            )
+        if value.is_floating_point() != is_float(bound.plan.dtypes[0]):
+            raise CaptureError(
+                f"output {bound.name!r}: the model returns {value.dtype}, "
+                f"its columns are {bound.plan.dtypes[0]}: convert it in the model"
+            )
+        found[bound.name] = value.detach().reshape(shape).clone()
+    return found
+
+
+def compute_reference(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, cases: tuple[Case, ...]
+) -> Reference:
+    """The eager model's answers at every case. Raises CaptureError where the model fails."""
+    outputs = []
+    for case in cases:
+        try:
+            arguments = row_major_inputs(signature, inputs, case)
+            outputs.append(eager_outputs(model, signature, arguments, case))
+        except CaptureError:
+            raise
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise CaptureError(
+                f"the eager model itself fails at {label(case)}: {reason}; if it cannot take that "
+                "many rows, say so in rows: (min, max)"
+            ) from error
+    return Reference(inputs, cases, tuple(outputs))

@@ -1,0 +1,224 @@
+"""Where a model comes from: a factory with weights, an ExportedProgram, or a TorchScript file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.torch_quiet import quiet_torch
+from stages.errors import SourceError
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Exactly one of `factory`, `program`, `torchscript`.
+
+    `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
+    and returns a module. `weights` is a `.safetensors` file or a state dict that
+    `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys.
+    """
+
+    factory: str | None = None
+    program: Path | None = None
+    torchscript: Path | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+    weights_prefix: str = ""
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the model is made of, as digests: a change of any of them is another model.
+
+        For a factory in a file, every Python file beside it counts, as it may import them.
+        """
+        found: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
+        if self.factory is not None:
+            found["factory"] = self.factory.rpartition("/")[2]
+            file, _, _ = self.factory.rpartition(":")
+            if file.endswith(".py"):
+                for path in sorted(Path(file).parent.glob("*.py")):
+                    found[f"code/{path.name}"] = sha256(path)
+            else:
+                found["code"] = _module_fingerprint(file)
+        for name in ("program", "torchscript", "weights"):
+            path = getattr(self, name)
+            if path is not None:
+                found[name] = sha256(path)
+        found["weights_prefix"] = self.weights_prefix
+        return found
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def load_callable(spec: str) -> Callable[..., Any]:
+    """The callable that "module:name" or "file.py:name" names. Raises SourceError.
+
+    A file's own folder is importable while it loads and afterwards, as when Python runs it.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where:
+        raise SourceError(f"{spec!r} is not 'module:callable' or 'file.py:callable'")
+    try:
+        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+    except FileNotFoundError:
+        raise SourceError(f"no such file: {where}") from None
+    except ImportError as error:
+        raise SourceError(f"{where} cannot be imported: {error}") from error
+    except SyntaxError as error:
+        raise SourceError(f"{where}, line {error.lineno}: {error.msg}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SourceError(f"{where} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def build_model(source: ModelSource) -> torch.nn.Module:
+    """The model on the CPU, in eval mode, with its weights. Raises SourceError."""
+    if source.factory is not None:
+        model = _call_factory(source)
+        if source.weights is not None:
+            load_weights(model, read_state(source.weights), source)
+    elif source.program is not None:
+        model = _load_program(source.program)
+    elif source.torchscript is not None:
+        model = _load_torchscript(source.torchscript)
+    else:
+        raise SourceError("no model: give factory, program or torchscript")
+    if not isinstance(model, torch.fx.GraphModule):
+        model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def read_state(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict from safetensors, or from torch.save with nothing but tensors in it."""
+    if not path.is_file():
+        raise SourceError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"{path} holds no readable weights: {reason}") from error
+    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
+        raise SourceError(f"{path} is not a state dict (names to tensors)")
+    return state
+
+
+def load_weights(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: ModelSource
+) -> None:
+    """Load strictly; the error says which names or shapes do not fit."""
+    prefix = source.weights_prefix
+    state = {key.removeprefix(prefix): value for key, value in state.items()}
+    own = model.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    unexpected = sorted(state.keys() - own.keys())
+    wrong = [
+        f"{key} is {list(state[key].shape)}, the model has {list(own[key].shape)}"
+        for key in sorted(own.keys() & state.keys())
+        if state[key].shape != own[key].shape
+    ]
+    problems = [f"missing {_some(missing)}"] if missing else []
+    problems += [f"not in the model: {_some(unexpected)}"] if unexpected else []
+    problems += [_some(wrong)] if wrong else []
+    if problems:
+        raise SourceError(f"{source.weights} does not fit the model: {'; '.join(problems)}")
+    model.load_state_dict(dict(state))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _call_factory(source: ModelSource) -> torch.nn.Module:
+    assert source.factory is not None
+    factory = load_callable(source.factory)
+    try:
+        inspect.signature(factory).bind(**source.kwargs)
+    except TypeError as error:
+        raise SourceError(f"{source.factory}: kwargs do not fit: {error}") from None
+    except ValueError:
+        pass  # no signature to check against
+    try:
+        model = factory(**source.kwargs)
+    except Exception as error:
+        raise SourceError(f"{source.factory} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise SourceError(f"{source.factory} returned a {type(model).__name__}, not a module")
+    return model
+
+
+def _load_program(path: Path) -> torch.nn.Module:
+    with quiet_torch():
+        try:
+            return torch.export.load(path).module(check_guards=True)
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SourceError(f"{path} is not an ExportedProgram: {reason}") from error
+
+
+def _load_torchscript(path: Path) -> torch.nn.Module:
+    with quiet_torch():
+        try:
+            return torch.jit.load(path, map_location="cpu")
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise SourceError(f"{path} is not TorchScript: {reason}") from error
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    # One module object per file, under a name that cannot hide an installed one.
+    name = f"_soa_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_fingerprint(module: str) -> str:
+    top = module.partition(".")[0]
+    for distribution in packages_distributions().get(top, []):
+        try:
+            return f"{distribution}=={version(distribution)}"
+        except PackageNotFoundError:
+            continue
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise SourceError(f"{module} cannot be imported: no such module")
+    return sha256(Path(spec.origin))
