@@ -1,0 +1,151 @@
+"""How far one output is from the reference, in numbers a physicist can judge."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+# Integers of the width of each floating type, to count units in the last place.
+_INTEGER_OF = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """An element agrees if |found - reference| <= atol + rtol * |reference|.
+
+    `max_outside` is the fraction of elements that may disagree. NaN agrees with NaN, an infinity
+    with the same infinity; nothing else non-finite agrees.
+    """
+
+    atol: float
+    rtol: float
+    max_outside: float = 0.0
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One output against the reference, over all its elements.
+
+    `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
+    integers). `argmax` is the fraction of rows whose largest element is in the same place (None
+    where it is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity
+    that the reference does not have.
+    """
+
+    elements: int
+    max_abs: float
+    max_rel: float
+    outside: float
+    nonfinite_mismatches: int
+    ulp_p50: float | None
+    ulp_p99: float | None
+    ulp_max: float | None
+    argmax: float | None
+    worst_row: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compare(
+    found: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, classifier: bool
+) -> Deviation:
+    """Compare two CPU tensors of one shape `(n, ...)`; the reference is rounded to found's dtype."""
+    if found.shape != reference.shape:
+        raise ValueError(f"shapes differ: {tuple(found.shape)} and {tuple(reference.shape)}")
+    floating = found.is_floating_point()
+    rounded = reference.to(found.dtype)
+    if found.numel() == 0:
+        return Deviation(0, 0.0, 0.0, 0.0, 0, *((0.0, 0.0, 0.0) if floating else (None,) * 3),
+                         1.0 if classifier else None, None)  # fmt: skip
+    a, b = found.double(), rounded.double()
+    same = (a == b) | (a.isnan() & b.isnan())
+    finite = a.isfinite() & b.isfinite()
+    mismatch = ~finite & ~same
+    gap = torch.where(finite, (a - b).abs(), 0.0)
+    outside = mismatch | (gap > tolerance.atol + tolerance.rtol * torch.where(finite, b.abs(), 0.0))
+    scale = torch.where(finite, b.abs(), 0.0)
+    relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+    if mismatch.any():
+        worst = int(mismatch.flatten().nonzero()[0])
+    else:
+        worst = int(gap.flatten().argmax())
+    quantiles: tuple[float | None, ...] = (None, None, None)
+    if floating:
+        quantiles = _ulp_quantiles(found, rounded, finite)
+    return Deviation(
+        elements=found.numel(),
+        max_abs=float(gap.max()),
+        max_rel=float(relative.max()),
+        outside=float(outside.double().mean()),
+        nonfinite_mismatches=int(mismatch.sum()),
+        ulp_p50=quantiles[0],
+        ulp_p99=quantiles[1],
+        ulp_max=quantiles[2],
+        argmax=_argmax_agreement(a, b) if classifier else None,
+        worst_row=worst // max(1, found[0].numel()) if found.ndim else 0,
+    )
+
+
+def _ulp_quantiles(
+    found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
+) -> tuple[float, float, float]:
+    def ordered(values: torch.Tensor) -> torch.Tensor:
+        """Bit patterns as integers that grow with the value."""
+        bits = values.contiguous().view(_INTEGER_OF[values.dtype])
+        lowest = torch.iinfo(bits.dtype).min
+        return torch.where(bits < 0, lowest - bits.long(), bits.long())
+
+    distance = (ordered(found) - ordered(rounded)).abs()[finite]
+    if distance.numel() == 0:
+        return (0.0, 0.0, 0.0)
+    values = distance.double().sort().values
+    last = values.numel() - 1
+    return (float(values[last // 2]), float(values[round(0.99 * last)]), float(values[last]))
+
+
+def _argmax_agreement(a: torch.Tensor, b: torch.Tensor) -> float:
+    rows = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
+    return float((rows[0].argmax(1) == rows[1].argmax(1)).double().mean())
+
+
+def combine(parts: list[Deviation]) -> Deviation:
+    """The worst of several cases of one output; fractions are taken over all their elements."""
+    full = [p for p in parts if p.elements] or parts
+    total = sum(p.elements for p in full) or 1
+
+    def worst(name: str) -> float | None:
+        values = [getattr(p, name) for p in full if getattr(p, name) is not None]
+        return max(values) if values else None
+
+    agreements = [p.argmax for p in full if p.argmax is not None]
+    return Deviation(
+        elements=sum(p.elements for p in full),
+        max_abs=worst("max_abs") or 0.0,
+        max_rel=worst("max_rel") or 0.0,
+        outside=sum(p.outside * p.elements for p in full) / total,
+        nonfinite_mismatches=sum(p.nonfinite_mismatches for p in full),
+        ulp_p50=worst("ulp_p50"),
+        ulp_p99=worst("ulp_p99"),
+        ulp_max=worst("ulp_max"),
+        argmax=min(agreements) if agreements else None,
+        worst_row=None,
+    )
+
+
+def default_tolerance(dtype: str) -> Tolerance:
+    """What a correct compiler may change by reordering sums, by output dtype; integers exactly."""
+    table = {
+        "float64": Tolerance(1e-10, 1e-9),
+        "float32": Tolerance(1e-5, 1e-4),
+        "float16": Tolerance(2e-3, 5e-3),
+        "bfloat16": Tolerance(1.6e-2, 1.6e-2),
+    }
+    return table.get(dtype, Tolerance(0.0, 0.0))

@@ -1,0 +1,97 @@
+"""Compile: one candidate per engine, each in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.engine import Portable, engine
+from engines.errors import EngineError
+from engines.isolation import run_isolated
+from engines.target import Target, check_host_runs
+from stages.capture import Capture
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A candidate: its files relative to `folder` (none: the portable file runs), or its failure.
+
+    `log` and `script` are what the compiler said, and how to repeat it.
+    """
+
+    engine: str
+    folder: Path
+    files: tuple[str, ...]
+    seconds: float
+    error: str | None
+    log: str
+    script: str
+
+
+def compile_candidate(
+    name: str,
+    capture: Capture,
+    target: Target,
+    options: Mapping[str, Any],
+    folder: Path,
+    timeout_s: float,
+) -> Compiled:
+    """Compile in a child process under a time limit; a crash there is this candidate's failure."""
+    artifact = folder / "artifact"
+    artifact.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    outcome = run_isolated(
+        "stages.compile:compile_here",
+        {
+            "name": name,
+            "program": str(capture.program.resolve()),
+            "torchscript": str(capture.script.resolve()) if capture.script else None,
+            "target": str(target),
+            "options": dict(options),
+            "out": str(artifact.resolve()),
+        },
+        folder / "compile",
+        timeout_s,
+    )
+    return Compiled(
+        engine=name,
+        folder=artifact,
+        files=tuple(outcome.value or ()),
+        seconds=time.monotonic() - begun,
+        error=outcome.error,
+        log=str(outcome.log),
+        script=str(outcome.script),
+    )
+
+
+def compile_here(
+    name: str,
+    program: str,
+    torchscript: str | None,
+    target: str,
+    options: dict[str, Any],
+    out: str,
+) -> list[str]:
+    """What the child does: the engine's own compile."""
+    chosen = Target.parse(target)
+    check_host_runs(chosen)
+    source = Portable(Path(program), Path(torchscript) if torchscript else None)
+    folder = Path(out)
+    files = engine(name).compile(source, chosen, options, folder)
+    missing = [file for file in files if not (folder / file).is_file()]
+    if missing:
+        raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")
+    return files
+
+
+def artifact_file(name: str, files: tuple[str, ...], folder: Path, capture: Capture) -> Path:
+    """The file that the engine opens: its own, or the portable one."""
+    if files:
+        return folder / files[0]
+    portable = engine(name).portable_file(Portable(capture.program, capture.script))
+    if portable is None:
+        raise EngineError(f"{name} has no file to open")
+    return portable

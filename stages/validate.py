@@ -1,0 +1,351 @@
+"""Validate: an artifact against the reference, through the runtime, from SoA memory.
+
+Each case runs the artifact as production does: bound to collections, outputs written in place.
+Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
+an element never written, a byte written outside the rows in use, an input that changes, or an
+answer that depends on padding shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.engine import engine
+from engines.isolation import run_isolated
+from runtime.session import Session
+from soa.collection import Collection
+from soa.dtypes import is_float, torch_dtype
+from soa.signature import BoundBlock, Signature
+from stages.capture import Capture, fill_column
+from stages.compare import Deviation, Tolerance, combine, compare
+from stages.reference import Arrays, Case, Reference, expected_shape, label
+
+# Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
+# in every integer type; the other is an ordinary number in most.
+_POISON = (0xFF, 0x5A)
+_SPARE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """One size: every output against the reference, and what else went wrong."""
+
+    rows: Case
+    outputs: dict[str, Deviation]
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """The verdict on one artifact. `reason` says why it is refused; None if it is valid."""
+
+    engine: str
+    valid: bool
+    reason: str | None
+    cases: tuple[CaseReport, ...] = ()
+    worst: dict[str, Deviation] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
+        return cls(
+            data["engine"],
+            data["valid"],
+            data["reason"],
+            tuple(
+                CaseReport(
+                    c["rows"],
+                    {name: Deviation(**d) for name, d in c["outputs"].items()},
+                    tuple(c["faults"]),
+                )
+                for c in data["cases"]
+            ),
+            {name: Deviation(**d) for name, d in data["worst"].items()},
+            data["seconds"],
+        )
+
+    @classmethod
+    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+        return cls(engine_name, False, reason)
+
+
+def validate_candidate(
+    name: str,
+    file: Path,
+    capture: Capture,
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+    folder: Path,
+    timeout_s: float,
+    device: str = "cpu",
+) -> ValidationReport:
+    """Open and validate in a child process: a segfault there refuses this candidate only."""
+    outcome = run_isolated(
+        "stages.validate:validate_here",
+        {
+            "name": name,
+            "file": str(file.resolve()),
+            "signature": capture.signature.to_dict(),
+            "reference": str(capture.reference.resolve()),
+            "tolerances": {key: asdict(t) for key, t in tolerances.items()},
+            "classifiers": sorted(classifiers),
+            "device": device,
+        },
+        folder,
+        timeout_s,
+    )
+    if not outcome.ok:
+        return ValidationReport.failed(
+            name, f"{outcome.error} (log: {outcome.log}, repeat with: {outcome.script})"
+        )
+    return ValidationReport.from_dict(outcome.value)
+
+
+def validate_here(
+    name: str,
+    file: str,
+    signature: dict[str, Any],
+    reference: str,
+    tolerances: dict[str, dict[str, float]],
+    classifiers: list[str],
+    device: str,
+) -> dict[str, Any]:
+    """What the child does."""
+    torch.set_num_threads(1)
+    where = torch.device(device)
+    session = Session(
+        Signature.from_dict(signature), engine(name).open(Path(file), where), where
+    )
+    report = validate_session(
+        session,
+        name,
+        Reference.load(Path(reference)),
+        {key: Tolerance(**t) for key, t in tolerances.items()},
+        frozenset(classifiers),
+    )
+    return report.to_dict()
+
+
+def validate_session(
+    session: Session,
+    name: str,
+    reference: Reference,
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str] = frozenset(),
+) -> ValidationReport:
+    """Run every case of the reference through a session, in this process."""
+    begun = time.monotonic()
+    cases = tuple(
+        _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
+        for case, outputs in zip(reference.cases, reference.outputs, strict=True)
+    )
+    names = [bound.name for bound in session.signature.outputs]
+    worst = {
+        output: combine([case.outputs[output] for case in cases if output in case.outputs])
+        for output in names
+        if any(output in case.outputs for case in cases)
+    }
+    reason = _verdict(cases, tolerances)
+    return ValidationReport(name, reason is None, reason, cases, worst, time.monotonic() - begun)
+
+
+def _verdict(cases: tuple[CaseReport, ...], tolerances: Mapping[str, Tolerance]) -> str | None:
+    for case in cases:
+        if case.faults:
+            return f"at {label(case.rows)}: {case.faults[0]}"
+    bad: list[tuple[float, str]] = []
+    for case in cases:
+        for output, found in case.outputs.items():
+            allowed = tolerances[output]
+            if found.outside > allowed.max_outside:
+                what = (
+                    f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
+                    if found.nonfinite_mismatches
+                    else f"max abs deviation {found.max_abs:.3g}"
+                )
+                text = (
+                    f"output {output!r} at {label(case.rows)}, row {found.worst_row}: {what}, "
+                    f"{found.outside:.2%} of its elements outside atol {allowed.atol:g} + rtol "
+                    f"{allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
+                )
+                bad.append((found.outside, text))
+    return max(bad)[1] if bad else None
+
+
+def _validate_case(
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    expected: Mapping[str, torch.Tensor],
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+) -> CaseReport:
+    signature = session.signature
+    try:
+        first = _run(session, inputs, case, pad=_POISON[0], poison=_POISON[0])
+        again = _run(session, inputs, case, pad=_POISON[0], poison=_POISON[0])
+        other = _run(session, inputs, case, pad=_POISON[1], poison=_POISON[1])
+        roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        return CaseReport(case, {}, (f"the artifact failed: {type(error).__name__}: {text}",))
+    faults = [*first.faults, *roomy.faults]
+    if not _equal_bits(first, again):
+        faults.append("two runs on the same memory give different answers")
+    elif not _equal_bits(first, other):
+        faults.append(_why_poison_shows(session, inputs, case, first))
+    deviations: dict[str, Deviation] = {}
+    for bound in signature.outputs:
+        parts = [
+            compare(
+                run.outputs[bound.name],
+                expected[bound.name].reshape(expected_shape(bound, case[bound.rows])),
+                tolerances[bound.name],
+                bound.name in classifiers,
+            )
+            for run in (first, roomy)
+        ]
+        deviations[bound.name] = max(parts, key=lambda d: (d.outside, d.max_abs))
+    return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+
+
+@dataclass(frozen=True)
+class _Run:
+    outputs: dict[str, torch.Tensor]
+    faults: list[str]
+
+
+def _run(
+    session: Session, inputs: Arrays, case: Case, pad: int, poison: int, spare: int = 0
+) -> _Run:
+    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
+    signature = session.signature
+    given = {
+        name: _filled(signature, name, inputs, case, pad, spare, session.device)
+        for name in signature.input_collections
+    }
+    written = {
+        name: _poisoned(signature, name, case, poison, spare, session.device)
+        for name in signature.output_collections
+    }
+    before = {name: _snapshot(c) for name, c in {**given, **written}.items()}
+    session.run(given, written)
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+    faults = [
+        f"the artifact changed its input collection {name!r}"
+        for name, collection in given.items()
+        if not _same_bytes(before[name], _snapshot(collection))
+    ]
+    faults += [
+        f"the artifact wrote outside its columns or rows in collection {name!r}"
+        for name, collection in written.items()
+        if not _untouched_outside(signature, name, collection, before[name], case)
+    ]
+    outputs = {bound.name: read_output(bound, written, signature) for bound in signature.outputs}
+    return _Run(outputs, faults)
+
+
+def _filled(
+    signature: Signature,
+    name: str,
+    inputs: Arrays,
+    case: Case,
+    pad: int,
+    spare: int,
+    device: torch.device,
+) -> Collection:
+    collection = _poisoned(signature, name, case, pad, spare, torch.device("cpu"))
+    for column in collection.layout.columns:
+        values = inputs[name][column.name]
+        fill_column(
+            collection, column, values if column.kind == "scalar" else values[: collection.n]
+        )
+    return collection if device.type == "cpu" else collection.to(device)
+
+
+def _poisoned(
+    signature: Signature, name: str, case: Case, poison: int, spare: int, device: torch.device
+) -> Collection:
+    n = case[signature.rows_of[name]]
+    collection = Collection(signature.layouts[name], n, device, capacity=n + spare)
+    for piece in collection.memory():
+        piece.view(torch.uint8).fill_(poison)
+    return collection
+
+
+def _snapshot(collection: Collection) -> list[torch.Tensor]:
+    return [piece.view(torch.uint8).clone() for piece in collection.memory()]
+
+
+def _same_bytes(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _untouched_outside(
+    signature: Signature,
+    name: str,
+    collection: Collection,
+    before: list[torch.Tensor],
+    case: Case,
+) -> bool:
+    """Whether every byte but the rows in use of the output columns is as it was."""
+    found = _snapshot(collection)
+    rebuilt = Collection(
+        collection.layout, collection.n, collection.device, capacity=collection.capacity
+    )
+    for piece, old in zip(rebuilt.memory(), before, strict=True):
+        piece.view(torch.uint8).copy_(old)
+    for bound in signature.outputs:
+        if bound.block.collection == name:
+            for column, k in bound.plan.components:
+                n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
+                rebuilt.component(column, k)[:n] = collection.component(column, k)[:n]
+    return _same_bytes(found, [piece.view(torch.uint8) for piece in rebuilt.memory()])
+
+
+def read_output(
+    bound: BoundBlock, collections: Mapping[str, Collection], signature: Signature
+) -> torch.Tensor:
+    """An output block read back column by column, as a CPU tensor `(n, ...)` of its own.
+
+    The dtype is the block's columns' (they may differ in width within one kind: the widest).
+    """
+    collection = collections[bound.block.collection]
+    layout = signature.layouts[bound.block.collection]
+    n = 1 if bound.plan.kind == "scalars" else collection.n
+    widest = max(bound.plan.dtypes, key=lambda d: (is_float(d), torch_dtype(d).itemsize))
+    parts = [
+        collection.component(name, layout[name].component_of(i))[:n].to("cpu", torch_dtype(widest))
+        for name in bound.block.columns
+        for i in range(layout[name].components)
+    ]
+    stacked = torch.stack(parts, dim=1)
+    return stacked.reshape(expected_shape(bound, n))
+
+
+def _equal_bits(one: _Run, other: _Run) -> bool:
+    return all(
+        torch.equal(
+            one.outputs[name].contiguous().view(torch.uint8),
+            other.outputs[name].contiguous().view(torch.uint8),
+        )
+        for name in one.outputs
+    )
+
+
+def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: _Run) -> str:
+    """Which poison reached the answers: the padding of the inputs, or the outputs themselves."""
+    padded = _run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
+    if not _equal_bits(first, padded):
+        return "the answers depend on what lies in the padding of the inputs"
+    return "some output elements are never written"
