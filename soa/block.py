@@ -144,9 +144,7 @@ def _model_dtype(block: Block, dtypes: list[str]) -> str:
     return dtypes[0]
 
 
-def _feature_shape(
-    block: Block, shapes: list[tuple[int, ...]], components: int
-) -> tuple[int, ...]:
+def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int) -> tuple[int, ...]:
     if block.shape is not None:
         if math.prod(block.shape) != components or any(extent < 1 for extent in block.shape):
             raise BlockError(

@@ -7,15 +7,16 @@ place: `collection["pt"]` is a view.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from soa.dtypes import itemsize, name_of, numpy_dtype, torch_dtype
+from soa.dtypes import itemsize, numpy_dtype, torch_dtype
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
-from soa.memory import allocate, import_bytes
+from soa.memory import allocate, check_alignment, import_bytes, refuse_mask
 
 
 class Collection:
@@ -34,9 +35,8 @@ class Collection:
         *,
         capacity: int | None = None,
     ) -> None:
-        capacity = n if capacity is None else capacity
-        if n < 0:
-            raise CollectionError(f"a collection cannot have {n} elements")
+        n = _count(n)
+        capacity = n if capacity is None else _count(capacity)
         if layout.storage == "buffer":
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
             self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer, False, None)
@@ -62,12 +62,14 @@ class Collection:
         readonly: bool,
         owner: object,
     ) -> None:
+        n = _count(n)
         if n > capacity:
             raise CollectionError(f"{n} elements in a collection with room for {capacity}")
         self.layout = layout
         self.n = n
         self.capacity = capacity
         self.readonly = readonly
+        """No output is bound to it. torch has no read-only tensors: do not write to the views."""
         self.buffer = buffer
         """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns."""
         self._components = components
@@ -97,7 +99,8 @@ class Collection:
         """
         if layout.storage != "buffer":
             raise CollectionError("this layout has separate columns: use Collection.from_columns")
-        capacity = n if capacity is None else capacity
+        n = _count(n)
+        capacity = n if capacity is None else _count(capacity)
         found = import_bytes(memory, nbytes, device)
         need = layout.nbytes(capacity)
         if found.tensor.numel() < need:
@@ -106,7 +109,7 @@ class Collection:
                 f"layout take {need} bytes"
             )
         buffer = found.tensor.narrow(0, 0, need)
-        _check_alignment(buffer, layout.alignment, "the buffer")
+        check_alignment(buffer, layout.alignment, "the buffer")
         self = cls.__new__(cls)
         self._init(
             layout,
@@ -155,7 +158,7 @@ class Collection:
                 parts[member.name].append(tensor)
                 owners.append(owner)
                 locked = locked or only_read
-        capacity = _common_length(layout, parts)
+        capacity = _common_length(layout, parts, 0 if n is None else _count(n))
         self = cls.__new__(cls)
         self._init(
             layout,
@@ -186,16 +189,16 @@ class Collection:
         A dtype that differs from the column's is refused rather than converted.
         """
         _check_names(layout, arrays)
-        tensors = {name: _as_tensor(value) for name, value in arrays.items()}
+        tensors = {name: _as_tensor(name, value) for name, value in arrays.items()}
         if n is None:
-            lengths = {
-                t.shape[0] if t.ndim else -1
-                for name, t in tensors.items()
-                if layout[name].kind != "scalar"
+            shapes = {
+                c.name: tuple(tensors[c.name].shape) for c in layout.columns if c.kind != "scalar"
             }
-            if len(lengths) != 1:
-                raise CollectionError(f"cannot tell n from columns of lengths {sorted(lengths)}")
-            n = lengths.pop()
+            lengths = {shape[:1] for shape in shapes.values()}
+            if len(lengths) > 1 or () in lengths:
+                shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+                raise CollectionError(f"cannot tell n from columns of shapes {shown}")
+            n = lengths.pop()[0] if lengths else 0
         self = cls(layout, n, device, capacity=capacity)
         for member in layout.columns:
             given = tensors[member.name]
@@ -206,11 +209,20 @@ class Collection:
                 )
             if given.dtype != torch_dtype(member.dtype):
                 raise CollectionError(
-                    f"column {member.name!r} is {name_of(given.dtype)}, the layout says "
-                    f"{member.dtype}: convert it first"
+                    f"column {member.name!r} is {str(given.dtype).removeprefix('torch.')}, the "
+                    f"layout says {member.dtype}: convert it first"
                 )
-            self[member.name].copy_(given)
+            self._fill(member, given)
         return self
+
+    def _fill(self, member: Column, values: torch.Tensor) -> None:
+        if member.kind != "eigen":
+            self[member.name].copy_(values)
+            return
+        flat = values.reshape(self.n, member.components)
+        for i in range(member.components):
+            piece = self._components[member.name][member.component_of(i)]
+            piece.narrow(0, 0, self.n).copy_(flat[:, i])
 
     # -- views -------------------------------------------------------------------------------
 
@@ -233,7 +245,7 @@ class Collection:
         if len(member.shape) == 1:
             return block.transpose(0, 1)
         rows, cols = member.shape
-        return block.unflatten(0, (cols, rows)).permute(2, 1, 0)
+        return block.view(cols, rows, self.n).permute(2, 1, 0)
 
     def component(self, name: str, k: int = 0) -> torch.Tensor:
         """Physical column k of a member, `(capacity,)` ((1,) for a scalar), as a view."""
@@ -267,8 +279,6 @@ class Collection:
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""
         other = type(self).__new__(type(self))
-        if n < 0:
-            raise CollectionError(f"a collection cannot have {n} elements")
         other._init(
             self.layout, n, self.capacity, self._components, self.buffer, self.readonly, self
         )
@@ -332,47 +342,57 @@ def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
         raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
 
 
-def _check_alignment(tensor: torch.Tensor, alignment: int, what: str) -> None:
-    if tensor.numel() and tensor.data_ptr() % alignment:
-        raise CollectionError(
-            f"{what} at address {tensor.data_ptr():#x} is misaligned: {alignment}-byte alignment "
-            f"needed, found {tensor.data_ptr() % alignment} bytes past it; allocate aligned "
-            "memory, or declare a smaller alignment in the layout"
-        )
-
-
 def _import_column(
     label: str, member: Column, piece: Any, alignment: int
 ) -> tuple[torch.Tensor, bool, object]:
-    exported = getattr(piece, "dtype", None)
-    if exported is None or str(exported).removeprefix("torch.") != member.dtype:
-        raise CollectionError(f"column {label!r} is {exported}, the layout says {member.dtype}")
-    found = import_bytes(piece)
+    try:
+        found = import_bytes(piece)
+    except CollectionError as error:
+        raise CollectionError(f"column {label!r}: {error}") from None
+    if found.dtype != member.dtype:
+        raise CollectionError(f"column {label!r} is {found.dtype}, the layout says {member.dtype}")
     tensor = found.tensor.view(torch_dtype(member.dtype))
-    _check_alignment(tensor, alignment, f"column {label!r}")
+    if member.kind == "scalar":
+        if tensor.numel() != 1:
+            raise CollectionError(f"scalar {label!r} has {tensor.numel()} values, needed 1")
+    elif len(found.shape) != 1:
+        raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
+    check_alignment(tensor, alignment, f"column {label!r}")
     return tensor, found.readonly, found.owner
 
 
-def _common_length(layout: Layout, parts: Mapping[str, Sequence[torch.Tensor]]) -> int:
+def _common_length(
+    layout: Layout, parts: Mapping[str, Sequence[torch.Tensor]], without_columns: int
+) -> int:
     lengths = {
         c.name: {piece.numel() for piece in parts[c.name]}
         for c in layout.columns
         if c.kind != "scalar"
     }
-    every = set().union(*lengths.values()) if lengths else {0}
+    every = set().union(*lengths.values()) if lengths else {without_columns}
     if len(every) > 1:
         shown = ", ".join(f"{name} {sorted(found)}" for name, found in lengths.items())
         raise CollectionError(f"columns of different lengths: {shown}")
     return int(every.pop())
 
 
-def _as_tensor(value: Any) -> torch.Tensor:
+def _as_tensor(name: str, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach()
-    array = np.asarray(value)
-    if not array.flags.writeable:
-        array = array.copy()  # torch.from_numpy warns otherwise; these values are copied anyway
     try:
+        refuse_mask(value)
+        array = np.asarray(value)
+        if not array.flags.writeable:
+            array = array.copy()  # torch.from_numpy warns otherwise; the values are copied anyway
         return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
-    except TypeError:
-        raise CollectionError(f"an array of {array.dtype} cannot be a column") from None
+    except (CollectionError, TypeError, ValueError) as error:
+        raise CollectionError(f"column {name!r}: {error}") from None
+
+
+def _count(value: int) -> int:
+    """A number of elements as a plain int, also from NumPy's integers."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise CollectionError(f"a number of elements must be an integer, found {value!r}")
+    if value < 0:
+        raise CollectionError(f"a collection cannot have {value} elements")
+    return int(value)

@@ -44,13 +44,21 @@ class Column:
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
-            raise LayoutError(f"column name {self.name!r} is not an identifier (letters, digits, _)")
+            raise LayoutError(
+                f"column name {self.name!r} is not an identifier (letters, digits, _)"
+            )
+        if self.kind not in ("column", "scalar", "eigen"):
+            raise LayoutError(
+                f"column {self.name!r}: kind {self.kind!r} is none of column, scalar, eigen"
+            )
         try:
             torch_dtype(self.dtype)
         except LayoutError as error:
             raise LayoutError(f"column {self.name!r}: {error}") from None
         if self.kind == "eigen":
-            if not 1 <= len(self.shape) <= 2 or any(extent < 1 for extent in self.shape):
+            if not 1 <= len(self.shape) <= 2 or any(
+                type(extent) is not int or extent < 1 for extent in self.shape
+            ):
                 raise LayoutError(
                     f"Eigen column {self.name!r} has shape {list(self.shape)}: "
                     "give [rows] or [rows, cols], each at least 1"
@@ -117,7 +125,11 @@ class Layout:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise LayoutError(f"column {twice[0]!r} is declared twice")
-        if self.alignment < 1 or self.alignment & (self.alignment - 1):
+        if (
+            type(self.alignment) is not int
+            or self.alignment < 1
+            or self.alignment & (self.alignment - 1)
+        ):
             raise LayoutError(f"alignment {self.alignment} is not a power of two")
         widest = max(self.columns, key=lambda c: itemsize(c.dtype))
         if self.alignment < itemsize(widest.dtype):

@@ -49,6 +49,17 @@ class BoundBlock:
     def name(self) -> str:
         return self.block.name
 
+    def shape(self, n: int) -> tuple[int, ...]:
+        """The shape of the model's tensor at n rows."""
+        return (
+            self.plan.feature_shape
+            if self.plan.kind == "scalars"
+            else (
+                n,
+                *self.plan.feature_shape,
+            )
+        )
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -92,6 +103,9 @@ class Signature:
 
         Raises SignatureError or BlockError naming the block, column or dimension.
         """
+        unknown = sorted(set(rows_of or {}) - set(layouts))
+        if unknown:
+            raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
         rows_of = {name: (rows_of or {}).get(name, "n") for name in layouts}
         for collection, dim in rows_of.items():
             if dim not in ranges:
@@ -145,7 +159,9 @@ class Signature:
                     f"output block {out.name!r} mixes floating-point and integer columns: "
                     "make it two outputs"
                 )
-        unused = [c for c in self.layouts if c not in self.input_collections + self.output_collections]
+        unused = [
+            c for c in self.layouts if c not in self.input_collections + self.output_collections
+        ]
         if unused:
             raise SignatureError(f"collection {unused[0]!r} has no block: remove it")
 

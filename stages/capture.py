@@ -22,8 +22,8 @@ from torch.export import Dim, ExportedProgram
 from engines.torch_quiet import quiet_torch
 from soa.arguments import argument_tensors
 from soa.collection import Collection
-from soa.layout import Column
 from soa.signature import Signature
+from soa.transfer import fill_column
 from stages.convention import SoaProgram, TracedProgram
 from stages.errors import CaptureError
 from stages.reference import (
@@ -149,19 +149,8 @@ def collection_for(
     for column in layout.columns if arrays is not None else ():
         assert arrays is not None
         values = arrays[column.name]
-        fill_column(collection, column, values if column.kind == "scalar" else values[:n])
+        fill_column(collection, column, values)
     return collection
-
-
-def fill_column(collection: Collection, column: Column, values: torch.Tensor) -> None:
-    """Copy values, `(n, ...)` or `()`, into the physical columns of a member."""
-    if column.kind == "scalar":
-        collection.component(column.name).copy_(values.reshape(1))
-        return
-    flat = values.reshape(collection.n, column.components)
-    for i in range(column.components):
-        part = collection.component(column.name, column.component_of(i))
-        part.narrow(0, 0, collection.n).copy_(flat[:, i])
 
 
 def _check_eager(

@@ -170,13 +170,6 @@ def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) ->
     return torch.cat(parts, dim=1).reshape(n, *bound.plan.feature_shape).contiguous()
 
 
-def expected_shape(bound: BoundBlock, n: int) -> tuple[int, ...]:
-    return bound.plan.feature_shape if bound.plan.kind == "scalars" else (
-        n,
-        *bound.plan.feature_shape,
-    )
-
-
 def eager_outputs(
     model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
 ) -> dict[str, torch.Tensor]:
@@ -185,7 +178,7 @@ def eager_outputs(
         values = outputs_in_order(model(*inputs), signature)
     found: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
-        shape = expected_shape(bound, case[bound.rows])
+        shape = bound.shape(case[bound.rows])
         ok = tuple(value.shape) == shape
         if not ok and len(shape) >= 1 and shape[-1] == 1:
             ok = tuple(value.shape) == shape[:-1]  # (n,) for (n, 1), () for (1,)

@@ -18,13 +18,14 @@ import torch
 
 from engines.engine import engine
 from engines.isolation import run_isolated
+from runtime.compare import Deviation, Tolerance, combine, compare
+from runtime.memory_check import poisoned, same_bytes, wrote_outside
 from runtime.session import Session
 from soa.collection import Collection
-from soa.dtypes import is_float, torch_dtype
-from soa.signature import BoundBlock, Signature
-from stages.capture import Capture, fill_column
-from stages.compare import Deviation, Tolerance, combine, compare
-from stages.reference import Arrays, Case, Reference, expected_shape, label
+from soa.signature import Signature
+from soa.transfer import fill_column, read_block
+from stages.capture import Capture
+from stages.reference import Arrays, Case, Reference, label
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
@@ -208,7 +209,7 @@ def _validate_case(
         parts = [
             compare(
                 run.outputs[bound.name],
-                expected[bound.name].reshape(expected_shape(bound, case[bound.rows])),
+                expected[bound.name].reshape(bound.shape(case[bound.rows])),
                 tolerances[bound.name],
                 bound.name in classifiers,
             )
@@ -229,108 +230,36 @@ def _run(
 ) -> _Run:
     """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
     signature = session.signature
-    given = {
-        name: _filled(signature, name, inputs, case, pad, spare, session.device)
-        for name in signature.input_collections
-    }
-    written = {
-        name: _poisoned(signature, name, case, poison, spare, session.device)
-        for name in signature.output_collections
-    }
-    before = {name: _snapshot(c) for name, c in {**given, **written}.items()}
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        n = case[signature.rows_of[name]]
+        collection = poisoned(signature.layouts[name], n, n + spare, pad)
+        for column in collection.layout.columns:
+            fill_column(collection, column, inputs[name][column.name])
+        given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
+    written: dict[str, Collection] = {}
+    for name in signature.output_collections:
+        n = case[signature.rows_of[name]]
+        written[name] = poisoned(signature.layouts[name], n, n + spare, poison, session.device)
+    before = {name: c.to(c.device) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
     faults = [
         f"the artifact changed its input collection {name!r}"
         for name, collection in given.items()
-        if not _same_bytes(before[name], _snapshot(collection))
+        if not same_bytes(before[name], collection)
     ]
     faults += [
         f"the artifact wrote outside its columns or rows in collection {name!r}"
         for name, collection in written.items()
-        if not _untouched_outside(signature, name, collection, before[name], case)
+        if wrote_outside(signature, name, before[name], collection)
     ]
-    outputs = {bound.name: read_output(bound, written, signature) for bound in signature.outputs}
+    outputs = {
+        bound.name: read_block(bound, written[bound.block.collection])
+        for bound in signature.outputs
+    }
     return _Run(outputs, faults)
-
-
-def _filled(
-    signature: Signature,
-    name: str,
-    inputs: Arrays,
-    case: Case,
-    pad: int,
-    spare: int,
-    device: torch.device,
-) -> Collection:
-    collection = _poisoned(signature, name, case, pad, spare, torch.device("cpu"))
-    for column in collection.layout.columns:
-        values = inputs[name][column.name]
-        fill_column(
-            collection, column, values if column.kind == "scalar" else values[: collection.n]
-        )
-    return collection if device.type == "cpu" else collection.to(device)
-
-
-def _poisoned(
-    signature: Signature, name: str, case: Case, poison: int, spare: int, device: torch.device
-) -> Collection:
-    n = case[signature.rows_of[name]]
-    collection = Collection(signature.layouts[name], n, device, capacity=n + spare)
-    for piece in collection.memory():
-        piece.view(torch.uint8).fill_(poison)
-    return collection
-
-
-def _snapshot(collection: Collection) -> list[torch.Tensor]:
-    return [piece.view(torch.uint8).clone() for piece in collection.memory()]
-
-
-def _same_bytes(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def _untouched_outside(
-    signature: Signature,
-    name: str,
-    collection: Collection,
-    before: list[torch.Tensor],
-    case: Case,
-) -> bool:
-    """Whether every byte but the rows in use of the output columns is as it was."""
-    found = _snapshot(collection)
-    rebuilt = Collection(
-        collection.layout, collection.n, collection.device, capacity=collection.capacity
-    )
-    for piece, old in zip(rebuilt.memory(), before, strict=True):
-        piece.view(torch.uint8).copy_(old)
-    for bound in signature.outputs:
-        if bound.block.collection == name:
-            for column, k in bound.plan.components:
-                n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
-                rebuilt.component(column, k)[:n] = collection.component(column, k)[:n]
-    return _same_bytes(found, [piece.view(torch.uint8) for piece in rebuilt.memory()])
-
-
-def read_output(
-    bound: BoundBlock, collections: Mapping[str, Collection], signature: Signature
-) -> torch.Tensor:
-    """An output block read back column by column, as a CPU tensor `(n, ...)` of its own.
-
-    The dtype is the block's columns' (they may differ in width within one kind: the widest).
-    """
-    collection = collections[bound.block.collection]
-    layout = signature.layouts[bound.block.collection]
-    n = 1 if bound.plan.kind == "scalars" else collection.n
-    widest = max(bound.plan.dtypes, key=lambda d: (is_float(d), torch_dtype(d).itemsize))
-    parts = [
-        collection.component(name, layout[name].component_of(i))[:n].to("cpu", torch_dtype(widest))
-        for name in bound.block.columns
-        for i in range(layout[name].components)
-    ]
-    stacked = torch.stack(parts, dim=1)
-    return stacked.reshape(expected_shape(bound, n))
 
 
 def _equal_bits(one: _Run, other: _Run) -> bool:

@@ -1,0 +1,38 @@
+"""Whether a run touched memory that is not its own: poison before, compare after."""
+
+from __future__ import annotations
+
+import torch
+
+from soa.collection import Collection
+from soa.layout import Layout
+from soa.signature import Signature
+
+
+def poisoned(
+    layout: Layout, n: int, capacity: int, pattern: int, device: torch.device | str = "cpu"
+) -> Collection:
+    """A collection whose every byte, padding included, is `pattern`."""
+    collection = Collection(layout, n, device, capacity=capacity)
+    for piece in collection.memory():
+        piece.view(torch.uint8).fill_(pattern)
+    return collection
+
+
+def same_bytes(one: Collection, other: Collection) -> bool:
+    """Whether two collections of one layout and capacity hold the same bytes, padding included."""
+    return all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        for a, b in zip(one.memory(), other.memory(), strict=True)
+    )
+
+
+def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
+    """Whether anything but the rows in use of the output columns of collection `name` changed."""
+    expected = before.to(before.device)
+    for bound in signature.outputs:
+        if bound.block.collection == name:
+            n = 1 if bound.plan.kind == "scalars" else after.n
+            for column, k in bound.plan.components:
+                expected.component(column, k)[:n] = after.component(column, k)[:n]
+    return not same_bytes(expected, after)

@@ -1,0 +1,224 @@
+"""Benchmark: the valid candidates side by side, with what users do today as the baseline.
+
+Every contestant starts from SoA columns and ends in SoA columns, so every copy that it needs is
+inside its time. Contestants take turns in one process, in an order shuffled every round, because
+the speed of a shared machine drifts.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from runtime.session import Session
+from soa.collection import Collection
+from soa.dtypes import torch_dtype
+from soa.signature import BoundBlock, Signature
+from soa.transfer import fill_column
+from stages.convention import outputs_in_order
+from stages.reference import Arrays, Case, label
+
+EAGER = "eager, row-major"
+COPIES = "the copies alone"
+_TURN_S = 0.002
+_MIN_ROUNDS = 7
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: median, 5th and 95th percentile over `rounds` turns."""
+
+    median_us: float
+    p05_us: float
+    p95_us: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none."""
+
+    timings: dict[str, dict[str, Timing]]
+    fastest: str | None
+    threads: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
+        timings = {
+            case: {name: Timing(**t) for name, t in rows.items()}
+            for case, rows in data["timings"].items()
+        }
+        return cls(timings, data["fastest"], data["threads"])
+
+
+def benchmark_cases(signature: Signature) -> list[Case]:
+    """The typical sizes; where the config names none, 1 and the largest."""
+    per_dim = {
+        dim: list(rows.typical) or sorted({max(1, rows.min), rows.max})
+        for dim, rows in ((dim, signature.ranges[dim]) for dim in signature.dims)
+    }
+    longest = max(len(sizes) for sizes in per_dim.values())
+    return [{dim: sizes[min(i, len(sizes) - 1)] for dim, sizes in per_dim.items()}
+            for i in range(longest)]  # fmt: skip
+
+
+def benchmark(
+    signature: Signature,
+    sessions: Mapping[str, Session],
+    inputs: Arrays,
+    model: torch.nn.Module | None = None,
+    seconds: float = 1.0,
+) -> BenchmarkReport:
+    """Time every session, and the eager model where given, for about `seconds` a size.
+
+    One torch thread, as production runs. The fastest has the smallest geometric mean of medians.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        timings: dict[str, dict[str, Timing]] = {}
+        for case in benchmark_cases(signature):
+            runs = {name: _bound(s, inputs, case) for name, s in sessions.items()}
+            if model is not None:
+                runs[EAGER] = _row_major_way(signature, model, inputs, case)
+                runs[COPIES] = _row_major_way(signature, None, inputs, case)
+            timings[label(case)] = race(runs, seconds)
+    finally:
+        torch.set_num_threads(threads)
+    return BenchmarkReport(timings, _fastest(timings, list(sessions)))
+
+
+def race(runs: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, Timing]:
+    """Time callables in turns; each turn repeats a short one until it takes a few milliseconds."""
+    repeats: dict[str, int] = {}
+    once: dict[str, float] = {}
+    for name, run in runs.items():
+        run()
+        begun = time.perf_counter()
+        run()
+        once[name] = time.perf_counter() - begun
+        repeats[name] = max(1, round(_TURN_S / max(once[name], 1e-7)))
+    a_round = sum(once[name] * repeats[name] for name in runs)
+    rounds = max(_MIN_ROUNDS, min(200, math.ceil(seconds / max(a_round, 1e-6))))
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    order = list(runs)
+    shuffle = random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)
+        for name in order:
+            run, repeat = runs[name], repeats[name]
+            begun = time.perf_counter()
+            for _ in range(repeat):
+                run()
+            taken[name].append((time.perf_counter() - begun) / repeat * 1e6)
+    return {name: _summary(values) for name, values in taken.items()}
+
+
+def _summary(values: list[float]) -> Timing:
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return Timing(
+        statistics.median(ordered),
+        ordered[round(0.05 * last)],
+        ordered[round(0.95 * last)],
+        len(ordered),
+    )
+
+
+def _fastest(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
+    def mean(name: str) -> float:
+        return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
+
+    return min(names, key=mean) if names else None
+
+
+def filled_collections(
+    signature: Signature, inputs: Arrays, case: Case, device: torch.device
+) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """Input collections with the first rows of the reference inputs, and zeroed output ones."""
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
+        for column in collection.layout.columns:
+            fill_column(collection, column, inputs[name][column.name])
+        given[name] = collection if device.type == "cpu" else collection.to(device)
+    written = {
+        name: Collection(signature.layouts[name], case[signature.rows_of[name]], device)
+        for name in signature.output_collections
+    }
+    return given, written
+
+
+def _bound(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
+    binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))
+    if session.device.type == "cpu":
+        return binding
+
+    def run() -> None:
+        binding()
+        torch.cuda.synchronize(session.device)
+
+    return run
+
+
+def _row_major_way(
+    signature: Signature, model: torch.nn.Module | None, inputs: Arrays, case: Case
+) -> Callable[[], None]:
+    """Columns → row-major tensors → model → columns; without a model, the copies alone."""
+    given, written = filled_collections(signature, inputs, case, torch.device("cpu"))
+    blank = [torch.zeros(b.shape(case[b.rows])) for b in signature.outputs]
+
+    def run() -> None:
+        with torch.no_grad():
+            arguments = [_packed(b, given[b.block.collection]) for b in signature.inputs]
+            found = outputs_in_order(model(*arguments), signature) if model else blank
+            for bound, value in zip(signature.outputs, found, strict=True):
+                _unpack(bound, value, written[bound.block.collection])
+
+    return run
+
+
+def _packed(bound: BoundBlock, collection: Collection) -> torch.Tensor:
+    """A block as one contiguous row-major tensor: the copy that this project avoids."""
+    dtype = torch_dtype(bound.plan.dtype)
+    n = 1 if bound.plan.kind == "scalars" else collection.n
+    parts = [_member(collection, name).reshape(n, -1).to(dtype) for name in bound.block.columns]
+    return torch.cat(parts, dim=1).reshape(bound.shape(n))
+
+
+def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
+    n = 1 if bound.plan.kind == "scalars" else collection.n
+    flat = value.reshape(n, -1)
+    at = 0
+    for name in bound.block.columns:
+        member = collection.layout[name]
+        part = flat.narrow(1, at, member.components)
+        if collection.buffer is not None:
+            view = collection[name]
+            view.copy_(part.reshape(view.shape))
+        else:
+            for k in range(member.components):
+                target = collection.component(name, member.component_of(k))
+                target.narrow(0, 0, n).copy_(part.select(1, k))
+        at += member.components
+
+
+def _member(collection: Collection, name: str) -> torch.Tensor:
+    member = collection.layout[name]
+    if collection.buffer is not None or member.kind != "eigen":
+        return collection[name]
+    pieces = [
+        collection.component(name, member.component_of(k)).narrow(0, 0, collection.n)
+        for k in range(member.components)
+    ]
+    return torch.stack(pieces, dim=1)
