@@ -7,7 +7,6 @@ place: `collection["pt"]` is a view.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -389,9 +388,9 @@ def _as_tensor(name: str, value: Any) -> torch.Tensor:
         raise CollectionError(f"column {name!r}: {error}") from None
 
 
-def _count(value: int) -> int:
+def _count(value: Any) -> int:
     """A number of elements as a plain int, also from NumPy's integers."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise CollectionError(f"a number of elements must be an integer, found {value!r}")
     if value < 0:
         raise CollectionError(f"a collection cannot have {value} elements")

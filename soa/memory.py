@@ -8,7 +8,6 @@ tensor that comes back keeps the exporter alive; an address must be kept alive b
 from __future__ import annotations
 
 import ctypes
-import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,7 @@ def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = No
 def _import(memory: Any, nbytes: int | None, device: str | None) -> Bytes:
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
-    if isinstance(memory, numbers.Integral) and not isinstance(memory, bool):
+    if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
         return _from_integer(int(memory), nbytes, device or "cpu")
     # NumPy sees the scalar's (or the pointer's own) few bytes as memory: never what is meant.
     if isinstance(memory, bool | np.generic | ctypes._SimpleCData | ctypes._Pointer):

@@ -24,7 +24,6 @@ from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
-from stages.capture import Capture
 from stages.reference import Arrays, Case, Reference, label
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
@@ -82,7 +81,8 @@ class ValidationReport:
 def validate_candidate(
     name: str,
     file: Path,
-    capture: Capture,
+    signature: Signature,
+    reference: Path,
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str],
     folder: Path,
@@ -95,8 +95,8 @@ def validate_candidate(
         {
             "name": name,
             "file": str(file.resolve()),
-            "signature": capture.signature.to_dict(),
-            "reference": str(capture.reference.resolve()),
+            "signature": signature.to_dict(),
+            "reference": str(reference.resolve()),
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},
             "classifiers": sorted(classifiers),
             "device": device,

@@ -1,0 +1,53 @@
+# Every task is a target with a line of help: `make help`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.soa-pipeline-installed
+
+TORCH := torch==2.13.0
+# Without its dependencies: they ask for an old numpy, and the one file we import needs only torch.
+WEAVER := weaver-core==0.4.17
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format clean
+# A recipe that fails half-way must not leave a target that looks done.
+.DELETE_ON_ERROR:
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv with everything that demo and test need
+
+demo: $(STAMP) ## take the demo model through its whole life, from training to production
+	$(BIN)/python -m pipeline.demo
+
+test: lint ## check style and types, then run all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP) ## check style (ruff) and types (mypy)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(STAMP) ## rewrite the files in the house style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove .venv and the caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# Made anew when the pins here or the dependencies change.
+$(STAMP): pyproject.toml Makefile
+	@command -v $(firstword $(PYTHON)) >/dev/null || { \
+	  echo "make: no '$(PYTHON)' found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Python 3.11 or later is needed; '$(PYTHON)' is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' has no venv module. On Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@command -v "$${CXX:-g++}" >/dev/null || { \
+	  echo "make: no C++ compiler: '$${CXX:-g++}' not found. Install g++, or name one: make CXX=clang++" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install '$(TORCH)'
+	$(BIN)/python -m pip install '$(TORCH)' -e '.[test,mlflow,data]'
+	$(BIN)/python -m pip install --no-deps '$(WEAVER)'
+	@touch $@

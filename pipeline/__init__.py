@@ -1,0 +1,86 @@
+"""soa-pipeline: trained torch models that run fast and right on Structure-of-Arrays memory.
+
+    import pipeline
+
+    session = pipeline.load("jet-tagger@production")
+    jets = pipeline.Collection.wrap(session.layout("jets"), memory, n)
+    tags = session.collection("tags", n)
+    session.run(jets, tags)
+
+Names are resolved on first use, so that `pipeline --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import soa_pipeline
+
+soa_pipeline.check_origins()
+
+if TYPE_CHECKING:
+    from pipeline.config import Config, load_config
+    from pipeline.promote import promote
+    from pipeline.runner import RunResult, run
+    from registry import Registry
+    from runtime import BindError, Binding, CheckedSession, DeviationError, LoadError, Session, load
+    from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
+
+_HOME = {
+    "Config": "pipeline.config",
+    "load_config": "pipeline.config",
+    "promote": "pipeline.promote",
+    "RunResult": "pipeline.runner",
+    "run": "pipeline.runner",
+    "Registry": "registry.store",
+    "BindError": "runtime.errors",
+    "Binding": "runtime.binding",
+    "CheckedSession": "runtime.checked",
+    "DeviationError": "runtime.errors",
+    "LoadError": "runtime.errors",
+    "Session": "runtime.session",
+    "load": "runtime.loader",
+    "Block": "soa.block",
+    "Collection": "soa.collection",
+    "Layout": "soa.layout",
+    "Signature": "soa.signature",
+    "SoaPipelineError": "soa.errors",
+    "column": "soa.layout",
+    "eigen": "soa.layout",
+    "scalar": "soa.layout",
+}
+
+__all__ = [
+    "BindError",
+    "Binding",
+    "Block",
+    "CheckedSession",
+    "Collection",
+    "Config",
+    "DeviationError",
+    "Layout",
+    "LoadError",
+    "Registry",
+    "RunResult",
+    "Session",
+    "Signature",
+    "SoaPipelineError",
+    "column",
+    "eigen",
+    "load",
+    "load_config",
+    "promote",
+    "run",
+    "scalar",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'pipeline' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

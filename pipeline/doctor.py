@@ -1,0 +1,117 @@
+"""Doctor: what this host can build and run, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines.target import host_cpu_levels, missing_flags
+from registry.errors import RegistryError
+from registry.store import Registry
+
+Status = Literal["ok", "warning", "missing"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: `found` says what is there, `cure` what to do where it is not well."""
+
+    what: str
+    status: Status
+    found: str
+    cure: str = ""
+
+
+def examine(registry: Registry) -> list[Finding]:
+    """Look at Python, torch, the compiler, the CPU, GPUs, optional engines and the registry."""
+    return [
+        _python(),
+        _torch(),
+        _compiler(),
+        _cpu(),
+        _gpu(),
+        *_optional(),
+        _disk(),
+        _registry(registry),
+    ]
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    if sys.version_info < (3, 11):
+        return Finding("Python", "missing", found, "use Python 3.11 or newer")
+    return Finding("Python", "ok", found)
+
+
+def _torch() -> Finding:
+    try:
+        import torch
+    except ImportError as error:
+        return Finding("torch", "missing", str(error), "pip install torch")
+    return Finding("torch", "ok", str(torch.__version__))
+
+
+def _compiler() -> Finding:
+    name = os.environ.get("CXX", "g++")
+    if shutil.which(name) is None:
+        return Finding(
+            "C++ compiler", "missing", f"no {name} on PATH",
+            "install g++ (or set CXX): the aoti engine compiles with it",
+        )  # fmt: skip
+    text = subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout
+    return Finding("C++ compiler", "ok", text.splitlines()[0] if text else name)
+
+
+def _cpu() -> Finding:
+    levels = host_cpu_levels()
+    if not levels:
+        lacking = ", ".join(missing_flags("x86-64-v2"))
+        return Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}", "")
+    return Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
+
+
+def _gpu() -> Finding:
+    try:
+        import torch
+    except ImportError:
+        return Finding("GPU", "warning", "torch is missing")
+    if not torch.cuda.is_available():
+        return Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
+    return Finding("GPU", "ok", torch.cuda.get_device_name(0))
+
+
+def _optional() -> list[Finding]:
+    extras = {"onnxruntime": "cpu", "mlflow.server": "mlflow", "uproot": "data"}
+    findings = []
+    for module, extra in extras.items():
+        try:
+            there = importlib.util.find_spec(module) is not None
+        except ModuleNotFoundError:
+            there = False
+        findings.append(
+            Finding(module, "ok", "installed")
+            if there
+            else Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")
+        )
+    return findings
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    status: Status = "ok" if free > 2 else "warning"
+    return Finding("disk", status, f"{free:.1f} GB free here", "" if free > 2 else "free some space")
+
+
+def _registry(registry: Registry) -> Finding:
+    try:
+        models = registry.list()
+    except RegistryError as error:
+        return Finding("registry", "missing", str(error), "check --registry")
+    return Finding("registry", "ok", f"{registry!r}, {len(models)} models")

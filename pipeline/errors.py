@@ -1,0 +1,17 @@
+"""What the `pipeline` command refuses by itself."""
+
+from __future__ import annotations
+
+from soa.errors import SoaPipelineError
+
+
+class ConfigError(SoaPipelineError):
+    """A config that cannot be used.
+
+    `problems` holds one line for each mistake, `file:line: key: what was found; what is allowed`;
+    the text of the error is these lines.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

@@ -1,0 +1,23 @@
+"""Pull: a version as a folder that runs without a registry."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from registry.bundle import Bundle
+from registry.promoted import Promoted, write_promoted
+from registry.store import Registry
+from registry.version import Version
+
+
+def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
+    """Copy the bundle of `ref` into the new `folder`, whole and verified or not at all.
+
+    If the version was promoted to production, the folder says so, by its digest.
+    """
+    version = registry.find(ref)
+    bundle = registry.fetch(version, folder)
+    record = version.promotion("production")
+    if record is not None:
+        write_promoted(folder, Promoted(version.ref, bundle.digest, record.by, record.at))
+    return version, bundle

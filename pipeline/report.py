@@ -1,0 +1,162 @@
+"""Tables for people. Every number comes from a report or a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from registry.bundle import Bundle
+from registry.manifest import Manifest
+from registry.promotion import Decision
+from registry.version import Version
+from stages.benchmark import BenchmarkReport
+from stages.validate import ValidationReport
+
+
+def microseconds(value: float) -> str:
+    """Three significant digits, in µs, ms or s."""
+    for limit, scale, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
+        if value < limit:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value / 1e6:.3g} s"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    return table
+
+
+def print_validation(console: Console, title: str, reports: Sequence[ValidationReport]) -> None:
+    table = _table(
+        title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max",
+        "verdict",
+    )  # fmt: skip
+    for report in reports:
+        verdict = "valid" if report.valid else "refused"
+        if not report.worst:
+            table.add_row(report.engine, "", "", "", "", "", "", verdict)
+        for output, d in report.worst.items():
+            ulp = "exact" if d.ulp_max is None and d.max_abs == 0 else "—"
+            if d.ulp_max is not None:
+                ulp = f"{d.ulp_p50:.0f} / {d.ulp_p99:.0f} / {d.ulp_max:.0f}"
+            agreement = "" if d.argmax is None else f"{d.argmax:.2%}"
+            table.add_row(
+                report.engine, output, f"{d.max_abs:.2e}", f"{d.max_rel:.2e}", ulp,
+                f"{d.outside:.2%}", agreement, verdict,
+            )  # fmt: skip
+    console.print(table)
+    for report in reports:
+        if report.reason:
+            console.print(Text(f"{report.engine}: {report.reason}"))
+
+
+def print_benchmark(console: Console, title: str, report: BenchmarkReport) -> None:
+    names = list(dict.fromkeys(name for rows in report.timings.values() for name in rows))
+    table = _table(title, "", *report.timings)
+    for name in names:
+        shown = f"{name} (chosen)" if name == report.fastest else name
+        cells = []
+        for rows in report.timings.values():
+            t = rows.get(name)
+            cells.append(
+                "" if t is None else f"{microseconds(t.median_us)} "
+                f"[{microseconds(t.p05_us)} … {microseconds(t.p95_us)}]"
+            )
+        table.add_row(shown, *cells)
+    console.print(table)
+
+
+def print_bundle(console: Console, bundle: Bundle, version: Version | None) -> None:
+    manifest = bundle.manifest
+    console.print(Text(f"{version.ref if version else bundle.path}", style="bold"))
+    facts = {
+        "description": manifest.description or "—",
+        "digest": bundle.digest,
+        "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
+        "created": manifest.provenance.created,
+        "source": _source(manifest),
+        "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
+        "rows": ", ".join(
+            f"{dim}: {r['min']} … {r['max']}" for dim, r in manifest.signature["rows"].items()
+        ),
+        "tools": ", ".join(f"{k} {v}" for k, v in manifest.provenance.tools.items()),
+    }
+    for key, value in facts.items():
+        if value:
+            console.print(Text(f"  {key:12} {value}"))
+    _print_blocks(console, manifest)
+    for target, record in manifest.targets.items():
+        table = _table(f"{target}: {record.status}", "engine", "status", "worst max abs", "median")
+        for engine, candidate in record.candidates.items():
+            shown = f"{engine} (chosen)" if engine == record.chosen else engine
+            worst = max((w.max_abs for w in candidate.worst.values()), default=None)
+            medians = ", ".join(
+                f"n={n}: {microseconds(t.median_us)}" for n, t in candidate.benchmark.items()
+            )
+            table.add_row(
+                shown, candidate.status, "" if worst is None else f"{worst:.2e}", medians
+            )
+        console.print(table)
+        for engine, candidate in record.candidates.items():
+            if candidate.reason:
+                console.print(Text(f"  {engine}: {candidate.reason}"))
+
+
+def _source(manifest: Manifest) -> str:
+    commit = manifest.provenance.git_commit
+    if commit is None:
+        return "not in a git repository"
+    return f"git {commit[:12]}{' with changes' if manifest.provenance.git_dirty else ''}"
+
+
+def _print_blocks(console: Console, manifest: Manifest) -> None:
+    table = _table("blocks", "block", "collection", "columns", "plan", "tolerance")
+    for role in ("inputs", "outputs"):
+        for block in manifest.signature[role]:
+            names = block["columns"]
+            shown = ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
+            t = manifest.tolerances.get(block["name"])
+            table.add_row(
+                f"{'→' if role == 'inputs' else '←'} {block['name']}",
+                block["collection"],
+                shown,
+                f"{block['plan']['kind']} {block['plan']['dtype']} "
+                f"{'×'.join(str(e) for e in block['plan']['feature_shape'])}",
+                "" if t is None else f"{t.atol:g} + {t.rtol:g}·|ref|",
+            )
+    console.print(table)
+
+
+def print_decisions(console: Console, title: str, decisions: Iterable[Decision]) -> None:
+    table = _table(title, "gate", "answer", "found", "limit")
+    kept = list(decisions)
+    for decision in kept:
+        answer = "passed" if decision.passed else "REFUSED"
+        table.add_row(decision.gate, answer, decision.found, decision.limit)
+    console.print(table)
+    for decision in kept:
+        if not decision.passed:
+            console.print(Text(f"{decision.gate}: {decision.detail}"))
+
+
+def print_versions(console: Console, models: Mapping[str, Sequence[Version]]) -> None:
+    table = _table("", "version", "aliases", "targets", "created", "digest")
+    for versions in models.values():
+        for v in versions:
+            table.add_row(
+                v.ref,
+                " ".join(f"@{a}" for a in v.aliases),
+                ", ".join(
+                    f"{t} {status}" + (f" ({v.chosen[t]})" if t in v.chosen else "")
+                    for t, status in v.targets.items()
+                ),
+                v.created.strftime("%Y-%m-%d %H:%M"),
+                v.digest[:12],
+            )
+    console.print(table)

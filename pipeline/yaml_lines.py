@@ -1,0 +1,178 @@
+"""YAML read into plain data that remembers the line of every key, so that errors can name it.
+
+Scalars follow the core schema of YAML 1.2, not PyYAML's 1.1: `1e-5` is a number, `on` and `no` are
+text (a column may be called so), `010` is ten, and a date is text. Keys are text and given once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.errors import ConfigError
+
+Key = tuple[str | int, ...]
+
+_CORE = "tag:yaml.org,2002:"
+_PLAIN = (_CORE + "map", _CORE + "seq")
+# With anchors a small file can unfold into a huge one.
+_MOST_NODES = 100_000
+
+
+class CoreLoader(yaml.SafeLoader):
+    """Resolves plain scalars by YAML 1.2's core schema, https://yaml.org/spec/1.2.2/#103-core-schema."""
+
+
+CoreLoader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in [
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+]:
+    CoreLoader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _first)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A YAML mapping: `data`, and in `lines` the line (from 1) of each key path.
+
+    The line of `("inputs", 0, "dtype")` is that of its key, of `("inputs", 0)` that where the item
+    starts, of `()` that where the mapping starts.
+    """
+
+    source: Path
+    data: dict[str, Any]
+    lines: Mapping[Key, int]
+
+    def line(self, key: Key) -> int:
+        """The line of a key; one that is not there has the line of what should hold it."""
+        while key not in self.lines:
+            key = key[:-1]
+        return self.lines[key]
+
+
+def read_yaml(source: Path) -> Document:
+    """Read one mapping from a file; ConfigError with a line for whatever is not that."""
+    try:
+        text = source.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{source}: is not UTF-8 text: byte {error.start} {error.reason}"
+        ) from None
+    try:
+        root = yaml.compose(text, CoreLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{source}{line}: not YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        cause = str(error).splitlines()[0] if isinstance(error, yaml.YAMLError) else "too deep"
+        raise ConfigError(f"{source}: not YAML: {cause}") from None
+    if not isinstance(root, yaml.MappingNode):
+        found = "nothing" if root is None else _KIND[type(root)]
+        line = f":{root.start_mark.line + 1}" if root is not None else ""
+        raise ConfigError(f"{source}{line}: found {found}; a config is a mapping of keys to values")
+    reader = _Reader(source)
+    data = reader.read(root, (), root.start_mark.line + 1)
+    if reader.problems:
+        raise ConfigError(*reader.problems)
+    return Document(source, data, reader.lines)
+
+
+_KIND: dict[type[yaml.Node], str] = {
+    yaml.ScalarNode: "a single value",
+    yaml.SequenceNode: "a list",
+    yaml.MappingNode: "a mapping",
+}
+
+
+class _Reader:
+    def __init__(self, source: Path) -> None:
+        self.source = source
+        self.lines: dict[Key, int] = {}
+        self.problems: list[str] = []
+        self._open: set[int] = set()
+
+    def read(self, node: yaml.Node, key: Key, line: int) -> Any:
+        if len(self.lines) >= _MOST_NODES:
+            raise ConfigError(f"{self.source}:{line}: more than {_MOST_NODES} entries")
+        if id(node) in self._open:
+            raise ConfigError(f"{self.source}:{line}: an anchor that contains itself")
+        self.lines[key] = line
+        self._open.add(id(node))
+        try:
+            if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
+                self._refuse(line, f"the tag {node.tag} is not allowed; write plain YAML")
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, key)
+            if isinstance(node, yaml.SequenceNode):
+                return [
+                    self.read(item, (*key, i), item.start_mark.line + 1)
+                    for i, item in enumerate(node.value)
+                ]
+            return self._scalar(node, line)
+        finally:
+            self._open.remove(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag != _CORE + "str":
+                self._refuse(line, f"a key must be text, found {_shown(key_node)}; quote it")
+                continue
+            name = key_node.value
+            path = (*key, name)
+            if name in found:
+                self._refuse(
+                    line, f"{dotted(path)}: given twice, first on line {self.lines[path]}; keep one"
+                )
+                continue
+            found[name] = self.read(value, path, line)
+        return found
+
+    def _scalar(self, node: yaml.Node, line: int) -> Any:
+        tag, text = node.tag.removeprefix(_CORE), node.value
+        try:
+            match tag:
+                case "str":
+                    return text
+                case "null":
+                    return None
+                case "bool":
+                    return text.lower() == "true"
+                case "int":
+                    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+                case "float":
+                    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            self._refuse(line, f"{text!r} is not of the type {node.tag} that it is given")
+            return None
+        self._refuse(line, f"the tag {node.tag} is not allowed; write plain YAML")
+        return None
+
+    def _refuse(self, line: int, text: str) -> None:
+        self.problems.append(f"{self.source}:{line}: {text}")
+
+
+def _shown(node: yaml.Node) -> str:
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else _KIND[type(node)]
+
+
+def dotted(key: Key) -> str:
+    """A key path as text: `inputs[0].columns[1]`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
+    return text.removeprefix(".")

@@ -1,0 +1,298 @@
+"""A bundle: the folder that holds everything of one model version, and that nothing may change.
+
+`SHA256SUMS` lists every other file in the format of `sha256sum -c`; its own digest is the identity
+of the bundle. A folder is a bundle only as a whole: a missing, altered or extra file, a link or a
+special file is refused, for a registry hands these files to other people's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from registry.errors import BundleError
+from registry.promoted import PROMOTED
+from registry.manifest import Manifest, safe_relative
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+VALIDATION = "reports/validation.json"
+BENCHMARK = "reports/benchmark.json"
+
+_SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_CHUNK = 1 << 20
+
+# What stands in the user's way, as against what is wrong in the program that writes.
+_FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256."""
+
+    path: Path
+    manifest: Manifest
+    digest: str
+    files: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
+        """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.
+
+        The structure and the manifest are always checked; `verify=False` leaves out only the
+        digests of the other files. With `verify=True` every file is read once.
+        """
+        root = Path(path).absolute()
+        if not root.is_dir():
+            raise BundleError(f"{root}: no such bundle folder")
+        text = _read(root, SUMS)
+        listed = _parse_sums(root, text)
+        _compare_listing(root, listed)
+
+        content = _read(root, MANIFEST)
+        _require_digest(root, MANIFEST, listed, hashlib.sha256(content).hexdigest(), len(content))
+        manifest = Manifest.from_json(content, where=str(root / MANIFEST))
+        for name, where in manifest.files().items():
+            if name not in listed:
+                raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
+
+        bundle = cls(root, manifest, hashlib.sha256(text).hexdigest(), MappingProxyType(listed))
+        if verify:
+            bundle._check_digests(except_for=MANIFEST)
+        return bundle
+
+    def verify(self) -> None:
+        """Check again that the folder is what was opened, every byte of it."""
+        if Bundle.open(self.path).digest != self.digest:
+            raise BundleError(f"{self.path}: sealed anew since it was opened")
+
+    def file(self, name: str) -> Path:
+        """The path of a file of the bundle, given relative to it."""
+        if name not in self.files:
+            raise BundleError(f"{self.path}: the bundle has no file {name!r}")
+        return self.path / name
+
+    def validation(self) -> dict[str, Any] | None:
+        """`reports/validation.json`, or None where the bundle has no such report."""
+        return self._report(VALIDATION)
+
+    def benchmark(self) -> dict[str, Any] | None:
+        """`reports/benchmark.json`, or None where the bundle has no such report."""
+        return self._report(BENCHMARK)
+
+    def _report(self, name: str) -> dict[str, Any] | None:
+        if name not in self.files:
+            return None
+        try:
+            report = json.loads(_read(self.path, name))
+        except ValueError as error:
+            raise BundleError(f"{self.path / name}: not JSON: {error}") from error
+        if not isinstance(report, dict):
+            raise BundleError(f"{self.path / name}: a JSON object is needed")
+        return report
+
+    def _check_digests(self, except_for: str) -> None:
+        for name in self.files:
+            if name != except_for:
+                found, size = _hash(self.path, name)
+                _require_digest(self.path, name, self.files, found, size)
+
+
+def seal(path: str | Path) -> str:
+    """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
+    root = Path(path)
+    names = sorted(name for name in _listing(root) if name != SUMS)
+    text = "".join(f"{_hash(root, name)[0]}  {name}\n" for name in names).encode()
+    (root / SUMS).write_bytes(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+@contextlib.contextmanager
+def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not
+    at all, and on disk (fsync). After an exception nothing of it is left.
+
+    An existing `dest` is refused before the block runs, unless `replace`. A full disk and the like
+    become a BundleError of one line.
+    """
+    final = Path(dest).absolute()
+    partial = final.parent / f".{final.name}.{uuid.uuid4().hex[:8]}.partial"
+    with _disk_errors(final):
+        if not replace and os.path.lexists(final):
+            raise BundleError(f"{final}: exists already")
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
+        partial.mkdir()
+        try:
+            yield partial
+            _sync_tree(partial)
+            _move_into_place(partial, final, replace=replace)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(final.parent)
+
+
+def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
+    if not os.path.lexists(final):
+        partial.rename(final)
+        return
+    if not replace:  # rename(2) would silently replace an empty folder that came in between
+        raise BundleError(f"{final}: exists already")
+    aside = partial.with_suffix(".old")
+    final.rename(aside)
+    try:
+        partial.rename(final)
+    except BaseException:
+        aside.rename(final)
+        raise
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+
+
+@contextlib.contextmanager
+def _disk_errors(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_FULL_OR_FAILING, *_NOT_WRITABLE):
+            raise
+        raise BundleError(f"cannot write {dest}: {os.strerror(error.errno or 0)}") from error
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _open(root: Path, name: str) -> int:
+    # O_NOFOLLOW: between the listing and now, a file may have become a link. O_NONBLOCK: or a pipe.
+    try:
+        handle = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise BundleError(f"{root}: {name} is missing") from None
+    except OSError as error:
+        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise BundleError(f"{root}: {name} is not a plain file")
+    return handle
+
+
+def _read(root: Path, name: str) -> bytes:
+    try:
+        with os.fdopen(_open(root, name), "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
+
+
+def _hash(root: Path, name: str) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    try:
+        with os.fdopen(_open(root, name), "rb", buffering=0) as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+    except OSError as error:
+        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
+    return digest.hexdigest(), size
+
+
+def _require_digest(
+    root: Path, name: str, listed: Mapping[str, str], found: str, size: int
+) -> None:
+    if found != listed[name]:
+        raise BundleError(
+            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
+            f"{SUMS} says {listed[name][:12]}…)"
+        )
+
+
+def _require_safe(root: Path, name: str) -> None:
+    try:
+        safe_relative(name)
+    except ValueError as error:
+        raise BundleError(f"{root}: {error}") from None
+
+
+def _parse_sums(root: Path, content: bytes) -> dict[str, str]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise BundleError(f"{root}: {SUMS} is not text") from None
+    if not text.endswith("\n"):
+        raise BundleError(f"{root}: {SUMS} is truncated: its last line has no end")
+    listed: dict[str, str] = {}
+    for number, line in enumerate(text[:-1].split("\n"), start=1):
+        match = _SUMS_LINE.fullmatch(line)
+        if match is None:
+            raise BundleError(f"{root}: {SUMS}, line {number}: not '<sha256>  <file>'")
+        digest, name = match.groups()
+        _require_safe(root, name)
+        if name in listed:
+            raise BundleError(f"{root}: {SUMS}, line {number}: lists {name} twice")
+        listed[name] = digest
+    if MANIFEST not in listed:
+        raise BundleError(f"{root}: {SUMS} does not list {MANIFEST}: not a bundle of this program")
+    return listed
+
+
+def _listing(root: Path) -> Iterator[str]:
+    """All files below `root`, relative to it; links, special files and odd names are refused."""
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(root).as_posix()
+                if entry.is_symlink():
+                    raise BundleError(f"{root}: {name} is a symbolic link, not allowed in a bundle")
+                if entry.is_dir():
+                    pending.append(Path(entry.path))
+                elif entry.is_file():
+                    _require_safe(root, name)
+                    yield name
+                else:
+                    raise BundleError(f"{root}: {name} is not a plain file")
+
+
+def _compare_listing(root: Path, listed: Mapping[str, str]) -> None:
+    try:
+        there = set(_listing(root))
+    except OSError as error:
+        raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
+    if missing := sorted(listed.keys() - there):
+        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}")
+    if extra := sorted(there - listed.keys() - {SUMS, PROMOTED}):
+        raise BundleError(f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}")
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

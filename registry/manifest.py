@@ -1,0 +1,184 @@
+"""`manifest.json`: what a bundle holds, how it was made and what was measured on it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from registry.errors import BundleError
+from registry.reference import NAME_PATTERN
+
+SCHEMA_VERSION = 1
+"""The newest manifest that this code writes and reads."""
+
+
+def safe_relative(text: str) -> str:
+    """`text` itself if it is a plain path inside a folder, with `/`; else ValueError."""
+    if not text or text.startswith("/") or "\\" in text or not text.isprintable():
+        raise ValueError(f"{text!r} is not a relative path with plain characters")
+    parts = text.split("/")
+    if any(part in ("", ".", "..") for part in parts) or str(PurePosixPath(text)) != text:
+        raise ValueError(f"{text!r} leaves its folder or is not in normal form")
+    return text
+
+
+def _model_name(text: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, text):
+        raise ValueError(
+            f"{text!r} is not a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front"
+        )
+    return text
+
+
+BundlePath = Annotated[str, AfterValidator(safe_relative)]
+ModelName = Annotated[str, AfterValidator(_model_name)]
+
+
+class _Record(BaseModel):
+    # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
+    # survive the way out and back, where the default would write null and then fail to read it.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Capture(_Record):
+    """How the portable programs were taken from the model."""
+
+    program: Literal["torch.export"] = "torch.export"
+    torchscript: Literal["scripted", "traced"] | None = None
+    torchscript_note: str | None = None
+
+
+class Worst(_Record):
+    """The largest deviations of one output from the reference, over all validated row counts."""
+
+    max_abs: float
+    max_rel: float
+    outside: float
+    """Fraction of the elements outside `atol + rtol * |reference|`."""
+
+
+class Tolerance(_Record):
+    atol: float = Field(ge=0)
+    rtol: float = Field(ge=0)
+    max_outside: float = Field(default=0.0, ge=0, le=1)
+
+
+class BenchmarkStats(_Record):
+    """Time of one call at one row count, in microseconds."""
+
+    median_us: float
+    p05_us: float
+    p95_us: float
+
+
+class Candidate(_Record):
+    """What one engine made for one target."""
+
+    status: Literal["valid", "invalid", "failed"]
+    reason: str | None = None
+    files: list[BundlePath] = Field(default_factory=list)
+    """Relative to the bundle; the engine opens the first."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    compile_seconds: float | None = None
+    worst: dict[str, Worst] = Field(default_factory=dict)
+    benchmark: dict[str, BenchmarkStats] = Field(default_factory=dict)
+    """By row count, as text."""
+
+
+class TargetRecord(_Record):
+    """One target. `unverified`: built, but no device of this kind has run it."""
+
+    status: Literal["verified", "unverified", "failed"]
+    chosen: str | None = None
+    candidates: dict[str, Candidate] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _chosen_exists(self) -> Self:
+        if self.chosen is None:
+            if self.status == "verified":
+                raise ValueError("a verified target names the chosen engine")
+            return self
+        if self.chosen not in self.candidates:
+            raise ValueError(
+                f"chosen engine {self.chosen!r} is not among {sorted(self.candidates)}"
+            )
+        candidate = self.candidates[self.chosen]
+        if not candidate.files:
+            raise ValueError(f"chosen engine {self.chosen!r} has no files")
+        if self.status == "verified" and candidate.status != "valid":
+            raise ValueError(f"chosen engine {self.chosen!r} is {candidate.status}, not valid")
+        return self
+
+
+class Provenance(_Record):
+    created: str
+    """UTC, ISO 8601."""
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    config_sha256: str
+    config: dict[str, Any]
+    tools: dict[str, str] = Field(default_factory=dict)
+    host: dict[str, str] = Field(default_factory=dict)
+    python: str
+
+
+class Manifest(_Record):
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=1)
+    name: ModelName
+    description: str = ""
+    signature: dict[str, Any]
+    """`soa.Signature.to_dict()`"""
+    capture: Capture
+    program: BundlePath = "program.pt2"
+    torchscript: BundlePath | None = None
+    reference: BundlePath = "reference.safetensors"
+    targets: dict[str, TargetRecord] = Field(default_factory=dict)
+    tolerances: dict[str, Tolerance] = Field(default_factory=dict)
+    """By output."""
+    classifiers: list[str] = Field(default_factory=list)
+    """Outputs whose arg-max agreement is reported."""
+    provenance: Provenance
+
+    def files(self) -> dict[str, str]:
+        """Every file that the manifest names, with where it names it."""
+        named = {self.program: "program", self.reference: "reference"}
+        if self.torchscript is not None:
+            named[self.torchscript] = "torchscript"
+        for target, record in self.targets.items():
+            for engine, candidate in record.candidates.items():
+                named |= dict.fromkeys(candidate.files, f"targets[{target}].candidates[{engine}]")
+        return named
+
+    def to_json(self) -> str:
+        """Keys sorted, one final newline: equal manifests give equal bytes."""
+        data = json.loads(self.model_dump_json())
+        return (
+            json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "manifest.json") -> Manifest:
+        """`where` names the file in the errors, which are BundleErrors of one line."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise BundleError(f"{where}: not JSON: {error}") from error
+        if not isinstance(data, dict):
+            raise BundleError(f"{where}: a JSON object is needed, found {type(data).__name__}")
+        found = data.get("schema_version")
+        if isinstance(found, int) and found > SCHEMA_VERSION:
+            raise BundleError(
+                f"{where}: schema version {found} is newer than {SCHEMA_VERSION}, the newest that "
+                "this installation reads: update soa-pipeline"
+            )
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(str(part) for part in first["loc"]) or "(top level)"
+            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+            raise BundleError(f"{where}: {field}: {first['msg']}{more}") from error

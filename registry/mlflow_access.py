@@ -1,0 +1,255 @@
+"""How MLflow is reached: which store, whether it answers now, and its errors in one line.
+
+MLflow waits long before it gives up: 20 s on a locked SQLite file, a hundred seconds on a database
+server that is not there, 4 minutes on a silent tracking server. These are good defaults for a
+training job and bad ones for a command somebody waits for. So each operation first asks the store a
+small question with a short limit. MLflow's own settings stay as they are, and so does its patience
+with a server that answers but is busy.
+
+MLflow is imported inside functions: it takes more than a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
+from soa.errors import SoaPipelineError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+URI_VARIABLE = "PIPELINE_REGISTRY"
+ARTIFACTS_VARIABLE = "PIPELINE_ARTIFACTS"
+DEFAULT_FOLDER = "pipeline-registry"
+LOCK_WAIT_S = 5.0
+ANSWER_WAIT_S = 5.0
+
+_SQLITE = "sqlite:///"
+_DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_FOREIGN = frozenset(
+    ("mlflow", "sqlalchemy", "alembic", "requests", "urllib3", "sqlite3", "botocore", "google")
+)
+
+
+class Access:
+    """One tracking URI for runs and registry alike, and where new artifacts go."""
+
+    def __init__(self, uri: str | None, artifact_root: str | Path | None) -> None:
+        chosen = uri or os.environ.get(URI_VARIABLE)
+        self.uri = _checked(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
+        self.sqlite = _sqlite_path(self.uri)
+        root = artifact_root or os.environ.get(ARTIFACTS_VARIABLE)
+        if root is None and self.sqlite is not None:
+            root = self.sqlite.parent / "artifacts"
+        self._artifact_root = root
+        self._client: MlflowClient | None = None
+
+    @property
+    def shown(self) -> str:
+        """The URI without a password, for people."""
+        return re.sub(r"(://[^/:@]*):[^/@]*@", r"\1:***@", self.uri)
+
+    @property
+    def exists(self) -> bool:
+        """False only for an SQLite file that nothing has been registered in yet."""
+        return self.sqlite is None or self.sqlite.exists()
+
+    def artifact_location(self, name: str) -> str | None:
+        """URI of the folder for model `name`; None leaves it to the tracking server."""
+        root = self._artifact_root
+        if root is None:
+            if urlsplit(self.uri).scheme in ("http", "https"):
+                return None
+            raise RegistryError(
+                f"registry {self.shown}: a database keeps no files: say where bundles go, with "
+                f"{ARTIFACTS_VARIABLE}=<folder or URI>"
+            )
+        if isinstance(root, str) and "://" in root:
+            return f"{root.rstrip('/')}/{name}"
+        return (Path(root).expanduser().absolute() / name).as_uri()
+
+    @contextlib.contextmanager
+    def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
+        """MLflow's client, once the store has answered; inside, errors become RegistryErrors.
+
+        May be nested. A reader never creates the store: it asks `exists` first.
+        """
+        with self._errors_in_one_line():
+            if write and self.sqlite is not None:
+                self.sqlite.parent.mkdir(parents=True, exist_ok=True)
+            self._require_answer(write)
+            if self._client is None:
+                self._client = _connect(self.uri)
+            yield self._client
+
+    @contextlib.contextmanager
+    def _errors_in_one_line(self) -> Iterator[None]:
+        token = _inside.set(True)
+        try:
+            yield
+        except SoaPipelineError:
+            raise
+        except Exception as error:
+            foreign = type(error).__module__.partition(".")[0] in _FOREIGN
+            if not foreign and not isinstance(error, (OSError, ImportError)):
+                raise
+            raise _translated(error, self.shown) from error
+        finally:
+            _inside.reset(token)
+
+    def _require_answer(self, write: bool) -> None:
+        scheme = urlsplit(self.uri).scheme.partition("+")[0]
+        if self.sqlite is not None:
+            if self.sqlite.exists():
+                _ask_sqlite(self.sqlite, write)
+        elif scheme in ("http", "https"):
+            self._ask_server()
+        elif scheme in _DEFAULT_PORTS:
+            self._ask_port(_DEFAULT_PORTS[scheme])
+
+    def _ask_server(self) -> None:
+        import requests  # MLflow's own client, so proxies and certificates count here as there
+
+        try:
+            answer = requests.get(f"{self.uri.rstrip('/')}/health", timeout=ANSWER_WAIT_S)
+        except requests.RequestException as error:
+            raise RegistryUnavailableError(
+                f"registry {self.shown}: no answer from the server: {_reason(error)}"
+            ) from error
+        if answer.status_code in (502, 503, 504):  # a proxy that has lost its server
+            raise RegistryUnavailableError(
+                f"registry {self.shown}: the server is not available (HTTP {answer.status_code})"
+            )
+
+    def _ask_port(self, default_port: int) -> None:
+        address = urlsplit(self.uri)
+        if address.hostname is None:  # a socket file, named in the options
+            return
+        try:
+            where = (address.hostname, address.port or default_port)
+            socket.create_connection(where, ANSWER_WAIT_S).close()
+        except OSError as error:
+            raise RegistryUnavailableError(
+                f"registry {self.shown}: no answer from the database: {_reason(error)}"
+            ) from error
+
+
+def _checked(uri: str) -> str:
+    scheme = urlsplit(uri).scheme
+    if scheme in ("", "file") or len(scheme) == 1:
+        folder = uri.removeprefix("file://")
+        raise RegistryError(
+            f"registry {uri!r}: MLflow keeps a registry in a database or behind a server: write "
+            f"sqlite:///{folder.rstrip('/')}/registry.db, http://host:port or postgresql://..."
+        )
+    if scheme.startswith("sqlite"):
+        path, mark, options = uri.removeprefix(_SQLITE).partition("?")
+        if not uri.startswith(_SQLITE) or path in ("", ":memory:") or path.startswith("file:"):
+            raise RegistryError(f"registry {uri!r}: a file is needed, as sqlite:///folder/file.db")
+        # A relative path would change its meaning with the working folder.
+        return f"{_SQLITE}{Path(path).expanduser().absolute()}{mark}{options}"
+    return uri
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    if not uri.startswith(_SQLITE):
+        return None
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
+
+
+def _ask_sqlite(path: Path, write: bool) -> None:
+    """One short transaction of the kind that is to come. A read needs no write permission."""
+    mode = "rw" if write else "ro"
+    connection = None
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode={mode}",
+            uri=True,
+            timeout=LOCK_WAIT_S,
+            isolation_level=None,
+        )
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if write:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+def _connect(uri: str) -> MlflowClient:
+    # A production process calls nobody's statistics server. Whoever wants that says so.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.tracking import MlflowClient
+
+    for name in _CHATTY:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, _Quiet) for each in logger.filters):
+            logger.addFilter(_Quiet())
+    # Both URIs: with one, the other comes from the environment or is an mlflow.db in the working
+    # folder.
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+# MLflow logs each step of making its tables, and a whole traceback for each database error that
+# it then raises. Only what is logged during our own calls is dropped: the process may be using
+# MLflow for its own ends as well.
+_CHATTY = (
+    "mlflow.store.db.utils",
+    "mlflow.store.model_registry.abstract_store",
+    "alembic.runtime.migration",
+    "alembic.runtime.plugins",
+)
+_inside: ContextVar[bool] = ContextVar("inside_registry", default=False)
+
+
+class _Quiet(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _inside.get()
+
+
+def _translated(error: Exception, shown: str) -> RegistryError:
+    text = f"registry {shown}: {_reason(error)}"
+    if isinstance(error, ImportError):
+        return RegistryError(f"{text}: install what this kind of store needs")
+    if "is locked" in text:
+        return RegistryUnavailableError(f"{text}: another process is using it, try again")
+    if any(word in text for word in ("not a database", "malformed", "no such table", "schema")):
+        return RegistryError(text)
+    code = getattr(error, "error_code", None)
+    if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"):
+        return NotFoundError(text)
+    if code in ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED") or "API request to" in text:
+        return RegistryUnavailableError(text)
+    if code is None and not isinstance(error, ValueError):  # the disk, the network, a database
+        return RegistryUnavailableError(text)
+    return RegistryError(text)
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost sentence: MLflow wraps SQLAlchemy's error, which wraps the driver's."""
+    cause: BaseException | None = error
+    while cause is not None:
+        original = getattr(cause, "orig", None)
+        if isinstance(original, BaseException):
+            return _one_line(original)
+        cause = cause.__cause__
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.strerror}: {error.filename}"
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:299]}…"

@@ -1,0 +1,55 @@
+"""How a version or a bundle folder is written on a command line: `name`, `name/3`, `name@alias`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.errors import RegistryError
+
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
+"""A registered model's name: no slash and no at-sign, which separate version and alias, and no dot
+or dash in front, which would make it a path or an option on a command line."""
+
+_REF = re.compile(
+    rf"(?P<name>{NAME_PATTERN})(?:/(?P<version>[1-9][0-9]{{0,8}})|@(?P<alias>[A-Za-z0-9_-]{{1,255}}))?"
+)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A version in the registry. With neither `version` nor `alias`: the latest one."""
+
+    name: str
+    version: int | None = None
+    alias: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _REF.fullmatch(str(self)) or (self.version is not None and self.alias is not None):
+            raise RegistryError(f"{self!r} is not a version: a name, and a number or an alias")
+
+    def __str__(self) -> str:
+        if self.version is not None:
+            return f"{self.name}/{self.version}"
+        return self.name if self.alias is None else f"{self.name}@{self.alias}"
+
+
+def parse_ref(text: str) -> Ref | Path:
+    """A `Ref`, or the `Path` of a bundle folder. The text alone decides, never what is on disk.
+
+    `name`, `name/3` and `name@alias` are versions; everything else with a slash, or beginning with
+    a dot or a tilde, is a path: a folder `jets` in the working folder is written `./jets`.
+    """
+    if match := _REF.fullmatch(text):
+        version = match["version"]
+        return Ref(match["name"], None if version is None else int(version), match["alias"])
+    if text and "\0" not in text and ("/" in text or text[0] in ".~"):
+        try:
+            return Path(text).expanduser()
+        except RuntimeError:  # ~somebody, and there is no such user
+            return Path(text)
+    raise RegistryError(
+        f"{text!r} is neither a version (name, name/3, name@alias; names have A-Z a-z 0-9 . _ -) "
+        "nor the path of a bundle folder (./folder)"
+    )

@@ -1,0 +1,122 @@
+"""What the registry says about a version, and the tags in which it says it.
+
+The tags are a contract with people: MLflow's web page shows them and its search finds them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import RegistryError
+
+if TYPE_CHECKING:
+    from registry.promotion import Decision
+
+DIGEST = "digest"
+TARGET = "target."
+CHOSEN = "chosen."
+PROMOTION = "promotion."
+ROLLED_BACK = "rolled_back"
+
+
+def tag_of(target: str) -> str:
+    """`cpu/x86-64-v3` as part of a tag or metric: `cpu.x86-64-v3`."""
+    return target.replace("/", ".")
+
+
+def target_of(tag: str) -> str:
+    """The inverse of `tag_of`: a target has one slash, after a device that has no dot."""
+    return tag.replace(".", "/", 1)
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """The record of one promotion: who let the version pass, when, and by which decisions."""
+
+    alias: str
+    by: str
+    at: str
+    """UTC, ISO 8601."""
+    decisions: tuple[Decision, ...]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Promotion:
+        from registry.promotion import Decision
+
+        try:
+            data = json.loads(text)
+            decisions = tuple(Decision(**decision) for decision in data.pop("decisions"))
+            return cls(decisions=decisions, **data)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version as the registry knew it when asked; aliases move on, the rest stays."""
+
+    name: str
+    number: int
+    digest: str
+    """Of the bundle: what `Bundle.digest` has to be."""
+    aliases: tuple[str, ...]
+    targets: Mapping[str, str]
+    """Target to verified, unverified or failed."""
+    chosen: Mapping[str, str]
+    """Target to the engine that serves it."""
+    created: datetime
+    run_id: str | None
+    source: str
+    """URI of the bundle's folder in the artifact store."""
+    tags: Mapping[str, str] = field(repr=False)
+
+    @property
+    def ref(self) -> str:
+        return f"{self.name}/{self.number}"
+
+    def promotion(self, alias: str) -> Promotion | None:
+        """The last promotion to `alias`, or None if no gate ever let this version pass to it."""
+        text = self.tags.get(PROMOTION + alias)
+        if text is None:
+            return None
+        return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
+
+    @classmethod
+    def from_mlflow(cls, found: Any, aliases: Mapping[str, int]) -> Version:
+        """From an `mlflow.entities.model_registry.ModelVersion` and the model's aliases."""
+        tags = {str(key): str(value) for key, value in found.tags.items()}
+        number = int(found.version)
+        if DIGEST not in tags:
+            raise RegistryError(
+                f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
+            )
+        return cls(
+            name=str(found.name),
+            number=number,
+            digest=tags[DIGEST],
+            aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
+            targets=_by_target(tags, TARGET),
+            chosen=_by_target(tags, CHOSEN),
+            created=datetime.fromtimestamp(found.creation_timestamp / 1000, UTC),
+            run_id=found.run_id or None,
+            source=str(found.source),
+            tags=MappingProxyType(tags),
+        )
+
+
+def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
+    return MappingProxyType(
+        {
+            target_of(key.removeprefix(prefix)): value
+            for key, value in sorted(tags.items())
+            if key.startswith(prefix)
+        }
+    )

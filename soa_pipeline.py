@@ -1,0 +1,67 @@
+"""The one module of this project whose name nobody else uses.
+
+Our packages have plain names (`registry`, `runtime`, ...), so a file or an installed package of the
+same name may come first on `sys.path`. Python then imports that one, and what follows is an error,
+or a wrong answer, far away. `check_origins` finds it first and says which file it is.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "pipeline")
+
+
+def check_origins() -> None:
+    """Raise ImportError unless each of our packages is the one beside this file.
+
+    One rule for a checkout, an editable install and a wheel: all packages share this file's folder.
+    Imports nothing; a package that is imported already is judged by what was imported.
+    """
+    here = os.path.dirname(os.path.realpath(__file__))
+    for name in PACKAGES:
+        ours = os.path.join(here, name, "__init__.py")
+        found = _origin(name)
+        if os.path.realpath(found) == ours:
+            continue
+        if not os.path.isfile(ours):
+            raise ImportError(
+                f"soa-pipeline: the package '{name}' is missing: there is no {ours}. "
+                "Install soa-pipeline again."
+            )
+        if not found:
+            raise ImportError(
+                f"soa-pipeline: the package '{name}' cannot be found: put {here} on sys.path."
+            )
+        entry = os.path.dirname(found)
+        if os.path.basename(found) == "__init__.py":
+            entry = os.path.dirname(entry)
+        raise ImportError(
+            f"soa-pipeline: {found} hides our package '{name}' ({os.path.dirname(ours)}). "
+            f"Rename or remove it, or take {entry} off PYTHONPATH and sys.path; "
+            "if pip installed it, use an environment without it."
+        )
+
+
+def _origin(name: str) -> str:
+    """The file that `import name` gives: the folder if it has none, empty if nothing is found."""
+    module = sys.modules.get(name)
+    spec = importlib.util.find_spec(name) if module is None else module.__spec__
+    origin = getattr(module, "__file__", None) or (spec.origin if spec else None)
+    if origin is None and spec is not None and spec.submodule_search_locations:
+        return next(iter(spec.submodule_search_locations))
+    return origin or ""
+
+
+def main() -> None:
+    """Run the `pipeline` command; a hidden package of ours is one line and exit status 2."""
+    try:
+        check_origins()
+    except ImportError as error:
+        print(f"pipeline: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    from pipeline.cli import main as command
+
+    command()

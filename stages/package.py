@@ -1,0 +1,166 @@
+"""Package: everything of one version in one sealed folder, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from engines.engine import Portable, engine
+from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomically
+from registry.manifest import (
+    BenchmarkStats,
+    Candidate,
+    Capture as CaptureRecord,
+    Manifest,
+    Provenance,
+    TargetRecord,
+    Tolerance as ToleranceRecord,
+    Worst,
+)
+from runtime.compare import Tolerance
+from stages.benchmark import BenchmarkReport
+from stages.capture import Capture
+from stages.compile import Compiled
+from stages.errors import StageError
+from stages.validate import ValidationReport
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """What the stages made for one target: candidates, verdicts, and the race of the valid ones."""
+
+    target: str
+    options: Mapping[str, Mapping[str, Any]]
+    compiled: Mapping[str, Compiled]
+    reports: Mapping[str, ValidationReport]
+    benchmark: BenchmarkReport | None
+
+    @property
+    def chosen(self) -> str | None:
+        return self.benchmark.fastest if self.benchmark else None
+
+
+def package(
+    dest: Path,
+    name: str,
+    description: str,
+    capture: Capture,
+    results: Mapping[str, TargetResult],
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+    provenance: Provenance,
+) -> Bundle:
+    """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
+
+    A version of which no target has a valid artifact is refused.
+    """
+    if not any(result.chosen for result in results.values()):
+        reasons = "; ".join(
+            f"{target} {name}: {report.reason}"
+            for target, result in results.items()
+            for name, report in result.reports.items()
+        )
+        raise StageError(f"no artifact of {name!r} is valid: {reasons}")
+    manifest = Manifest(
+        name=name,
+        description=description,
+        signature=capture.signature.to_dict(),
+        capture=CaptureRecord(
+            torchscript=capture.torchscript, torchscript_note=capture.torchscript_note
+        ),
+        torchscript="model.ts" if capture.script else None,
+        targets={target: _record(result) for target, result in results.items()},
+        tolerances={output: ToleranceRecord(**asdict(t)) for output, t in tolerances.items()},
+        classifiers=sorted(classifiers),
+        provenance=provenance,
+    )
+    with write_atomically(dest) as folder:
+        shutil.copy2(capture.program, folder / "program.pt2")
+        shutil.copy2(capture.reference, folder / "reference.safetensors")
+        if capture.script:
+            shutil.copy2(capture.script, folder / "model.ts")
+        for target, result in results.items():
+            for engine_name, compiled in result.compiled.items():
+                _copy_artifact(folder, target, engine_name, compiled)
+        _write_json(
+            folder / VALIDATION,
+            {
+                target: {e: _portable_report(r) for e, r in result.reports.items()}
+                for target, result in results.items()
+            },
+        )
+        _write_json(
+            folder / BENCHMARK,
+            {
+                target: result.benchmark.to_dict()
+                for target, result in results.items()
+                if result.benchmark
+            },
+        )
+        (folder / "manifest.json").write_text(manifest.to_json())
+        seal(folder)
+    return Bundle.open(dest)
+
+
+def _copy_artifact(folder: Path, target: str, engine_name: str, compiled: Compiled) -> None:
+    if compiled.error or not compiled.files:
+        return
+    out = folder / "targets" / target / engine_name
+    out.mkdir(parents=True)
+    for file in compiled.files:
+        shutil.copy2(compiled.folder / file, out / file)
+
+
+def _record(result: TargetResult) -> TargetRecord:
+    candidates: dict[str, Candidate] = {}
+    for engine_name, compiled in result.compiled.items():
+        report = result.reports[engine_name]
+        status = "failed" if compiled.error else "valid" if report.valid else "invalid"
+        timings = result.benchmark.timings if result.benchmark else {}
+        candidates[engine_name] = Candidate(
+            status=status,  # type: ignore[arg-type]
+            reason=report.reason,
+            files=_bundle_files(result.target, engine_name, compiled),
+            options=dict(result.options.get(engine_name, {})),
+            compile_seconds=round(compiled.seconds, 3),
+            worst={
+                output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
+                for output, d in report.worst.items()
+            },
+            benchmark={
+                case.removeprefix("n="): BenchmarkStats(
+                    median_us=rows[engine_name].median_us,
+                    p05_us=rows[engine_name].p05_us,
+                    p95_us=rows[engine_name].p95_us,
+                )
+                for case, rows in timings.items()
+                if engine_name in rows
+            },
+        )
+    return TargetRecord(
+        status="verified" if result.chosen else "failed",
+        chosen=result.chosen,
+        candidates=candidates,
+    )
+
+
+def _bundle_files(target: str, engine_name: str, compiled: Compiled) -> list[str]:
+    if compiled.error:
+        return []
+    if compiled.files:
+        return [f"targets/{target}/{engine_name}/{file}" for file in compiled.files]
+    portable = engine(engine_name).portable_file(Portable(Path("program.pt2"), Path("model.ts")))
+    return [str(portable)] if portable else []
+
+
+def _portable_report(report: ValidationReport) -> dict[str, Any]:
+    return report.to_dict()
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
