@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 from registry.bundle import Bundle, write_atomically
 from registry.errors import BundleError
 from registry.mlflow_access import Access
+from registry.promoted import PROMOTED
 from registry.version import Version
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
@@ -32,6 +33,9 @@ def fetch(access: Access, version: Version, dest: Path) -> None:
     """Copy the bundle to the new folder `dest`, whole and verified or not at all."""
     with write_atomically(dest) as partial:
         _download(access, version, partial)
+        # Registered from a pulled folder, its note of promotion came along. It speaks of another
+        # registry: whether this version is promoted, only this registry can say.
+        (partial / PROMOTED).unlink(missing_ok=True)
         # The digest covers SHA256SUMS, which covers each file.
         require_digest(Bundle.open(partial), version)
 

@@ -23,8 +23,8 @@ from types import MappingProxyType
 from typing import Any
 
 from registry.errors import BundleError
-from registry.promoted import PROMOTED
 from registry.manifest import Manifest, safe_relative
+from registry.promoted import PROMOTED
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"

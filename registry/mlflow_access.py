@@ -83,12 +83,15 @@ class Access:
     def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
         """MLflow's client, once the store has answered; inside, errors become RegistryErrors.
 
-        May be nested. A reader never creates the store: it asks `exists` first.
+        May be nested, a reader in a writer: the outermost asks the store. A reader never creates
+        the store: it asks `exists` first.
         """
+        nested = _inside.get()
         with self._errors_in_one_line():
             if write and self.sqlite is not None:
                 self.sqlite.parent.mkdir(parents=True, exist_ok=True)
-            self._require_answer(write)
+            if not nested:
+                self._require_answer(write)
             if self._client is None:
                 self._client = _connect(self.uri)
             yield self._client
@@ -247,7 +250,10 @@ def _reason(error: BaseException) -> str:
         cause = cause.__cause__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    return _one_line(error)
+    text = _one_line(error)
+    # requests: four exceptions in each other's text, of which the system's is the one to read.
+    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
+    return system[1] if system else text
 
 
 def _one_line(error: BaseException) -> str:

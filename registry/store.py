@@ -147,8 +147,8 @@ class Registry:
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
         with self._access.client(write=True) as client:
-            if self._is_model(client, model):
-                for version in self.versions(model):
+            if (known := _model_of(client, model)) is not None:
+                for version in _our_versions(client, known):
                     if version.digest == bundle.digest:
                         return version
             run = client.create_run(
@@ -158,7 +158,7 @@ class Registry:
             )
             try:
                 source = self._upload(client, run, bundle)
-                if not self._is_model(client, model):
+                if known is None:
                     client.create_registered_model(
                         model, description=bundle.manifest.description[:5000] or None
                     )
@@ -275,9 +275,6 @@ class Registry:
 
     # Looking up
 
-    def _is_model(self, client: MlflowClient, name: str) -> bool:
-        return bool(client.search_registered_models(f"name = '{name}'"))
-
     def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
         ours = _our_versions(client, model)
         if not ours:
@@ -292,12 +289,23 @@ class Registry:
         if not self._access.exists:
             raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
         with self._access.client() as client:
-            if not self._is_model(client, name):
+            model = _model_of(client, name)
+            if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
                 raise NotFoundError(
                     f"{name}: no such model in {self._access.shown}; its models: {have}"
                 )
-            yield client, client.get_registered_model(name)
+            yield client, model
+
+
+def _model_of(client: MlflowClient, name: str) -> Any | None:
+    """MLflow's RegisteredModel, or None if there is no such."""
+    try:
+        return client.get_registered_model(name)
+    except Exception as error:
+        if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
 
 
 def _all_pages(search: Callable[..., Any], *arguments: str) -> list[Any]:

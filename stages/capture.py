@@ -136,7 +136,8 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
         name: collection_for(signature, name, inputs.get(name), case, spare=64 * (i + 1))
         for i, name in enumerate(signature.layouts)
     }
-    return argument_tensors(signature, collections, case)
+    # Clones, since torch cannot save example inputs that share memory under different dtypes.
+    return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 
 
 def collection_for(

@@ -1,0 +1,1 @@
+"""A small jet tagger, trained here on generated jets."""

@@ -1,0 +1,1 @@
+"""A jet-flavour tagger trained and run on a real NanoAOD file."""

@@ -1,0 +1,88 @@
+"""Train the flavour tagger on the NanoAOD file and write its weights.
+
+    python -m examples.nanoaod.train
+
+Seconds. With 6 b jets among 537 it shows the way from a real file, not a tagger to use: what it can
+tell is the cross-validated area under the ROC curve, which is printed (0.5 is a guess).
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from examples.nanoaod import data
+from examples.nanoaod.model import INPUTS, FlavourTagger
+
+WEIGHTS = Path(__file__).with_name("weights.safetensors")
+
+
+def tensors(path: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """The file's jets as (inputs (n, 12) float32, labels (n,), entries (n,))."""
+    columns, labels = data.jets(path)
+    inputs = np.stack([columns[name].astype(np.float32) for name in INPUTS], 1)
+    return torch.from_numpy(inputs), torch.from_numpy(labels), torch.from_numpy(columns["entry"])
+
+
+def train(inputs: Tensor, labels: Tensor, seed: int, steps: int = 150) -> FlavourTagger:
+    torch.manual_seed(seed)
+    model = FlavourTagger()
+    features = model.features(inputs)
+    model.mean.copy_(features.mean(0))
+    model.scale.copy_(1.0 / features.std(0).clamp(min=1.0e-3))
+    # Rare flavours count more, by the square root: 6 jets must not rule the fit.
+    weight = torch.bincount(labels, minlength=3).clamp(min=1).float().rsqrt()
+    loss_of = nn.CrossEntropyLoss(weight=weight)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0e-2, weight_decay=0.3)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model.logits(inputs), labels).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def area_under_roc(score: Tensor, positive: Tensor) -> float:
+    """The probability that a positive scores above a negative; ties count half."""
+    difference = score[positive].unsqueeze(1) - score[~positive].unsqueeze(0)
+    return float((difference > 0).float().mean() + 0.5 * (difference == 0).float().mean())
+
+
+def cross_validate(inputs: Tensor, labels: Tensor, entries: Tensor, seed: int) -> Tensor:
+    """Probabilities (n, 3) of every jet, by a model that saw none of its event's jets."""
+    probabilities = torch.empty(len(labels), 3)
+    for fold in range(5):
+        held = entries % 5 == fold
+        model = train(inputs[~held], labels[~held], seed)
+        with torch.no_grad():
+            probabilities[held] = model(inputs[held])
+    return probabilities
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seed", type=int, default=4)
+    parser.add_argument("--output", type=Path, default=WEIGHTS)
+    options = parser.parse_args()
+
+    from safetensors.torch import save_file
+
+    inputs, labels, entries = tensors(data.locate())
+    found = cross_validate(inputs, labels, entries, options.seed)
+    print(
+        f"{len(labels)} jets; "
+        + ", ".join(f"{int((labels == i).sum())} {name}" for i, name in enumerate(data.CLASSES))
+    )
+    print("area under the ROC curve, 5-fold cross-validation by event:")
+    print(f"  c or b against light: {area_under_roc(1 - found[:, 0], labels > 0):.3f}")
+    print(f"  b against the rest:   {area_under_roc(found[:, 2], labels == 2):.3f}")
+    model = train(inputs, labels, options.seed)
+    save_file(model.state_dict(), options.output)
+    print(f"wrote {options.output} ({options.output.stat().st_size} bytes)")
+
+
+if __name__ == "__main__":
+    main()

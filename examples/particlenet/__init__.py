@@ -1,0 +1,1 @@
+"""The real ParticleNet, trained on JetClass, from weaver-core."""

@@ -1,0 +1,21 @@
+"""What all tests share: markers that skip by themselves, and hypothesis without a clock."""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+
+# No test may fail because a machine is slow or busy.
+hypothesis.settings.register_profile("soa", deadline=None)
+hypothesis.settings.load_profile("soa")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    on_gpu = [item for item in items if item.get_closest_marker("cuda")]
+    if not on_gpu:
+        return
+    import torch  # only now: it takes seconds, and few runs select a GPU test
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA device"))

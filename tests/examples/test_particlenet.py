@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+
+from examples.particlenet import model as particlenet
+
+
+@pytest.fixture
+def model(particlenet_weights: Path) -> particlenet.ParticleNetOnColumns:
+    pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
+    network = particlenet.build()
+    assert isinstance(network, particlenet.ParticleNetOnColumns)
+    state = torch.load(particlenet_weights, map_location="cpu", weights_only=True)
+    network.load_state_dict(state, strict=True)
+    return network.eval().requires_grad_(False)
+
+
+def jets(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
+    columns = particlenet.reference({"n": n}, seed)["jets"]
+    particles = [columns[f"part_{name}"] for name in ("pt", "energy", "deta", "dphi")]
+    jet = [columns[name] for name in ("pt", "energy")]
+    return torch.tensor(np.stack(particles, 1)), torch.tensor(np.stack(jet, 1))
+
+
+def test_the_wrapper_prepares_what_the_network_was_trained_on(
+    model: particlenet.ParticleNetOnColumns,
+) -> None:
+    # The formulas of JetClass_kin.yaml once more, in float64 and by hand, particle by particle.
+    particles, jet = jets(3)
+    points, features, mask = model.prepare(particles, jet)
+    for i in range(3):
+        for p in range(128):
+            pt, energy, deta, dphi = (float(x) for x in particles[i, :, p])
+            if pt == 0:
+                assert not mask[i, 0, p]
+                assert not features[i, :, p].any()
+                continue
+            expected = [
+                (np.log(pt) - 1.7) * 0.7,
+                (np.log(energy) - 2.0) * 0.7,
+                (np.log(pt / float(jet[i, 0])) + 4.7) * 0.7,
+                (np.log(energy / float(jet[i, 1])) + 4.7) * 0.7,
+                (np.hypot(deta, dphi) - 0.2) * 4.0,
+                deta,
+                dphi,
+            ]
+            np.testing.assert_allclose(
+                features[i, :, p].numpy(), np.clip(expected, -5, 5), atol=2e-5
+            )
+            assert points[i, :, p].tolist() == [deta, dphi]
+    with torch.no_grad():
+        direct = model.mod(points.clone(), features.clone(), mask)
+    assert torch.equal(model(particles, jet), direct)
+
+
+def test_it_knows_the_toy_jets_for_what_they_are(model: particlenet.ParticleNetOnColumns) -> None:
+    columns, labels = particlenet._generator().jets(150, 4, 128)
+    particles = np.stack([columns[f"part_{k}"] for k in ("pt", "energy", "deta", "dphi")], 1)
+    jet = np.stack([columns["pt"], columns["energy"]], 1)
+    found = model(torch.tensor(particles), torch.tensor(jet)).numpy()
+    mean = {
+        name: dict(zip(particlenet.CLASSES, found[labels == i].mean(0), strict=True))
+        for i, name in enumerate(("qcd", "w", "top"))
+    }
+    assert mean["qcd"]["QCD"] > 0.6
+    assert mean["w"]["Wqq"] + mean["w"]["Zqq"] > 0.5
+    assert max(mean["top"], key=lambda name: mean["top"][name]) == "Tbqq"
+
+
+def test_it_exports_and_leaves_its_inputs_alone(model: particlenet.ParticleNetOnColumns) -> None:
+    rows = Dim("n", min=0, max=64)
+    exported = torch.export.export(
+        model, jets(7), dynamic_shapes=({0: rows}, {0: rows}), strict=False
+    ).module()
+    for n in (0, 1, 2, 33):
+        particles, jet = jets(n)
+        before = particles.clone()
+        expected = model(particles, jet)
+        assert expected.shape == (n, 10)
+        torch.testing.assert_close(exported(particles, jet), expected, atol=1e-5, rtol=0)
+        assert torch.equal(particles, before)
+
+
+def test_without_weaver_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "weaver.nn.model.ParticleNet", None)
+    with pytest.raises(ImportError, match="pip install --no-deps weaver-core"):
+        particlenet.build()

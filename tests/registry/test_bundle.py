@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import registry.bundle
+from registry import Bundle, BundleError, seal, write_atomically
+
+MakeBundle = Callable[..., Path]
+MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
+
+
+def refused(path: Path, *, verify: bool = True) -> str:
+    """The one line with which the bundle is refused."""
+    with pytest.raises(BundleError) as caught:
+        Bundle.open(path, verify=verify)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_open(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    bundle = Bundle.open(path)
+    assert bundle.path == path
+    assert bundle.manifest.name == "jets"
+    assert bundle.digest == hashlib.sha256((path / "SHA256SUMS").read_bytes()).hexdigest()
+    assert bundle.file(MODEL) == path / MODEL
+    assert bundle.validation() == {"rows": [0, 1, 31]}
+    assert bundle.benchmark() == {"calls": 100}
+
+
+def test_each_file_is_read_once(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_bundle()
+    opened: list[str] = []
+    plain = registry.bundle._open
+
+    def counting(root: Path, name: str) -> int:
+        opened.append(name)
+        return plain(root, name)
+
+    monkeypatch.setattr(registry.bundle, "_open", counting)
+    bundle = Bundle.open(path)
+    assert sorted(opened) == sorted([*bundle.files, "SHA256SUMS"])
+    opened.clear()
+    Bundle.open(path, verify=False)
+    assert sorted(opened) == ["SHA256SUMS", "manifest.json"]
+
+
+def test_sums_are_for_the_standard_tool(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    check = subprocess.run(
+        ["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=path, capture_output=True, text=True
+    )
+    assert check.returncode == 0, check.stderr
+    assert f"{MODEL}: OK" in check.stdout
+
+
+def test_equal_content_has_equal_digest(make_bundle: MakeBundle) -> None:
+    digests = [Bundle.open(make_bundle(seed)).digest for seed in (0, 0, 1)]
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_opened_by_a_relative_path(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_bundle()
+    monkeypatch.chdir(path.parent)
+    bundle = Bundle.open(path.name)
+    monkeypatch.chdir(path)
+    assert bundle.file(MODEL).is_file()
+
+
+@pytest.mark.parametrize("name", [MODEL, "manifest.json", "reports/validation.json"])
+def test_truncated(make_bundle: MakeBundle, name: str) -> None:
+    path = make_bundle()
+    (path / name).write_bytes((path / name).read_bytes()[:-1])
+    assert f"{name} is truncated or altered" in refused(path)
+
+
+def test_altered_byte(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    content = bytearray((path / MODEL).read_bytes())
+    content[2500] ^= 1
+    (path / MODEL).write_bytes(content)
+    assert f"{MODEL} is truncated or altered (5000 bytes" in refused(path)
+    Bundle.open(path, verify=False)
+
+
+def test_altered_manifest_is_refused_in_any_case(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace("a small tagger", "a large tagger"))
+    assert "manifest.json is truncated or altered" in refused(path, verify=False)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_missing(make_bundle: MakeBundle, verify: bool) -> None:
+    path = make_bundle()
+    (path / MODEL).unlink()
+    assert f"{MODEL} is missing" in refused(path, verify=verify)
+    (path / "SHA256SUMS").unlink()
+    assert "SHA256SUMS is missing" in refused(path, verify=verify)
+    assert "no such bundle folder" in refused(path / "nowhere")
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_extra(make_bundle: MakeBundle, verify: bool) -> None:
+    path = make_bundle()
+    (path / "targets/notes.txt").write_text("hello")
+    assert "targets/notes.txt does not belong to the bundle" in refused(path, verify=verify)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_links(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
+    path = make_bundle()
+    shutil.move(path / MODEL, tmp_path / "elsewhere")
+    (path / MODEL).symlink_to(tmp_path / "elsewhere")  # the same bytes
+    assert f"{MODEL} is a symbolic link" in refused(path, verify=verify)
+
+    path = make_bundle()
+    shutil.move(path / "targets", tmp_path / "targets")
+    (path / "targets").symlink_to(tmp_path / "targets")
+    assert "targets is a symbolic link" in refused(path, verify=verify)
+
+    path = make_bundle()
+    (path / "SHA256SUMS").rename(tmp_path / "sums")
+    (path / "SHA256SUMS").symlink_to(tmp_path / "sums")
+    assert "SHA256SUMS" in refused(path, verify=verify)
+
+
+def test_special_file(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    (path / MODEL).unlink()
+    os.mkfifo(path / MODEL)
+    assert f"{MODEL} is not a plain file" in refused(path)  # and does not wait for a writer
+
+
+ZERO = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (f"{ZERO}  ../outside", "leaves its folder"),
+        (f"{ZERO}  a/../../outside", "leaves its folder"),
+        (f"{ZERO}  /etc/passwd", "not a relative path"),
+        (f"{ZERO}  a\\b", "not a relative path"),
+        ("what is this", "line 9: not '<sha256>  <file>'"),
+        ("", "line 9: not '<sha256>  <file>'"),
+        (f"{ZERO}  program.pt2", "line 9: lists program.pt2 twice"),
+    ],
+)
+def test_bad_lines_of_sums(make_bundle: MakeBundle, line: str, message: str) -> None:
+    path = make_bundle()
+    with (path / "SHA256SUMS").open("a") as file:
+        file.write(line + "\n")
+    assert message in refused(path)
+
+
+def test_bad_sums(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    sums = path / "SHA256SUMS"
+    content = sums.read_bytes()
+    for cut in (0, len(content) // 2, len(content) - 1):
+        sums.write_bytes(content[:cut])
+        refused(path)
+    sums.write_bytes(b"\xff\xfe\n")
+    assert "is not text" in refused(path)
+    sums.write_text(f"{ZERO}  program.pt2\n")
+    assert "does not list manifest.json" in refused(path)
+
+
+def test_manifest_that_names_what_is_not_there(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    (path / MODEL).unlink()
+    seal(path)
+    assert f"names {MODEL} (targets[cpu/x86-64-v3].candidates[aoti])" in refused(path)
+
+
+def test_file_of_the_bundle_only(bundle: Bundle) -> None:
+    for name in ("../1/program.pt2", "nothing", "SHA256SUMS", "/etc/passwd"):
+        with pytest.raises(BundleError, match="has no file"):
+            bundle.file(name)
+
+
+def test_reports_may_be_absent_but_not_broken(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    (path / "reports/validation.json").unlink()
+    (path / "reports/benchmark.json").write_text("[1")
+    seal(path)
+    bundle = Bundle.open(path)
+    assert bundle.validation() is None
+    with pytest.raises(BundleError, match=r"benchmark\.json: not JSON"):
+        bundle.benchmark()
+
+
+def test_verify_again(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
+    bundle = Bundle.open(path, verify=False)
+    bundle.verify()
+    (path / "program.pt2").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        bundle.verify()
+    seal(path)
+    with pytest.raises(BundleError, match="sealed anew"):
+        bundle.verify()
+
+
+def test_seal_refuses_what_open_would(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "line\nbreak").write_text("")
+    with pytest.raises(BundleError, match="not a relative path"):
+        seal(folder)
+    (folder / "line\nbreak").unlink()
+    (folder / "link").symlink_to("/etc/passwd")
+    with pytest.raises(BundleError, match="symbolic link"):
+        seal(folder)
+    assert not (folder / "SHA256SUMS").exists()
+
+
+class TestWriteAtomically:
+    def test_appears_whole(self, tmp_path: Path) -> None:
+        dest = tmp_path / "deep" / "dest"
+        with write_atomically(dest) as partial:
+            (partial / "file").write_text("content")
+            assert not dest.exists()
+            assert partial.parent == dest.parent  # the same disk: a rename, not a copy
+        assert (dest / "file").read_text() == "content"
+        assert os.listdir(dest.parent) == ["dest"]
+        plain = tmp_path / "plain"
+        plain.mkdir()
+        assert stat.S_IMODE(dest.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_nothing_is_left_of_a_failure(self, tmp_path: Path, error: type[BaseException]) -> None:
+        def fail(folder: Path) -> None:
+            (folder / "half").write_text("")
+            raise error
+
+        with pytest.raises(error), write_atomically(tmp_path / "x" / "dest") as partial:
+            fail(partial)
+        assert os.listdir(tmp_path / "x") == []
+
+    def test_full_disk_is_one_line(self, tmp_path: Path) -> None:
+        dest = tmp_path / "x" / "dest"
+
+        def fill(folder: Path) -> None:
+            (folder / "half").write_text("")
+            Path("/dev/full").write_bytes(b"0" * 100_000)  # a real ENOSPC
+
+        with pytest.raises(BundleError) as caught, write_atomically(dest) as partial:
+            fill(partial)
+        assert str(caught.value) == f"cannot write {dest}: No space left on device"
+        assert os.listdir(dest.parent) == []
+
+    def test_other_errors_stay_what_they_are(self, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "x" / "dest") as partial:
+            (partial / "nothing").read_text()
+
+    def test_existing(self, tmp_path: Path) -> None:
+        dest = tmp_path / "x" / "dest"
+        dest.mkdir(parents=True)
+        (dest / "old").write_text("")
+        with pytest.raises(BundleError, match="exists already"), write_atomically(dest):
+            pytest.fail("the block runs although there is something in its place")
+        with write_atomically(dest, replace=True) as partial:
+            (partial / "new").write_text("")
+        assert os.listdir(dest) == ["new"]
+        with pytest.raises(ValueError), write_atomically(dest, replace=True):
+            raise ValueError
+        assert os.listdir(dest) == ["new"]
+        assert os.listdir(dest.parent) == ["dest"]
+
+    def test_file_in_the_way(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with (
+            pytest.raises(BundleError, match=r"cannot write .*/file/dest: .*/file is not a folder"),
+            write_atomically(tmp_path / "file" / "dest"),
+        ):
+            pytest.fail("the block runs without a folder")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from registry import BundleError, Manifest, Worst
+
+V3 = "cpu/x86-64-v3"
+
+
+def test_json_round_trip_is_stable(manifest: Manifest) -> None:
+    text = manifest.to_json()
+    again = Manifest.from_json(text)
+    assert again == manifest
+    assert again.to_json() == text
+    keys = list(json.loads(text))
+    assert keys == sorted(keys)
+
+
+def test_order_of_fields_does_not_matter(manifest_data: dict[str, Any]) -> None:
+    shuffled = dict(reversed(manifest_data.items()))
+    one, two = Manifest.model_validate(manifest_data), Manifest.model_validate(shuffled)
+    assert one.to_json() == two.to_json()
+
+
+def test_infinite_and_undefined_deviations_survive(manifest_data: dict[str, Any]) -> None:
+    candidate = manifest_data["targets"][V3]["candidates"]["aoti"]
+    candidate["worst"]["probabilities"] = {"max_abs": math.nan, "max_rel": math.inf, "outside": 1}
+    text = Manifest.model_validate(manifest_data).to_json()
+    worst = Manifest.from_json(text).targets[V3].candidates["aoti"].worst["probabilities"]
+    assert math.isnan(worst.max_abs)
+    assert worst.max_rel == math.inf
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValidationError):
+        Worst(max_abs=0, max_rel=0, outside=0).max_abs = 1.0  # type: ignore[misc]
+
+
+def test_files_are_named_with_their_place(manifest: Manifest) -> None:
+    assert manifest.files() == {
+        "program.pt2": "program",
+        "model.ts": "torchscript",
+        "reference.safetensors": "reference",
+        f"targets/{V3}/aoti/model.pt2": f"targets[{V3}].candidates[aoti]",
+        f"targets/{V3}/aoti/data/weights.bin": f"targets[{V3}].candidates[aoti]",
+    }
+
+
+def test_a_newer_schema_is_refused_whatever_else_it_has(manifest_data: dict[str, Any]) -> None:
+    text = json.dumps(manifest_data | {"schema_version": 2, "new": []})
+    with pytest.raises(BundleError, match=r"^here: schema version 2 is newer than 1, .* update"):
+        Manifest.from_json(text, where="here")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "a JSON object is needed, found list"),
+        ("{}", r"name: Field required \(and 3 more\)"),
+    ],
+)
+def test_what_is_no_manifest(text: str, message: str) -> None:
+    with pytest.raises(BundleError, match=message) as caught:
+        Manifest.from_json(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("surprise", 1, "surprise: Extra inputs"),
+        ("name", "a/b", "not a model name"),
+        ("name", "..", "not a model name"),
+        ("name", "-x", "not a model name"),
+        ("program", "../program.pt2", "leaves its folder"),
+        ("program", "/etc/passwd", "not a relative path"),
+        ("reference", "a//b", "leaves its folder or is not in normal form"),
+        ("torchscript", "a\\b", "not a relative path"),
+        ("torchscript", "a\nb", "not a relative path"),
+    ],
+)
+def test_bad_fields(manifest_data: dict[str, Any], field: str, value: object, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        Manifest.from_json(json.dumps(manifest_data | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"status": "verified"}, "names the chosen engine"),
+        ({"status": "unverified", "chosen": "aoti"}, "is not among"),
+        (
+            {"status": "verified", "chosen": "a", "candidates": {"a": {"status": "valid"}}},
+            "no files",
+        ),
+        (
+            {
+                "status": "verified",
+                "chosen": "a",
+                "candidates": {"a": {"status": "invalid", "files": ["f"]}},
+            },
+            "is invalid, not valid",
+        ),
+        (
+            {"status": "failed", "candidates": {"a": {"status": "valid", "files": ["../f"]}}},
+            "leaves its folder",
+        ),
+    ],
+)
+def test_targets_that_contradict_themselves(
+    manifest_data: dict[str, Any], record: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
+        Manifest.from_json(json.dumps(manifest_data | {"targets": {V3: record}}))

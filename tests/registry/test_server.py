@@ -1,0 +1,96 @@
+"""The registry behind MLflow's own tracking server, which then also keeps the files."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from registry import Bundle, BundleError, Decision, NotFoundError, Registry
+
+MakeBundle = Callable[..., Path]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("uvicorn") is None, reason="the server comes with the mlflow extra"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_database, folder / "registry.db")
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)  # the server has a child for each worker
+        process.wait(30)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
+    pytest.fail(f"MLflow's server does not start:\n{log.read_text()}")
+
+
+def test_a_life_behind_a_server(
+    server: str, make_bundle: MakeBundle, passed: list[Decision], tmp_path: Path
+) -> None:
+    registry = Registry(server)
+    assert registry.list() == []
+    with pytest.raises(NotFoundError, match="its models: none"):
+        registry.find("jets")
+
+    bundle = Bundle.open(make_bundle())
+    first = registry.register(bundle)
+    assert registry.register(bundle) == first
+    second = registry.register(Bundle.open(make_bundle(seed=1)))
+    assert first.source.startswith("mlflow-artifacts:")
+    registry.promote(first, "production", passed)
+    registry.promote(second, "production", passed)
+    assert registry.rollback("jets").ref == "jets/1"
+    assert registry.list()[0].aliases == {"production": 1, "previous": 2}
+    record = registry.find("jets@production").promotion("production")
+    assert record is not None
+    assert record.decisions == tuple(passed)
+    with pytest.raises(NotFoundError, match="there are: 1-2"):
+        registry.find("jets/9")
+
+    assert registry.local_path(first) is None
+    assert registry.fetch(first, tmp_path / "copy").digest == bundle.digest
+    opened = registry.open(first)
+    assert opened.path == tmp_path / "cache" / "soa-pipeline" / bundle.digest
+    assert opened.digest == bundle.digest
+    assert registry.open(first) == opened
+    (opened.path / "program.pt2").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        registry.open(first)
+    elsewhere = registry.open(first, cache=tmp_path / "other")
+    assert elsewhere.path.parent == tmp_path / "other"

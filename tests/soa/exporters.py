@@ -1,0 +1,64 @@
+"""Objects that speak exactly one protocol for sharing memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+Array = np.ndarray[Any, Any]
+
+
+class OnlyDLPack:
+    """DLPack and nothing else, as of a library that torch has never heard of."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **how: Any) -> Any:
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class OldDLPack(OnlyDLPack):
+    """DLPack before its version 1.0: `__dlpack__` takes a stream and nothing else."""
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self._array.__dlpack__(stream=stream)
+
+
+class OnlyArrayInterface:
+    """`__array_interface__` and nothing else."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+        self.__array_interface__ = array.__array_interface__
+
+
+class OnlyCudaArrayInterface:
+    """`__cuda_array_interface__` and nothing else, over a torch tensor's memory."""
+
+    def __init__(self, tensor: torch.Tensor, readonly: bool = False) -> None:
+        self._tensor = tensor
+        self.__cuda_array_interface__ = {
+            **tensor.__cuda_array_interface__,
+            "data": (tensor.data_ptr(), readonly),
+        }
+
+
+def aligned(nbytes: int, alignment: int = 128, shift: int = 0) -> Array:
+    """Zeroed bytes, `shift` past an address that is a multiple of `alignment`."""
+    raw = np.zeros(nbytes + shift + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment + shift
+    return raw[start : start + nbytes]
+
+
+def aligned_array(values: Any, dtype: str, alignment: int = 128, shift: int = 0) -> Array:
+    """A copy of `values`, `shift` past an address that is a multiple of `alignment`."""
+    source = np.asarray(values, dtype)
+    array = aligned(source.nbytes, alignment, shift).view(dtype).reshape(source.shape)
+    array[...] = source
+    return array

@@ -1,0 +1,247 @@
+"""Byte offsets, against numbers worked out by hand and against the C++ formula."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soa.dtypes import DTYPES, itemsize
+from soa.errors import LayoutError
+from soa.layout import Column, Layout, column, eigen, scalar
+from tests.soa.strategies import ROWS, layouts
+
+MEMBERS = (
+    column("pt", "float32"),
+    column("q", "int8"),
+    column("e", "float64"),
+    scalar("run", "uint32"),
+    eigen("dir", "float32", 3),
+    eigen("cov", "float32", 2, 3),
+    column("flag", "bool"),
+    column("h", "bfloat16"),
+)
+
+# fmt: off
+# One row: alignment, n, then the offsets of pt, q, e, run, dir, cov, flag, h, and the total.
+BY_HAND = [
+    # n = 0: every pitch is 0, but the scalar keeps its own 128.
+    (128, 0, [0, 0, 0, 0, 128, 128, 128, 128], 128),
+    # n = 1: every pitch is 128; dir takes 3 * 128 = 384, cov 6 * 128 = 768.
+    (128, 1, [0, 128, 256, 384, 512, 896, 1664, 1792], 1920),
+    # n = 31: pt 124 -> 128, q 31 -> 128, e 248 -> 256, h 62 -> 128.
+    (128, 31, [0, 128, 256, 512, 640, 1024, 1792, 1920], 2048),
+    # n = 32: pt 128 -> 128 and e 256 -> 256, exactly full: no padding at all, as at 31.
+    (128, 32, [0, 128, 256, 512, 640, 1024, 1792, 1920], 2048),
+    # n = 33: pt 132 -> 256, q 33 -> 128, e 264 -> 384, run 128, dir 3 * 256 = 768,
+    #         cov 6 * 256 = 1536, flag 33 -> 128, h 66 -> 128.
+    (128, 33, [0, 256, 384, 768, 896, 1664, 3200, 3328], 3456),
+    # n = 33: pt 132 -> 192, q 33 -> 64, e 264 -> 320, run 64, dir 3 * 192 = 576,
+    #         cov 6 * 192 = 1152, flag 33 -> 64, h 66 -> 128.
+    (64, 33, [0, 192, 256, 576, 640, 1216, 2368, 2432], 2560),
+    # n = 33: pt 132 -> 144, q 33 -> 48, e 264 -> 272, run 16, dir 3 * 144 = 432,
+    #         cov 6 * 144 = 864, flag 33 -> 48, h 66 -> 80.
+    (16, 33, [0, 144, 192, 464, 480, 912, 1776, 1824], 1904),
+    # n = 1: every pitch is 16; dir takes 48, cov 96.
+    (16, 1, [0, 16, 32, 48, 64, 112, 208, 224], 240),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("alignment", "n", "offsets", "total"), BY_HAND)
+def test_offsets_by_hand(alignment: int, n: int, offsets: list[int], total: int) -> None:
+    layout = Layout(MEMBERS, alignment)
+    assert list(layout.offsets(n).values()) == offsets
+    assert layout.nbytes(n) == total
+
+
+def test_pitch_and_padded_length_by_hand() -> None:
+    layout = Layout(MEMBERS)
+    assert layout.pitch("cov", 33) == 256  # 33 * 4 = 132 -> 256
+    assert layout.padded_length("cov", 33) == 64  # 256 / 4
+    assert layout.padded_length("h", 33) == 64  # 66 -> 128; 128 / 2
+    assert layout.padded_length("q", 33) == 128
+    assert layout.pitch("run", 10_000) == 128  # one value, whatever n is
+    assert layout.padded_length("run", 0) == 32
+
+
+def test_components_are_column_major() -> None:
+    # A 2 x 3 matrix is stored as (0,0) (1,0) (0,1) (1,1) (0,2) (1,2).
+    cov = eigen("cov", "float32", 2, 3)
+    read_row_by_row = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [cov.component_of(i) for i in range(6)] == [0, 2, 4, 1, 3, 5]
+    assert [col * 2 + row for row, col in read_row_by_row] == [0, 2, 4, 1, 3, 5]
+    assert [eigen("v", "float32", 3).component_of(i) for i in range(3)] == [0, 1, 2]
+    assert cov.components == 6
+    assert column("x", "float32").components == 1
+    assert column("x", "float32").component_of(0) == 0
+
+
+# The size and pointer arithmetic of SoALayout.h for MEMBERS: alignSize as today, and the form of
+# older releases, whose unsigned wrap-around at n = 0 must come out the same. Eigen::Map with an
+# inner stride puts coefficient (row, col) of a column-major matrix at (col * rows + row) * stride.
+PROGRAM = r"""
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+static std::size_t alignSize(std::size_t size, std::size_t alignment) {
+  return ((size + alignment - 1) / alignment) * alignment;
+}
+static std::size_t before(std::size_t size, std::size_t alignment) {
+  return ((size - 1) / alignment + 1) * alignment;
+}
+
+template <typename T, int ROWS, int COLS>
+struct Matrix {
+  using Scalar = T;
+  static constexpr int RowsAtCompileTime = ROWS, ColsAtCompileTime = COLS;
+};
+
+struct Walk {
+  std::size_t n, alignment, at = 0;
+  std::vector<std::size_t> seen;
+  void advance(std::size_t size, std::size_t count) {
+    if (alignSize(size, alignment) != before(size, alignment)) std::exit(1);
+    seen.push_back(at);
+    at += alignSize(size, alignment) * count;
+  }
+  template <typename T> void column() { advance(n * sizeof(T), 1); }
+  template <typename T> void scalar() { advance(sizeof(T), 1); }
+  template <typename M> void eigen() {
+    advance(n * sizeof(typename M::Scalar), M::RowsAtCompileTime * M::ColsAtCompileTime);
+  }
+};
+
+int main(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    Walk walk{std::strtoul(argv[i], nullptr, 10), std::strtoul(argv[i + 1], nullptr, 10)};
+    walk.column<float>();
+    walk.column<std::int8_t>();
+    walk.column<double>();
+    walk.scalar<std::uint32_t>();
+    walk.eigen<Matrix<float, 3, 1>>();
+    walk.eigen<Matrix<float, 2, 3>>();
+    walk.column<bool>();
+    walk.column<std::uint16_t>();
+    for (std::size_t offset : walk.seen) std::printf("%zu ", offset);
+    std::printf("%zu", walk.at);
+    std::size_t stride = alignSize(walk.n * sizeof(float), walk.alignment) / sizeof(float);
+    for (int row = 0; row < 2; ++row)
+      for (int col = 0; col < 3; ++col)
+        std::printf(" %zu", walk.seen[5] + (col * 2 + row) * stride * sizeof(float));
+    std::printf("\n");
+  }
+}
+"""
+
+
+def test_offsets_of_the_cpp_formula(tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    assert compiler, "g++ is a requirement of this project"
+    source = tmp_path / "walk.cc"
+    source.write_text(PROGRAM)
+    binary = tmp_path / "walk"
+    subprocess.run([compiler, "-std=c++17", "-Wall", "-o", binary, source], check=True)
+    cases = list(itertools.product([*range(70), 127, 128, 129, 4099], [8, 16, 32, 64, 128, 256]))
+    arguments = [str(value) for case in cases for value in case]
+    printed = subprocess.run([binary, *arguments], check=True, capture_output=True, text=True)
+    lines = printed.stdout.splitlines()
+    assert len(lines) == len(cases)
+    for (n, alignment), line in zip(cases, lines, strict=True):
+        layout = Layout(MEMBERS, alignment)
+        offsets = layout.offsets(n)
+        pitch = layout.pitch("cov", n)
+        entries = [offsets["cov"] + layout["cov"].component_of(i) * pitch for i in range(6)]
+        expected = [*offsets.values(), layout.nbytes(n), *entries]
+        assert [int(word) for word in line.split()] == expected, (n, alignment)
+
+
+@given(layouts(), ROWS)
+def test_columns_are_aligned_and_never_overlap(layout: Layout, n: int) -> None:
+    offsets = layout.offsets(n)
+    reached = 0
+    for member in layout.columns:
+        elements = 1 if member.kind == "scalar" else n
+        used = elements * itemsize(member.dtype)
+        pitch = layout.pitch(member.name, n)
+        for k in range(member.components):
+            start = offsets[member.name] + k * pitch
+            assert start == reached  # nothing between columns but the padding at their ends
+            assert start % layout.alignment == 0
+            assert used <= pitch < used + layout.alignment
+            reached = start + pitch
+    assert reached == layout.nbytes(n)
+
+
+@given(layouts(), st.integers(0, 300))
+def test_size_grows_with_n(layout: Layout, n: int) -> None:
+    assert layout.nbytes(n) <= layout.nbytes(n + 1)
+    after = layout.offsets(n + 1)
+    assert all(at <= after[name] for name, at in layout.offsets(n).items())
+
+
+@given(layouts(storages=("buffer", "columns")))
+def test_stored_layout_reads_back(layout: Layout) -> None:
+    assert Layout.from_dict(json.loads(json.dumps(layout.to_dict()))) == layout
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [
+        ("bool", 1),
+        ("int8", 1),
+        ("int16", 2),
+        ("int32", 4),
+        ("int64", 8),
+        ("uint8", 1),
+        ("uint16", 2),
+        ("uint32", 4),
+        ("float16", 2),
+        ("bfloat16", 2),
+        ("float32", 4),
+        ("float64", 8),
+    ],
+)
+def test_dtypes(dtype: str, size: int) -> None:
+    assert itemsize(dtype) == size
+    assert len(DTYPES) == 12
+    assert Layout([column("x", dtype)], 8).nbytes(3) == -(-3 * size // 8) * 8
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: column("2x", "float32"), "'2x' is not an identifier"),
+        (lambda: column("x", "float"), "column 'x': unknown dtype 'float'"),
+        (lambda: column("x", "uint64"), "column 'x': unknown dtype 'uint64'"),
+        (lambda: Column("x", "int8", "row"), "'x': kind 'row'"),  # type: ignore[arg-type]
+        (lambda: Column("x", "int8", "column", (2,)), r"column 'x' has no shape, found \[2\]"),
+        (lambda: eigen("x", "float32"), r"Eigen column 'x' has shape \[\]"),
+        (lambda: eigen("x", "float32", 0), r"'x' has shape \[0\]"),
+        (lambda: eigen("x", "float32", 2, 2, 2), r"'x' has shape \[2, 2, 2\]"),
+        (lambda: eigen("x", "float32", 2.0), r"'x' has shape \[2.0\]"),  # type: ignore[arg-type]
+        (lambda: eigen("x", "float32", True), r"'x' has shape \[True\]"),
+        (lambda: Layout([]), "at least one column"),
+        (lambda: Layout([column("x", "int8"), scalar("x", "int8")]), "'x' is declared twice"),
+        (lambda: Layout([column("x", "int8")], 96), "96 is not a power of two"),
+        (lambda: Layout([column("x", "int8")], 0), "0 is not a power of two"),
+        (lambda: Layout([column("x", "int8")], 64.0), "64.0 is not"),  # type: ignore[arg-type]
+        (lambda: Layout([column("x", "float64")], 4), "smaller than one element of 'x'"),
+        (lambda: Layout(MEMBERS, storage="rows"), "storage 'rows'"),  # type: ignore[arg-type]
+        (lambda: Layout(MEMBERS)["eta"], "no column 'eta' in the layout, which has: pt, q"),
+        (lambda: Layout(MEMBERS).nbytes(-1), "-1 elements"),
+    ],
+)
+def test_layouts_that_cannot_exist(make: Any, says: str) -> None:
+    with pytest.raises(LayoutError, match=says):
+        make()

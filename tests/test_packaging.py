@@ -1,0 +1,198 @@
+"""The wheel, as somebody gets it: built, installed into an empty venv, used from another folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import types
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import soa_pipeline
+
+ROOT = Path(soa_pipeline.__file__).parent
+
+
+def execute(
+    *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    # Without the variables by which this test run would reach its own checkout.
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**clean, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def succeeded(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from a copy of what a checkout holds, so that no build folder appears in the tree."""
+    source = tmp_path_factory.mktemp("source") / "tree"
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info")
+    )
+    out = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
+    succeeded(execute(*pip, "--wheel-dir", out, source, cwd=out))
+    [built] = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A venv that holds our wheel, and sees this one's packages as its dependencies.
+
+    They come by a .pth file, but last, so that a copy of us among them would not hide the wheel.
+    """
+    venv = tmp_path_factory.mktemp("venv")
+    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv))
+    python = venv / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
+    succeeded(execute(*pip, wheel, cwd=venv))
+    [packages] = venv.glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return venv
+
+
+def test_pyproject_lists_the_packages_whose_origin_is_checked() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    listed = settings["setuptools"]["packages"]["find"]["include"]
+    assert [name for name in listed if "." not in name] == list(soa_pipeline.PACKAGES)
+    assert [name for name in listed if "." in name] == [f"{p}.*" for p in soa_pipeline.PACKAGES]
+    known = settings["ruff"]["lint"]["isort"]["known-first-party"]
+    assert known == ["soa_pipeline", *soa_pipeline.PACKAGES]
+
+
+def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
+        text = archive.read(metadata).decode()
+    tops = {name.partition("/")[0] for name in names}
+    info = metadata.partition("/")[0]
+    assert tops == {"soa_pipeline.py", *soa_pipeline.PACKAGES, info}
+    assert f"{info}/licenses/LICENSE" in names
+    assert "License-Expression: Apache-2.0" in text
+    for package in soa_pipeline.PACKAGES:
+        sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / package).rglob("*.py")}
+        native = {
+            p.relative_to(ROOT).as_posix()
+            for suffix in ("h", "hpp", "cpp")
+            for p in (ROOT / package).rglob(f"*.{suffix}")
+        }
+        assert sources | native <= set(names)
+
+
+def test_the_wheel_works_from_another_folder(empty_venv: Path, tmp_path: Path) -> None:
+    python = empty_venv / "bin" / "python"
+    where = succeeded(
+        execute(python, "-c", "import pipeline, soa; print(pipeline.__file__)", cwd=tmp_path)
+    )
+    assert Path(where.strip()).is_relative_to(empty_venv)
+    usage = succeeded(execute(empty_venv / "bin" / "pipeline", "--help", cwd=tmp_path))
+    assert "run" in usage and "promote" in usage
+    assert not list(tmp_path.iterdir())
+
+
+def test_our_own_packages_pass() -> None:
+    soa_pipeline.check_origins()
+
+
+@pytest.mark.parametrize("package", soa_pipeline.PACKAGES)
+def test_a_foreign_module_is_named(tmp_path: Path, package: str) -> None:
+    foreign = tmp_path / f"{package}.py"
+    foreign.write_text("raise AssertionError('nobody may import this')\n")
+    done = execute(
+        sys.executable,
+        "-c",
+        "import soa_pipeline; soa_pipeline.main()",
+        cwd=tmp_path.parent,
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert line == (
+        f"pipeline: error: soa-pipeline: {foreign} hides our package '{package}' "
+        f"({ROOT / package}). Rename or remove it, or take {tmp_path} off PYTHONPATH and sys.path; "
+        "if pip installed it, use an environment without it."
+    )
+
+
+def test_importing_the_face_of_the_project_names_it_too(tmp_path: Path) -> None:
+    foreign = tmp_path / "registry.py"
+    foreign.touch()
+    done = execute(
+        sys.executable,
+        "-c",
+        "import pipeline",
+        cwd=tmp_path.parent,
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"ImportError: soa-pipeline: {foreign} hides")
+
+
+@pytest.fixture
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """`registry` not imported yet, in this process."""
+    monkeypatch.delitem(sys.modules, "registry", raising=False)
+    return monkeypatch
+
+
+def test_a_foreign_package(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "registry").mkdir()
+    (tmp_path / "registry" / "__init__.py").touch()
+    forgotten.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=f"{tmp_path}/registry/__init__.py hides our package"):
+        soa_pipeline.check_origins()
+
+
+def test_a_plain_folder_of_that_name_hides_nothing(
+    forgotten: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As `registry/` in the folder where somebody starts Python: a package comes before it."""
+    (tmp_path / "registry").mkdir()
+    forgotten.syspath_prepend(tmp_path)
+    soa_pipeline.check_origins()
+
+
+def test_what_is_imported_already_counts(forgotten: pytest.MonkeyPatch) -> None:
+    foreign = types.ModuleType("registry")
+    foreign.__file__ = "/elsewhere/registry.py"
+    forgotten.setitem(sys.modules, "registry", foreign)
+    with pytest.raises(ImportError, match=r"/elsewhere/registry\.py hides our package"):
+        soa_pipeline.check_origins()
+
+
+def test_a_checkout_that_is_not_on_the_path(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in soa_pipeline.PACKAGES:
+        forgotten.delitem(sys.modules, name, raising=False)
+    forgotten.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ImportError, match=f"'soa' cannot be found: put {ROOT} on sys.path"):
+        soa_pipeline.check_origins()
+
+
+def test_a_package_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(soa_pipeline, "PACKAGES", ("nowhere_to_be_found",))
+    with pytest.raises(SystemExit) as caught:
+        soa_pipeline.main()
+    assert caught.value.code == 2
+    assert "the package 'nowhere_to_be_found' is missing" in capsys.readouterr().err
