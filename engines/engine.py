@@ -18,7 +18,11 @@ import torch
 from engines.errors import EngineError
 from engines.target import Target
 
-_FILES = {"aoti": "engines.aoti", "torchscript": "engines.torchscript", "exported": "engines.exported"}
+_FILES = {
+    "aoti": "engines.aoti",
+    "torchscript": "engines.torchscript",
+    "exported": "engines.exported",
+}
 
 ENGINES: tuple[str, ...] = tuple(_FILES)
 

@@ -46,7 +46,9 @@ class ExportedEngine(Engine):
                 # checks n against the compiled range, and validation runs n == S.
                 module = program.module(check_guards=False)
             except Exception as error:
-                raise EngineError(f"{file.name} is not a program torch can load: {error}") from error
+                raise EngineError(
+                    f"{file.name} is not a program torch can load: {error}"
+                ) from error
         return _Program(module)
 
 

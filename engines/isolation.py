@@ -1,12 +1,13 @@
 """Risky steps in a process of their own: a crash or a hang there is a result, not our end.
 
 `run_isolated("module:function", payload, ...)` calls the function with the payload (plain data) in
-a fresh interpreter, under a time limit. The folder it gets keeps `log.txt` and `reproduce.sh`, which
-repeats exactly that step alone.
+a fresh interpreter, under a time limit. The folder it gets keeps `log.txt` and `reproduce.sh`,
+which repeats exactly that step alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -92,10 +93,8 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     child.wait()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.jit._fuser import optimized_execution
 
 from engines.engine import Engine, Executable, Portable
 from engines.errors import EngineError
@@ -21,7 +22,7 @@ class _Script:
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         # The profiling executor specialises on what it saw first; with it off, every call of every
         # n runs the same code, and the first one costs no more than the others.
-        with torch.no_grad(), torch.jit.optimized_execution(False):
+        with torch.no_grad(), optimized_execution(False):
             self._module(*arguments)
 
 

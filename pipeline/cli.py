@@ -30,7 +30,9 @@ class _Group(click.Group):
             if error.errno not in _FULL_DISK:
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            click.echo(f"pipeline: the disk is full{where}: free some space and run again", err=True)
+            click.echo(
+                f"pipeline: the disk is full{where}: free some space and run again", err=True
+            )
             ctx.exit(1)
 
 
@@ -39,7 +41,7 @@ def _registry_option(command: F) -> F:
         "--registry",
         "registry_uri",
         metavar="URI",
-        help="MLflow tracking URI of the registry: sqlite:///FILE, http://HOST:PORT, postgresql://… "
+        help="MLflow tracking URI of the registry: sqlite:///FILE, http://HOST:PORT, … "
         "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
     )(command)
 
@@ -58,12 +60,6 @@ def _registry(uri: str | None) -> Any:
 
 def _say(text: str) -> None:
     click.echo(text, err=True)
-
-
-def _console() -> Any:
-    from rich.console import Console
-
-    return Console(soft_wrap=False, width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -114,29 +110,14 @@ def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> Non
             )
         )
         return
+    from pipeline.report import print_reports
+
     if not result.worked:
         click.echo(f"{result.version.ref} is up to date: nothing to do ({result.seconds:.1f} s)")
         return
-    _print_reports(result.bundle)
+    print_reports(result.bundle)
     click.echo(f"registered {result.version.ref} in {result.seconds:.1f} s")
     click.echo(f"next: pipeline promote {result.version.ref} --to production")
-
-
-def _print_reports(bundle: Any) -> None:
-    from pipeline.report import print_benchmark, print_validation
-    from stages.benchmark import BenchmarkReport
-    from stages.validate import ValidationReport
-
-    console = _console()
-    for target, reports in (bundle.validation() or {}).items():
-        print_validation(
-            console,
-            f"validation on {target}",
-            [ValidationReport.from_dict(r) for r in reports.values()],
-        )
-    for target, report in (bundle.benchmark() or {}).items():
-        title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
-        print_benchmark(console, title, BenchmarkReport.from_dict(report))
 
 
 @main.command("ls")
@@ -154,9 +135,9 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     if not any(models.values()):
         click.echo("the registry is empty: fill it with `pipeline run CONFIG`")
         return
-    from pipeline.report import print_versions
+    from pipeline.report import console, print_versions
 
-    print_versions(_console(), models)
+    print_versions(console(), models)
 
 
 def _version(version: Any) -> dict[str, Any]:
@@ -185,9 +166,9 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
         described = _version(version) if version else None
         click.echo(json.dumps({"version": described, "manifest": data}, indent=1))
         return
-    from pipeline.report import print_bundle
+    from pipeline.report import console, print_bundle
 
-    print_bundle(_console(), bundle, version)
+    print_bundle(console(), bundle, version)
 
 
 @main.command()
@@ -201,7 +182,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     Exits with 1 if the artifact chosen for a target is no longer valid.
     """
     from pipeline.promote import revalidate
-    from pipeline.report import print_validation
+    from pipeline.report import console, print_validation
     from runtime.loader import open_bundle
 
     bundle, _ = open_bundle(ref, _registry(registry_uri))
@@ -214,9 +195,11 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
         click.echo(json.dumps(found, indent=1))
     else:
         for name, each in reports.items():
-            print_validation(_console(), f"validation on {name}", each)
+            print_validation(console(), f"validation on {name}", each)
     chosen = {name: bundle.manifest.targets[name].chosen for name in reports}
-    if any(r.engine == chosen[name] and not r.valid for name, each in reports.items() for r in each):
+    if any(
+        r.engine == chosen[name] and not r.valid for name, each in reports.items() for r in each
+    ):
         sys.exit(1)
 
 
@@ -250,7 +233,7 @@ def bench(
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
     import torch
 
-    from pipeline.report import print_benchmark
+    from pipeline.report import console, print_benchmark
     from runtime.loader import open_artifact, open_bundle
     from runtime.session import Session
     from soa.signature import Signature
@@ -262,7 +245,9 @@ def bench(
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     found: dict[str, Any] = {}
     for name in _targets_here(bundle, target):
-        valid = [e for e, c in bundle.manifest.targets[name].candidates.items() if c.status == "valid"]
+        valid = [
+            e for e, c in bundle.manifest.targets[name].candidates.items() if c.status == "valid"
+        ]
         _say(f"timing {', '.join(valid)} on {name}")
         sessions = {
             e: Session(signature, open_artifact(bundle, name, e, torch.device("cpu")))
@@ -273,7 +258,7 @@ def bench(
         click.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
         return
     for name, report in found.items():
-        print_benchmark(_console(), f"one call on {name}: median [p05 … p95], one thread", report)
+        print_benchmark(console(), f"one call on {name}: median [p05 … p95], one thread", report)
 
 
 @main.command()
@@ -304,7 +289,7 @@ def promote(
     the gate and the number, and changes nothing.
     """
     from pipeline.promote import promote as ask_gates
-    from pipeline.report import print_decisions
+    from pipeline.report import console, print_decisions
     from registry.errors import PromotionRefused
 
     try:
@@ -316,7 +301,7 @@ def promote(
         if as_json:
             click.echo(json.dumps({"promoted": None, "decisions": _decisions(refused.decisions)}))
         else:
-            print_decisions(_console(), f"{ref} to @{alias}", refused.decisions)
+            print_decisions(console(), f"{ref} to @{alias}", refused.decisions)
         raise
     if as_json:
         found = {
@@ -327,7 +312,7 @@ def promote(
         }
         click.echo(json.dumps(found, indent=1))
         return
-    print_decisions(_console(), f"{ref} to @{alias}", done.decisions)
+    print_decisions(console(), f"{ref} to @{alias}", done.decisions)
     click.echo(f"{done.version.ref} is now {done.version.name}@{alias}")
 
 

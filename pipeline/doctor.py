@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -44,10 +43,7 @@ def examine(registry: Registry) -> list[Finding]:
 
 
 def _python() -> Finding:
-    found = platform.python_version()
-    if sys.version_info < (3, 11):
-        return Finding("Python", "missing", found, "use Python 3.11 or newer")
-    return Finding("Python", "ok", found)
+    return Finding("Python", "ok", platform.python_version())
 
 
 def _torch() -> Finding:
@@ -106,7 +102,9 @@ def _optional() -> list[Finding]:
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     status: Status = "ok" if free > 2 else "warning"
-    return Finding("disk", status, f"{free:.1f} GB free here", "" if free > 2 else "free some space")
+    return Finding(
+        "disk", status, f"{free:.1f} GB free here", "" if free > 2 else "free some space"
+    )
 
 
 def _registry(registry: Registry) -> Finding:

@@ -136,7 +136,7 @@ def _revalidate(
 
 def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst] | None:
     """Worst deviations by output; a run that failed for another reason counts as all outside."""
-    if report.valid or report.worst and all(not case.faults for case in report.cases):
+    if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
             name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
             for name, d in report.worst.items()
@@ -186,15 +186,11 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
                 continue
             bindings: dict[str, Any] = {}
             for side, (session, inputs) in sides.items():
-                given, written = filled_collections(
-                    session.signature, inputs, case, session.device
-                )
+                given, written = filled_collections(session.signature, inputs, case, session.device)
                 bindings[side] = session.bind(given, written)
             timed = race(bindings, _SECONDS_A_SIZE)
             rows = max(case.values())
-            points.append(
-                SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us)
-            )
+            points.append(SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us))
     finally:
         torch.set_num_threads(threads)
     return points

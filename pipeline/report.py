@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -25,15 +27,31 @@ def microseconds(value: float) -> str:
     return f"{value / 1e6:.3g} s"
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+def console() -> Console:
+    """The terminal's width; 140 columns where the output goes to a file or a pipe."""
+    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+
+
+def new_table(title: str, *columns: str) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     return table
 
 
-def print_validation(console: Console, title: str, reports: Sequence[ValidationReport]) -> None:
-    table = _table(
+def print_reports(bundle: Bundle) -> None:
+    """What a build found out: every candidate against the reference, and their times."""
+    out = console()
+    for target, reports in (bundle.validation() or {}).items():
+        found = [ValidationReport.from_dict(r) for r in reports.values()]
+        print_validation(out, f"validation on {target}", found)
+    for target, report in (bundle.benchmark() or {}).items():
+        title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
+        print_benchmark(out, title, BenchmarkReport.from_dict(report))
+
+
+def print_validation(out: Console, title: str, reports: Sequence[ValidationReport]) -> None:
+    table = new_table(
         title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max",
         "verdict",
     )  # fmt: skip
@@ -50,31 +68,33 @@ def print_validation(console: Console, title: str, reports: Sequence[ValidationR
                 report.engine, output, f"{d.max_abs:.2e}", f"{d.max_rel:.2e}", ulp,
                 f"{d.outside:.2%}", agreement, verdict,
             )  # fmt: skip
-    console.print(table)
+    out.print(table)
     for report in reports:
         if report.reason:
-            console.print(Text(f"{report.engine}: {report.reason}"))
+            out.print(Text(f"{report.engine}: {report.reason}"))
 
 
-def print_benchmark(console: Console, title: str, report: BenchmarkReport) -> None:
+def print_benchmark(out: Console, title: str, report: BenchmarkReport) -> None:
     names = list(dict.fromkeys(name for rows in report.timings.values() for name in rows))
-    table = _table(title, "", *report.timings)
+    table = new_table(title, "", *report.timings)
     for name in names:
         shown = f"{name} (chosen)" if name == report.fastest else name
         cells = []
         for rows in report.timings.values():
             t = rows.get(name)
             cells.append(
-                "" if t is None else f"{microseconds(t.median_us)} "
+                ""
+                if t is None
+                else f"{microseconds(t.median_us)} "
                 f"[{microseconds(t.p05_us)} … {microseconds(t.p95_us)}]"
             )
         table.add_row(shown, *cells)
-    console.print(table)
+    out.print(table)
 
 
-def print_bundle(console: Console, bundle: Bundle, version: Version | None) -> None:
+def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
     manifest = bundle.manifest
-    console.print(Text(f"{version.ref if version else bundle.path}", style="bold"))
+    out.print(Text(f"{version.ref if version else bundle.path}", style="bold"))
     facts = {
         "description": manifest.description or "—",
         "digest": bundle.digest,
@@ -89,23 +109,23 @@ def print_bundle(console: Console, bundle: Bundle, version: Version | None) -> N
     }
     for key, value in facts.items():
         if value:
-            console.print(Text(f"  {key:12} {value}"))
-    _print_blocks(console, manifest)
+            out.print(Text(f"  {key:12} {value}"))
+    _print_blocks(out, manifest)
     for target, record in manifest.targets.items():
-        table = _table(f"{target}: {record.status}", "engine", "status", "worst max abs", "median")
+        table = new_table(
+            f"{target}: {record.status}", "engine", "status", "worst max abs", "median"
+        )
         for engine, candidate in record.candidates.items():
             shown = f"{engine} (chosen)" if engine == record.chosen else engine
             worst = max((w.max_abs for w in candidate.worst.values()), default=None)
             medians = ", ".join(
                 f"n={n}: {microseconds(t.median_us)}" for n, t in candidate.benchmark.items()
             )
-            table.add_row(
-                shown, candidate.status, "" if worst is None else f"{worst:.2e}", medians
-            )
-        console.print(table)
+            table.add_row(shown, candidate.status, "" if worst is None else f"{worst:.2e}", medians)
+        out.print(table)
         for engine, candidate in record.candidates.items():
             if candidate.reason:
-                console.print(Text(f"  {engine}: {candidate.reason}"))
+                out.print(Text(f"  {engine}: {candidate.reason}"))
 
 
 def _source(manifest: Manifest) -> str:
@@ -115,8 +135,8 @@ def _source(manifest: Manifest) -> str:
     return f"git {commit[:12]}{' with changes' if manifest.provenance.git_dirty else ''}"
 
 
-def _print_blocks(console: Console, manifest: Manifest) -> None:
-    table = _table("blocks", "block", "collection", "columns", "plan", "tolerance")
+def _print_blocks(out: Console, manifest: Manifest) -> None:
+    table = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for role in ("inputs", "outputs"):
         for block in manifest.signature[role]:
             names = block["columns"]
@@ -127,26 +147,26 @@ def _print_blocks(console: Console, manifest: Manifest) -> None:
                 block["collection"],
                 shown,
                 f"{block['plan']['kind']} {block['plan']['dtype']} "
-                f"{'×'.join(str(e) for e in block['plan']['feature_shape'])}",
+                f"{' by '.join(str(e) for e in block['plan']['feature_shape'])}",
                 "" if t is None else f"{t.atol:g} + {t.rtol:g}·|ref|",
             )
-    console.print(table)
+    out.print(table)
 
 
-def print_decisions(console: Console, title: str, decisions: Iterable[Decision]) -> None:
-    table = _table(title, "gate", "answer", "found", "limit")
+def print_decisions(out: Console, title: str, decisions: Iterable[Decision]) -> None:
+    table = new_table(title, "gate", "answer", "found", "limit")
     kept = list(decisions)
     for decision in kept:
         answer = "passed" if decision.passed else "REFUSED"
         table.add_row(decision.gate, answer, decision.found, decision.limit)
-    console.print(table)
+    out.print(table)
     for decision in kept:
         if not decision.passed:
-            console.print(Text(f"{decision.gate}: {decision.detail}"))
+            out.print(Text(f"{decision.gate}: {decision.detail}"))
 
 
-def print_versions(console: Console, models: Mapping[str, Sequence[Version]]) -> None:
-    table = _table("", "version", "aliases", "targets", "created", "digest")
+def print_versions(out: Console, models: Mapping[str, Sequence[Version]]) -> None:
+    table = new_table("", "version", "aliases", "targets", "created", "digest")
     for versions in models.values():
         for v in versions:
             table.add_row(
@@ -159,4 +179,4 @@ def print_versions(console: Console, models: Mapping[str, Sequence[Version]]) ->
                 v.created.strftime("%Y-%m-%d %H:%M"),
                 v.digest[:12],
             )
-    console.print(table)
+    out.print(table)

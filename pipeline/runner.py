@@ -208,9 +208,7 @@ def _target(state: _Run, captured: Capture, target: Target, capture_key: str) ->
     return TargetResult(str(target), {}, compiled, reports, timed)
 
 
-def _compile(
-    state: _Run, captured: Capture, target: Target, name: str, key: str
-) -> Compiled:
+def _compile(state: _Run, captured: Capture, target: Target, name: str, key: str) -> Compiled:
     made: list[Compiled] = []
 
     def build(folder: Path) -> bool:
@@ -229,9 +227,7 @@ def _compile(
     if made:
         return made[0]
     data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-    return Compiled(
-        **{**data, "folder": Path(data["folder"]), "files": tuple(data["files"])}
-    )
+    return Compiled(**{**data, "folder": Path(data["folder"]), "files": tuple(data["files"])})
 
 
 def _validate(

@@ -92,8 +92,10 @@ class Access:
                 self.sqlite.parent.mkdir(parents=True, exist_ok=True)
             if not nested:
                 self._require_answer(write)
+            self._require_same_file()
             if self._client is None:
                 self._client = _connect(self.uri)
+                self._remember_file()
             yield self._client
 
     @contextlib.contextmanager
@@ -121,6 +123,21 @@ class Access:
         elif scheme in _DEFAULT_PORTS:
             self._ask_port(_DEFAULT_PORTS[scheme])
 
+    def _require_same_file(self) -> None:
+        """MLflow keeps connections for the life of the process, also to a file that was deleted:
+        what it then writes is lost, without an error."""
+        known = _opened.get(self.uri)
+        if known is not None and known != _identity(self.sqlite):
+            raise RegistryError(
+                f"registry {self.shown}: the file was deleted or replaced since this process "
+                "opened it: start a new process"
+            )
+
+    def _remember_file(self) -> None:
+        found = _identity(self.sqlite)
+        if found is not None:
+            _opened.setdefault(self.uri, found)
+
     def _ask_server(self) -> None:
         import requests  # MLflow's own client, so proxies and certificates count here as there
 
@@ -146,6 +163,18 @@ class Access:
             raise RegistryUnavailableError(
                 f"registry {self.shown}: no answer from the database: {_reason(error)}"
             ) from error
+
+
+# By URI, as MLflow's own cache of connections is: the file that this process has opened.
+_opened: dict[str, tuple[int, int]] = {}
+
+
+def _identity(path: Path | None) -> tuple[int, int] | None:
+    try:
+        found = None if path is None else path.stat()
+    except FileNotFoundError:
+        return None
+    return None if found is None else (found.st_dev, found.st_ino)
 
 
 def _checked(uri: str) -> str:

@@ -61,7 +61,11 @@ class Binding:
         self._arguments = argument_tensors(signature, {**inputs, **outputs}, self.rows)
         # Arguments whose shape is n itself, with the whole memory behind each.
         self._by_rows = [
-            (i, a.rows, None if a.kind == "carrier" else self._whole(a.collection, a.column, a.component))
+            (
+                i,
+                a.rows,
+                None if a.kind == "carrier" else self._whole(a.collection, a.column, a.component),
+            )
             for i, a in enumerate(signature.arguments)
             if a.kind in ("carrier", "column")
         ]
@@ -98,9 +102,7 @@ class Binding:
         self.rows = wanted
 
 
-def by_name(
-    given: Collections, names: tuple[str, ...], role: str
-) -> dict[str, Collection]:
+def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
     """One collection, or several by name, as a dict; raises BindError if they are not those."""
     if isinstance(given, Collection):
         if len(names) != 1:

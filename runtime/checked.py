@@ -166,7 +166,9 @@ class _CheckedBinding(Binding):
                 for column in collection.layout.columns:
                     for k in range(column.components):
                         n = 1 if column.kind == "scalar" else collection.n
-                        copy.component(column.name, k)[:n] = collection.component(column.name, k)[:n]
+                        copy.component(column.name, k)[:n] = collection.component(column.name, k)[
+                            :n
+                        ]
             fresh[name] = copy
         self._session.reference(argument_tensors(self.signature, fresh, self.rows))
         return fresh

@@ -57,14 +57,24 @@ class Deviation:
 def compare(
     found: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, classifier: bool
 ) -> Deviation:
-    """Compare two CPU tensors of one shape `(n, ...)`; the reference is rounded to found's dtype."""
+    """Compare two CPU tensors of one shape; the reference is rounded to found's dtype first."""
     if found.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(found.shape)} and {tuple(reference.shape)}")
     floating = found.is_floating_point()
     rounded = reference.to(found.dtype)
     if found.numel() == 0:
-        return Deviation(0, 0.0, 0.0, 0.0, 0, *((0.0, 0.0, 0.0) if floating else (None,) * 3),
-                         1.0 if classifier else None, None)  # fmt: skip
+        return Deviation(
+            elements=0,
+            max_abs=0.0,
+            max_rel=0.0,
+            outside=0.0,
+            nonfinite_mismatches=0,
+            ulp_p50=0.0 if floating else None,
+            ulp_p99=0.0 if floating else None,
+            ulp_max=0.0 if floating else None,
+            argmax=1.0 if classifier else None,
+            worst_row=None,
+        )
     a, b = found.double(), rounded.double()
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
@@ -73,10 +83,7 @@ def compare(
     outside = mismatch | (gap > tolerance.atol + tolerance.rtol * torch.where(finite, b.abs(), 0.0))
     scale = torch.where(finite, b.abs(), 0.0)
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-    if mismatch.any():
-        worst = int(mismatch.flatten().nonzero()[0])
-    else:
-        worst = int(gap.flatten().argmax())
+    worst = int((mismatch.double() if mismatch.any() else gap).argmax())
     quantiles: tuple[float | None, ...] = (None, None, None)
     if floating:
         quantiles = _ulp_quantiles(found, rounded, finite)

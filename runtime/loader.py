@@ -10,6 +10,7 @@ import torch
 from engines.engine import Executable, engine
 from engines.target import Target, check_host_runs, choose_target
 from registry.bundle import Bundle
+from registry.errors import NotFoundError
 from registry.manifest import Manifest, TargetRecord
 from registry.promoted import read_promoted
 from registry.reference import parse_ref
@@ -79,7 +80,12 @@ def open_bundle(
     if isinstance(parsed, Path):
         return Bundle.open(parsed), None
     store = registry if isinstance(registry, Registry) else Registry(registry)
-    version = store.find(parsed)
+    try:
+        version = store.find(parsed)
+    except NotFoundError as error:
+        if Path(ref).is_dir():
+            raise LoadError(f"{error}; for the folder of that name write ./{ref}") from None
+        raise
     return store.open(version), version
 
 
@@ -96,7 +102,9 @@ def open_artifact(
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
     """The tolerances a version was validated with, by output."""
-    return {name: Tolerance(t.atol, t.rtol, t.max_outside) for name, t in manifest.tolerances.items()}
+    return {
+        name: Tolerance(t.atol, t.rtol, t.max_outside) for name, t in manifest.tolerances.items()
+    }
 
 
 def _require_promoted(ref: str | Path, bundle: Bundle, version: Version | None) -> None:
@@ -147,7 +155,9 @@ def _engine(
         raise LoadError(f"{bundle.manifest.name} has no valid artifact on {target}: {reasons}")
     if name not in record.candidates:
         have = ", ".join(record.candidates)
-        raise LoadError(f"{bundle.manifest.name} has no {name} artifact on {target}; it has: {have}")
+        raise LoadError(
+            f"{bundle.manifest.name} has no {name} artifact on {target}; it has: {have}"
+        )
     candidate = record.candidates[name]
     if mode == "production" and candidate.status != "valid":
         raise LoadError(

@@ -42,7 +42,7 @@ class Collection:
             return
         parts = {
             c.name: [
-                allocate(_column_bytes(c, capacity), layout.alignment, device).view(
+                allocate(_column_bytes(c, capacity), layout.alignment_of(c.name), device).view(
                     torch_dtype(c.dtype)
                 )
                 for _ in range(c.components)
@@ -134,7 +134,7 @@ class Collection:
 
         `columns[name]` is one exporter of `capacity` elements, or for an Eigen column a sequence
         of one exporter per component, in storage (column-major) order. Each must be of the column's
-        dtype and aligned to the layout's alignment.
+        dtype and aligned to `layout.alignment_of` it.
         """
         if layout.storage != "columns":
             raise CollectionError("this layout is one buffer: use Collection.wrap or from_arrays")
@@ -153,7 +153,9 @@ class Collection:
             parts[member.name] = []
             for k, piece in enumerate(pieces):
                 label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
-                tensor, only_read, owner = _import_column(label, member, piece, layout.alignment)
+                tensor, only_read, owner = _import_column(
+                    label, member, piece, layout.alignment_of(member.name)
+                )
                 parts[member.name].append(tensor)
                 owners.append(owner)
                 locked = locked or only_read

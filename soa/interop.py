@@ -39,8 +39,9 @@ def from_arrow(
     """A read-only collection over Arrow columns, without a copy.
 
     With `layout` (a model's, of `columns` storage), its columns are looked up by name and the
-    others left alone; this is where Eigen columns come from. Without, every column is taken, and
-    the alignment is the widest element's, all that Arrow promises of a slice. Raises
+    others left alone; this is where Eigen columns come from. Without, every column is taken.
+    A slice starts at any element, so the alignment is 1, each column's own element; a layout that
+    asks for more takes whole buffers, which pyarrow aligns to 64, and few slices. Raises
     CollectionError for nulls, several chunks, and types that are not one number per element.
     """
     import pyarrow as pa
@@ -119,8 +120,11 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     """
     import awkward as ak
 
-    def content_of(values: torch.Tensor, dtype: str) -> Any:
-        numpy_dtype(dtype)
+    def content_of(name: str, values: torch.Tensor, dtype: str) -> Any:
+        if dtype == "bfloat16":
+            raise CollectionError(
+                f"column {name!r}: NumPy has no bfloat16; leave it out (columns=)"
+            )
         array: np.ndarray[Any, Any] = values.numpy()
         if collection.readonly:
             array.flags.writeable = False
@@ -129,7 +133,7 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     contents = []
     names = []
     for member, parts in _exported(collection, columns):
-        made = [content_of(part, member.dtype) for part in parts]
+        made = [content_of(member.name, part, member.dtype) for part in parts]
         if member.kind == "eigen":
             made = [ak.contents.RecordArray(made, _entry_names(member), length=collection.n)]
         contents += made
@@ -172,8 +176,7 @@ def _layout_of(values: Mapping[str, Any]) -> Layout:
             f"column {strange[0][0]!r} is {strange[0][1]}: convert it to one of {', '.join(DTYPES)}"
         )
     columns = [column(name, str(found.dtype)) for name, found in values.items()]
-    widest = max((itemsize(c.dtype) for c in columns), default=1)
-    return Layout(columns, widest, "columns")
+    return Layout(columns, 1, "columns")
 
 
 def _in_storage_order(member: Column, values: Any) -> Any:

@@ -100,7 +100,8 @@ class Layout:
     """Ordered columns and their alignment in bytes.
 
     `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column;
-    `columns`, each physical column in memory of its own, as in Arrow.
+    `columns`, each physical column in memory of its own, as in Arrow. There a column whose elements
+    are larger than the alignment is aligned to its element: 1 asks for no more than that.
     """
 
     columns: tuple[Column, ...]
@@ -132,7 +133,7 @@ class Layout:
         ):
             raise LayoutError(f"alignment {self.alignment} is not a power of two")
         widest = max(self.columns, key=lambda c: itemsize(c.dtype))
-        if self.alignment < itemsize(widest.dtype):
+        if self.storage == "buffer" and self.alignment < itemsize(widest.dtype):
             raise LayoutError(
                 f"alignment {self.alignment} is smaller than one element of "
                 f"{widest.name!r} ({widest.dtype}, {itemsize(widest.dtype)} bytes)"
@@ -150,6 +151,10 @@ class Layout:
         except KeyError:
             have = ", ".join(c.name for c in self.columns)
             raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
+
+    def alignment_of(self, name: str) -> int:
+        """Bytes that a column's address is a multiple of."""
+        return max(self.alignment, itemsize(self[name].dtype))
 
     def pitch(self, name: str, n: int) -> int:
         """Bytes from the start of one component of a column to the next, for n elements."""

@@ -181,16 +181,29 @@ def _from_dlpack(memory: Any) -> Bytes:
     return _from_tensor(tensor, bool(reader.flags & reader.READ_ONLY), memory)
 
 
-class _CudaMemory:
-    """An address on a GPU in the form that torch imports."""
+class _At:
+    """An address in the forms that NumPy and torch import; it holds the memory's owner."""
 
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
+    def __init__(self, address: int, nbytes: int, owner: object) -> None:
+        self.owner = owner
+        self.interface = {
             "shape": (nbytes,),
             "typestr": "|u1",
             "data": (address, False),
             "version": 3,
         }
+
+
+class _OnCpu(_At):
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return self.interface
+
+
+class _OnCuda(_At):
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return self.interface
 
 
 def _from_address(
@@ -201,11 +214,10 @@ def _from_address(
     if address == 0:
         raise CollectionError(f"null address for {nbytes} bytes")
     if torch.device(device).type != "cpu":
-        return _from_cuda_interface(_CudaMemory(address, nbytes), device).tensor
-    memory: Any = (ctypes.c_uint8 * nbytes).from_address(address)
-    # A view of a collection outlives it: what the tensor itself holds must hold the owner.
-    memory.owner = owner
-    return torch.frombuffer(memory, dtype=torch.uint8)
+        return _from_cuda_interface(_OnCuda(address, nbytes, owner), device).tensor
+    # The tensor holds the array, which holds what it was made from, which holds the owner: a view
+    # of a collection outlives it.
+    return torch.from_numpy(np.asarray(_OnCpu(address, nbytes, owner)))
 
 
 def check_alignment(tensor: torch.Tensor, alignment: int, what: str) -> None:

@@ -51,14 +51,8 @@ class BoundBlock:
 
     def shape(self, n: int) -> tuple[int, ...]:
         """The shape of the model's tensor at n rows."""
-        return (
-            self.plan.feature_shape
-            if self.plan.kind == "scalars"
-            else (
-                n,
-                *self.plan.feature_shape,
-            )
-        )
+        per_row = self.plan.feature_shape
+        return per_row if self.plan.kind == "scalars" else (n, *per_row)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,6 @@ from stages.errors import CaptureError
 from stages.reference import (
     Arrays,
     Case,
-    Reference,
     compute_reference,
     eager_outputs,
     make_cases,
@@ -99,9 +98,10 @@ def capture(
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
     _check_eager(model, signature, arguments, example)
-    scripted = isinstance(model, torch.jit.ScriptModule)
     say("exporting the model")
-    exportable = _from_torchscript(model, arguments) if scripted else model
+    exportable = model
+    if isinstance(model, torch.jit.ScriptModule):
+        exportable = _from_torchscript(model, arguments)
     _check_export(exportable, signature, arguments)
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
@@ -123,7 +123,9 @@ def example_case(signature: Signature) -> Case:
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
         rows = signature.ranges[dim]
-        case[dim] = wanted if rows.min <= wanted <= rows.max else max(rows.min, rows.max - len(case))
+        case[dim] = (
+            wanted if rows.min <= wanted <= rows.max else max(rows.min, rows.max - len(case))
+        )
     return case
 
 
@@ -192,12 +194,14 @@ def _check_export(
             functional = exported.run_decompositions({})
         except Exception as error:
             raise CaptureError(_diagnose(model, arguments, shapes, error)) from error
-    mutated = [s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name]
+    mutated = [
+        s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name
+    ]
     if mutated:
         raise CaptureError(
-            f"the model writes into {', '.join(repr(m) for m in mutated)}{_mutation_line(exported)}: "
-            "an artifact keeps no state and only reads the user's memory; use the out-of-place "
-            "operation"
+            f"the model writes into {', '.join(map(repr, mutated))}"
+            f"{_mutation_line(exported)}: an artifact keeps no state and only reads the user's "
+            "memory; use the out-of-place operation"
         )
 
 
@@ -218,9 +222,11 @@ def _export_convention(
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
             # written outputs are the program's results.
-            return torch.export.export(
+            exported = torch.export.export(
                 wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
-            ).run_decompositions({})
+            )
+            functional: ExportedProgram = exported.run_decompositions({})
+            return functional
         except Exception as error:
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
@@ -251,7 +257,9 @@ def _torchscript(
             except Exception as error:
                 notes.append(f"does not script: {_first_line(error)}")
                 if route == "script":
-                    raise CaptureError(f"the model {notes[0]} (torchscript_route: script)") from error
+                    raise CaptureError(
+                        f"the model {notes[0]} (torchscript_route: script)"
+                    ) from error
         if core is None:
             made = "traced"
             try:
@@ -259,7 +267,9 @@ def _torchscript(
             except Exception as error:
                 notes.append(f"does not trace: {_first_line(error)}")
                 if route == "trace":
-                    raise CaptureError(f"the model {notes[-1]} (torchscript_route: trace)") from error
+                    raise CaptureError(
+                        f"the model {notes[-1]} (torchscript_route: trace)"
+                    ) from error
                 return None, "; ".join(notes)
         whole = TracedProgram(SoaProgram(core, signature))
         try:
@@ -278,7 +288,9 @@ def _from_torchscript(
 
     with quiet_torch():
         try:
-            return TS2EPConverter(model, tuple(arguments)).convert().module(check_guards=False)
+            converted = TS2EPConverter(model, tuple(arguments)).convert()
+            module: torch.nn.Module = converted.module(check_guards=False)
+            return module
         except Exception as error:
             raise CaptureError(
                 f"torch cannot convert this TorchScript to an exported program: "

@@ -49,7 +49,9 @@ class SoaProgram(torch.nn.Module):
             at += count
         return ()
 
-    def _read(self, i: int, bound: BoundBlock, given: Sequence[Any], n: int) -> torch.Tensor:
+    def _read(
+        self, i: int, bound: BoundBlock, given: Sequence[torch.Tensor], n: int
+    ) -> torch.Tensor:
         plan = bound.plan
         dtype = torch_dtype(plan.dtype)
         if plan.kind == "scalars":
@@ -60,16 +62,18 @@ class SoaProgram(torch.nn.Module):
             block = given[0].narrow(1, 0, n)
             if _is_eigen(bound):
                 rows, cols = plan.feature_shape
-                return block.unflatten(0, (cols, rows)).permute(2, 1, 0).to(dtype)
+                split: torch.Tensor = block.unflatten(0, (cols, rows))
+                return split.permute(2, 1, 0).to(dtype)
             if not plan.identity:
                 block = block.index_select(0, self.get_buffer(f"order_{i}"))
             block = block.transpose(0, 1).to(dtype)
         if len(plan.feature_shape) == 1:
             return block
-        return block.unflatten(1, plan.feature_shape)
+        shaped: torch.Tensor = block.unflatten(1, plan.feature_shape)
+        return shaped
 
     def _write(
-        self, i: int, bound: BoundBlock, value: torch.Tensor, given: Sequence[Any], n: int
+        self, i: int, bound: BoundBlock, value: torch.Tensor, given: Sequence[torch.Tensor], n: int
     ) -> None:
         plan = bound.plan
         if plan.kind == "scalars":
@@ -140,6 +144,8 @@ def _count(plan: Plan) -> int:
 
 def _is_eigen(bound: BoundBlock) -> bool:
     """Whether the block is one whole Eigen matrix, seen as (n, r, c)."""
-    return len(bound.block.columns) == 1 and bound.block.shape is None and len(
-        bound.plan.feature_shape
-    ) == 2
+    return (
+        len(bound.block.columns) == 1
+        and bound.block.shape is None
+        and len(bound.plan.feature_shape) == 2
+    )

@@ -14,12 +14,16 @@ from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomicall
 from registry.manifest import (
     BenchmarkStats,
     Candidate,
-    Capture as CaptureRecord,
     Manifest,
     Provenance,
     TargetRecord,
-    Tolerance as ToleranceRecord,
     Worst,
+)
+from registry.manifest import (
+    Capture as CaptureRecord,
+)
+from registry.manifest import (
+    Tolerance as ToleranceRecord,
 )
 from runtime.compare import Tolerance
 from stages.benchmark import BenchmarkReport
@@ -122,7 +126,7 @@ def _record(result: TargetResult) -> TargetRecord:
         status = "failed" if compiled.error else "valid" if report.valid else "invalid"
         timings = result.benchmark.timings if result.benchmark else {}
         candidates[engine_name] = Candidate(
-            status=status,  # type: ignore[arg-type]
+            status=status,
             reason=report.reason,
             files=_bundle_files(result.target, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),

@@ -52,7 +52,7 @@ class Reference:
             with safe_open(path, framework="pt") as stored:
                 cases = json.loads(stored.metadata()["cases"])
                 outputs: list[dict[str, torch.Tensor]] = [{} for _ in cases]
-                for key in stored.keys():
+                for key in list(stored.keys()):
                     kind, where, name = key.split("/", 2)
                     if kind == "input":
                         inputs.setdefault(where, {})[name] = stored.get_tensor(key)

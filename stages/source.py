@@ -74,7 +74,9 @@ def load_callable(spec: str) -> Callable[..., Any]:
     if not where:
         raise SourceError(f"{spec!r} is not 'module:callable' or 'file.py:callable'")
     try:
-        module = _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        module = (
+            _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        )
     except FileNotFoundError:
         raise SourceError(f"no such file: {where}") from None
     except ImportError as error:
@@ -180,7 +182,8 @@ def _load_program(path: Path) -> torch.nn.Module:
 def _load_torchscript(path: Path) -> torch.nn.Module:
     with quiet_torch():
         try:
-            return torch.jit.load(path, map_location="cpu")
+            module: torch.nn.Module = torch.jit.load(path, map_location="cpu")
+            return module
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise SourceError(f"{path} is not TorchScript: {reason}") from error

@@ -123,9 +123,7 @@ def validate_here(
     """What the child does."""
     torch.set_num_threads(1)
     where = torch.device(device)
-    session = Session(
-        Signature.from_dict(signature), engine(name).open(Path(file), where), where
-    )
+    session = Session(Signature.from_dict(signature), engine(name).open(Path(file), where), where)
     report = validate_session(
         session,
         name,

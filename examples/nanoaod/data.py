@@ -48,9 +48,8 @@ def locate(name: str = FILE) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise FileNotFoundError(
-        f"{name} is neither in {' nor in '.join(map(str, folders))}. Get it with 'pip install "
-        f"scikit-hep-testdata' and skhep_testdata.data_path('{name}'), and set SKHEP_DATA to its "
-        "folder."
+        f"{name} is not in {' or '.join(map(str, folders))}. Put it in a folder that SKHEP_DATA "
+        "names; examples/README.md says where it comes from."
     )
 
 

@@ -22,7 +22,7 @@ from registry import Bundle, BundleError, Decision, NotFoundError, Registry
 MakeBundle = Callable[..., Path]
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("uvicorn") is None, reason="the server comes with the mlflow extra"
+    importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"
 )
 
 

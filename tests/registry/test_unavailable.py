@@ -77,10 +77,11 @@ def test_locked(
 
 
 def test_locked_before_mlflow_has_seen_it(registry: Registry) -> None:
-    """With the waiting time as it is, and in a process that prints one line and no traceback."""
+    """In a process of its own, which prints one line and no traceback."""
     script = (
         "import sys\n"
-        "from registry import Registry, RegistryError\n"
+        "from registry import Registry, RegistryError, mlflow_access\n"
+        "mlflow_access.LOCK_WAIT_S = 0.2\n"
         "try:\n"
         "    Registry(sys.argv[1]).find('jets')\n"
         "except RegistryError as error:\n"
@@ -205,10 +206,18 @@ def test_proxy_that_has_lost_its_server() -> None:
     assert "not available (HTTP 503)" in message
 
 
-def test_registry_that_was_deleted_meanwhile(registry: Registry, bundle: Bundle) -> None:
+@pytest.mark.parametrize("replaced", [False, True])
+def test_registry_that_was_deleted_meanwhile(
+    registry: Registry, bundle: Bundle, empty_database: Path, replaced: bool
+) -> None:
+    """MLflow's open connection would go on writing to the file that is no longer there."""
     registry.register(bundle)
-    shutil.rmtree(path_of(registry).parent)
-    assert registry.list() == []
-    with pytest.raises(RegistryError) as caught:
-        registry.register(bundle)
-    assert "\n" not in str(caught.value)
+    path = path_of(registry)
+    path.rename(path.with_suffix(".away"))
+    if replaced:
+        shutil.copy(empty_database, path)
+    else:
+        assert registry.list() == []
+    for each in (registry, Registry(registry.uri)):
+        with pytest.raises(RegistryError, match="deleted or replaced since this process opened it"):
+            each.register(bundle)

@@ -26,7 +26,7 @@ class OnlyDLPack:
 class OldDLPack(OnlyDLPack):
     """DLPack before its version 1.0: `__dlpack__` takes a stream and nothing else."""
 
-    def __dlpack__(self, stream: Any = None) -> Any:
+    def __dlpack__(self, stream: Any = None) -> Any:  # type: ignore[override]
         return self._array.__dlpack__(stream=stream)
 
 

@@ -29,12 +29,10 @@ def layouts(
 ) -> Layout:
     count = draw(st.integers(1, 7))
     columns = [draw(members(f"c{i}", dtypes)) for i in range(count)]
-    storage = draw(st.sampled_from(storages))
-    return Layout(
-        columns,
-        draw(st.sampled_from(ALIGNMENTS)),
-        "columns" if storage == "columns" else "buffer",
-    )
+    alignment = draw(st.sampled_from(ALIGNMENTS))
+    if draw(st.sampled_from(storages)) == "columns":
+        return Layout(columns, draw(st.sampled_from([1, alignment])), "columns")
+    return Layout(columns, alignment)
 
 
 def values_of(layout: Layout, n: int, seed: int) -> dict[str, torch.Tensor]:

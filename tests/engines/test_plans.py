@@ -1,0 +1,114 @@
+"""Every way a block crosses the boundary, all in one compiled signature, in every engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engines import ENGINES
+from runtime.compare import Tolerance
+from soa.dtypes import DTYPES
+from stages.reference import Reference
+from stages.validate import validate_session
+from tests.models import all_dtypes, detector
+from tests.models.building import Built, build
+from tests.soa.strategies import values_of
+
+EXACT = Tolerance(0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def every_plan(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    signature = detector.signature()
+    inputs = {
+        name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)
+        for name in signature.input_collections
+    }
+    return build(
+        detector.Detector(), signature, tmp_path_factory.mktemp("every_plan"), inputs=inputs
+    )
+
+
+@pytest.fixture(scope="module")
+def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    signature = all_dtypes.signature()
+    inputs = {"every": values_of(all_dtypes.EVERY, 100, 3)}
+    return build(
+        all_dtypes.AllDtypes(), signature, tmp_path_factory.mktemp("every_dtype"), inputs=inputs
+    )
+
+
+def test_the_signature_holds_every_plan() -> None:
+    signature = detector.signature()
+    assert {b.name: b.plan.kind for b in (*signature.inputs, *signature.outputs)} == {
+        "in_order": "matrix",
+        "permuted": "matrix",
+        "scattered": "columns",
+        "cast": "columns",
+        "vector": "matrix",
+        "matrix": "matrix",
+        "flattened": "matrix",
+        "reshaped": "matrix",
+        "vector64": "matrix",
+        "scalars": "scalars",
+        "separate": "columns",
+        "separate_matrix": "columns",
+        "pairs": "matrix",
+        "out_permuted": "matrix",
+        "out_scattered": "columns",
+        "out_kind": "matrix",
+        "out_vector": "matrix",
+        "out_matrix": "matrix",
+        "out_scalars": "scalars",
+        "out_reshaped": "columns",
+        "out_one": "matrix",
+        "out_score": "matrix",
+        "out_rank": "matrix",
+    }
+    assert signature.dims == ("n", "m")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> None:
+    reference = Reference.load(every_plan.capture.reference)
+    exact = {b.name: EXACT for b in every_plan.signature.outputs}
+    report = validate_session(every_plan.session(name), name, reference, exact)
+    assert report.reason is None
+    assert report.valid
+    assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 100}
+    assert {case.rows["m"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 70}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
+    reference = Reference.load(every_dtype.capture.reference)
+    exact = {b.name: EXACT for b in every_dtype.signature.outputs}
+    report = validate_session(every_dtype.session(name), name, reference, exact)
+    assert report.reason is None
+    assert report.valid
+
+    # Once more without the validation's own reading of blocks.
+    given, written = every_dtype.collections({"n": 33})
+    every_dtype.session(name).run(given, written)
+    every = given["every"]
+    blocks = [torch.stack([every[d].float() for d in DTYPES], dim=1)]
+    blocks += [every[f"two_{d}"].float() for d in DTYPES]
+    expected = dict(
+        zip(
+            [b.name for b in every_dtype.signature.outputs],
+            every_dtype.model(*blocks),
+            strict=True,
+        )
+    )
+    found = written["written"]
+    for d in DTYPES:
+        assert torch.equal(found[f"mat_{d}"], expected[f"out_{d}"].to(found[f"mat_{d}"].dtype)), d
+    for k, d in enumerate(all_dtypes.FLOATS):
+        assert torch.equal(found[d].float(), expected["floats"][:, k]), d
+    for k, d in enumerate(all_dtypes.SIGNED):
+        assert torch.equal(found[d].long(), expected["signed"][:, k]), d
+    for k, d in enumerate(all_dtypes.UNSIGNED):
+        assert torch.equal(found[d].long(), expected["unsigned"][:, k]), d
+    assert torch.equal(found["bool"], expected["flag"])

@@ -1,0 +1,71 @@
+"""The claim: right on SoA memory at every n, where a plain compiled model is silently wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+from engines import ENGINES
+from engines.torch_quiet import quiet_torch
+from soa.collection import Collection
+from tests.models.building import Built
+from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
+
+SIZES = (0, 1, 2, 31, 32, 33, 1000, 4099)
+
+
+def row_major(jets: Collection) -> torch.Tensor:
+    return torch.stack([jets[name] for name in FEATURES], dim=1)
+
+
+def answers(tags: Collection) -> torch.Tensor:
+    return torch.stack([tags[name] for name in CLASSES], dim=1)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The same model as AOTInductor's own documentation compiles it: on an (n, F) example."""
+    path = tmp_path_factory.mktemp("plain") / "model.pt2"
+    model = PointwiseFirst().eval().requires_grad_(False)
+    with quiet_torch():
+        program = torch.export.export(
+            model, (torch.randn(64, 6),), dynamic_shapes=({0: Dim("n", min=1, max=5000)},)
+        )
+        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        return torch._inductor.aoti_load_package(str(path))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_is_right_at_every_size(mlp: Built, name: str) -> None:
+    session = mlp.session(name)
+    for n in SIZES:
+        for spare in (0, 1, 77):
+            given, written = mlp.collections({"n": n}, spare)
+            session.run(given, written)
+            expected = mlp.model(row_major(given["jets"]))
+            torch.testing.assert_close(
+                answers(written["tags"]), expected, atol=1e-5, rtol=0, msg=f"n={n}, spare={spare}"
+            )
+
+
+def test_where_plain_aotinductor_is_silently_wrong_ours_is_right(mlp: Built, plain: Any) -> None:
+    session = mlp.session("aoti")
+    for n in SIZES[1:]:
+        given, written = mlp.collections({"n": n}, spare=1)
+        jets = given["jets"]
+        strided = jets.matrix("a", 0, 6)[:, :n].T
+        assert strided.shape == (n, 6)
+        assert strided.stride() == (1, jets.layout.padded_length("a", jets.capacity))
+        expected = mlp.model(strided)
+        torch.testing.assert_close(plain(strided.contiguous()), expected, atol=1e-5, rtol=0)
+
+        wrong = plain(strided)  # no exception, and nothing in it looks odd
+        assert wrong.isfinite().all()
+        assert (wrong - expected).abs().max() > 0.1
+
+        session.run(given, written)
+        torch.testing.assert_close(answers(written["tags"]), expected, atol=1e-5, rtol=0)

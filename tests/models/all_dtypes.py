@@ -1,0 +1,105 @@
+"""A model that reads every dtype, as `columns` and as `matrix`, and writes every dtype."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from soa.dtypes import DTYPES
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+SIGNED = ("int8", "int16", "int32", "int64")
+UNSIGNED = ("uint8", "uint16", "uint32")
+
+EVERY = Layout([column(d, d) for d in DTYPES] + [eigen(f"two_{d}", d, 2) for d in DTYPES])
+WRITTEN = Layout(
+    [column(d, d) for d in DTYPES] + [eigen(f"mat_{d}", d, 2, 2) for d in DTYPES] + [
+        eigen("wide", "int64", 2)
+    ]
+)
+
+
+def signature() -> Signature:
+    """One block of every dtype together (plan `columns`), and one `matrix` of each."""
+    return Signature.build(
+        {"every": EVERY, "written": WRITTEN},
+        [
+            Block("mixed", "every", DTYPES, "float32"),
+            *(Block(f"in_{d}", "every", (f"two_{d}",), "float32") for d in DTYPES),
+        ],
+        [
+            Block("floats", "written", FLOATS, "float32"),
+            Block("signed", "written", SIGNED, "int64"),
+            Block("unsigned", "written", UNSIGNED, "int64"),
+            Block("flag", "written", ("bool",)),
+            *(Block(f"out_{d}", "written", (f"mat_{d}",)) for d in DTYPES),
+        ],
+        {"n": RowRange(0, 100, (33,))},
+    )
+
+
+class AllDtypes(nn.Module):
+    """Answers between 0 and 99 (0 or 1 for bool): every dtype holds them exactly."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weights", (torch.arange(36 * 8) * 7 % 13 - 6).reshape(36, 8).float())
+
+    def forward(
+        self,
+        mixed: Tensor,
+        in_bool: Tensor,
+        in_int8: Tensor,
+        in_int16: Tensor,
+        in_int32: Tensor,
+        in_int64: Tensor,
+        in_uint8: Tensor,
+        in_uint16: Tensor,
+        in_uint32: Tensor,
+        in_float16: Tensor,
+        in_bfloat16: Tensor,
+        in_float32: Tensor,
+        in_float64: Tensor,
+    ) -> tuple[Tensor, ...]:
+        row = torch.cat(
+            [
+                mixed,
+                in_bool,
+                in_int8,
+                in_int16,
+                in_int32,
+                in_int64,
+                in_uint8,
+                in_uint16,
+                in_uint32,
+                in_float16,
+                in_bfloat16,
+                in_float32,
+                in_float64,
+            ],
+            dim=1,
+        )
+        y = (row @ self.weights).remainder(100)
+        square = y[:, 4:8].reshape(-1, 2, 2)
+        whole = square.long()
+        return (
+            y[:, 0:4],
+            y[:, 0:4].long(),
+            y[:, 1:4].long(),
+            y[:, 0] > 50,
+            square > 50,
+            whole.to(torch.int8),
+            whole.to(torch.int16),
+            whole.to(torch.int32),
+            whole,
+            whole.to(torch.uint8),
+            whole,
+            whole,
+            square.half(),
+            square.bfloat16(),
+            square,
+            square.double(),
+        )

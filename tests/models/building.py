@@ -1,0 +1,93 @@
+"""From a model to opened sessions, by the stages themselves, without a config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engines import ENGINES, Executable, Portable, Target, engine
+from runtime.session import Session
+from soa import Block, Collection, Layout, RowRange, Signature, column
+from soa.transfer import fill_column
+from stages.capture import Capture, Route, capture
+from stages.compile import artifact_file
+from stages.reference import Arrays, Case, random_inputs
+from tests.models.mlps import CLASSES, FEATURES
+
+JETS = Layout([column(name, "float32") for name in FEATURES])
+TAGS = Layout([column(name, "float32") for name in CLASSES])
+
+
+def mlp_signature(
+    highest: int = 100, typical: tuple[int, ...] = (), lowest: int = 0, output: str = "float32"
+) -> Signature:
+    """Six float32 columns in, three out: the signature of `mlps.PointwiseFirst`."""
+    return Signature.build(
+        {"jets": JETS, "tags": Layout([column(name, output) for name in CLASSES])},
+        [Block("features", "jets", FEATURES)],
+        [Block("probabilities", "tags", CLASSES)],
+        {"n": RowRange(lowest, highest, typical)},
+    )
+
+
+@dataclass(frozen=True)
+class Built:
+    """A captured model and its artifacts, by engine."""
+
+    model: torch.nn.Module
+    signature: Signature
+    inputs: Arrays
+    capture: Capture
+    files: dict[str, Path]
+
+    def executable(self, name: str) -> Executable:
+        return engine(name).open(self.files[name], torch.device("cpu"))
+
+    def session(self, name: str) -> Session:
+        return Session(self.signature, self.executable(name))
+
+    def collections(
+        self, case: Case, spare: int = 0
+    ) -> tuple[dict[str, Collection], dict[str, Collection]]:
+        return reference_collections(self.signature, self.inputs, case, spare)
+
+
+def build(
+    model: torch.nn.Module,
+    signature: Signature,
+    folder: Path,
+    engines: tuple[str, ...] = ENGINES,
+    inputs: Arrays | None = None,
+    route: Route = "auto",
+) -> Built:
+    """Capture and compile in this process, for this host's default CPU target."""
+    model = model.eval().requires_grad_(False)
+    inputs = random_inputs(signature, 1, {}) if inputs is None else inputs
+    captured = capture(model, signature, inputs, folder, route)
+    files: dict[str, Path] = {}
+    for name in engines:
+        out = folder / name
+        out.mkdir()
+        source = Portable(captured.program, captured.script)
+        made = engine(name).compile(source, Target.parse("cpu"), {}, out)
+        files[name] = artifact_file(name, tuple(made), out, captured)
+    return Built(model, signature, inputs, captured, files)
+
+
+def reference_collections(
+    signature: Signature, inputs: Arrays, case: Case, spare: int = 0
+) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """Input collections with the first rows of `inputs`, and zeroed output collections."""
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        n = case[signature.rows_of[name]]
+        given[name] = Collection(signature.layouts[name], n, capacity=n + spare)
+        for member in signature.layouts[name].columns:
+            fill_column(given[name], member, inputs[name][member.name])
+    written: dict[str, Collection] = {}
+    for name in signature.output_collections:
+        n = case[signature.rows_of[name]]
+        written[name] = Collection(signature.layouts[name], n, capacity=n + spare)
+    return given, written

@@ -1,0 +1,240 @@
+"""Small models as a user writes them: one that is fine, and one for each thing that is refused.
+
+A line that a refusal must name carries a comment `# line: <word>`; `line_of` finds it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+FEATURES = ("a", "b", "c", "d", "e", "f")
+CLASSES = ("x", "y", "z")
+
+
+def line_of(word: str) -> str:
+    """`mlps.py:<number>` of the line marked with that word."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"# line: {word}")]
+    return f"{Path(__file__).name}:{number}"
+
+
+class PointwiseFirst(nn.Module):
+    """Its first operation is pointwise: a compiler that trusts strides reads the wrong elements."""
+
+    def __init__(self, seed: int = 0, hidden: int = 48) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.first = nn.Linear(len(FEATURES), hidden)
+            self.last = nn.Linear(hidden, len(CLASSES))
+            self.last.weight.data *= 8  # decided answers: a wrong input shows
+
+    def core(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(torch.log1p(x.abs())))
+        return torch.softmax(self.last(hidden), dim=-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x)
+
+
+class MutatesInput(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2)  # line: mutates input
+        return self.core(x)
+
+
+class MutatesInputByView(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        x[:, 0] = 0.0  # line: mutates by view
+        return self.core(x)
+
+
+class CountsCalls(PointwiseFirst):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)  # line: mutates buffer
+        return self.core(x)
+
+
+class BakesRows(PointwiseFirst):
+    """37 is the row count that capture exports at, so the eager check passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.core(x)
+        return y + torch.zeros(37, 3)  # line: bakes rows
+
+
+class BranchesOnRows(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 100:  # line: branches on rows
+            return self.core(x) * 2
+        return self.core(x)
+
+
+class BranchesOnData(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # line: branches on data
+            return self.core(x)
+        return self.core(x) * 2
+
+
+class FailsWithoutRows(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x - x.amax(dim=0))  # line: fails without rows
+
+
+class Raises(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] == len(FEATURES):
+            raise ValueError("no detector, no answer")  # line: raises
+        return self.core(x)
+
+
+class TwoOutputs(PointwiseFirst):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.core(x), x
+
+
+class NotATensor(PointwiseFirst):
+    def forward(self, x: Tensor) -> tuple[str]:
+        return ("jet",)
+
+
+class WrongWidth(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x)[:, :2]
+
+
+class WrongRows(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x).mean(dim=0, keepdim=True)
+
+
+class IntegerOutput(PointwiseFirst):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x).round().long()
+
+
+class NamedOutputs(PointwiseFirst):
+    """Returns a dict; torch.jit can neither script its comprehension nor trace a dict output."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.core(x)
+        parts: Any = {"last": y[:, 2], "first": y[:, 0]}
+        return {name: value for name, value in parts.items()}
+
+
+class OnlyTraces(PointwiseFirst):
+    """A lambda does not script."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        twice = lambda t: t + t  # noqa: E731
+        return self.core(twice(x))
+
+
+class TraceBakesRows(PointwiseFirst):
+    """torch.export follows the loop's bound as a symbol; a trace keeps the number it saw."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        twice = lambda t: t + t  # noqa: E731
+        return self.core(twice(x)) + torch.zeros(int(x.shape[0]), 3)
+
+
+class ReadsPadding(PointwiseFirst):
+    """Right on row-major memory only: it reads the storage as if it were that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(torch.as_strided(x, (x.shape[0], 6), (6, 1)))
+
+
+class SpecialAtOneRow(PointwiseFirst):
+    """torch.export takes a dynamic size for neither 0 nor 1, so this branch vanishes silently."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] == 1:
+            return self.core(x) * 0.5
+        return self.core(x)
+
+
+class NanAndInf(PointwiseFirst):
+    """NaN where the first feature is negative, infinite where the second is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        nan = torch.where(x[:, :1] < 0, float("nan"), 0.0)
+        infinite = torch.where(x[:, 1:2] < 0, float("-inf"), 0.0)
+        return torch.cat([self.core(x)[:, :2] + nan, infinite], dim=1)
+
+
+class Affine(nn.Module):
+    """A weighted sum of every input, with another weight for every element of a row.
+
+    Takes and gives any shapes: what a layout test needs, where only the order of elements matters.
+    """
+
+    def __init__(
+        self, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], scalars: list[bool]
+    ) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.scalars = scalars
+        width = sum(torch.Size(shape).numel() for shape in inputs)
+        for k, shape in enumerate(outputs):
+            count = torch.Size(shape).numel()
+            # Whole numbers, so that sums are exact whatever their order.
+            weights = torch.arange(width * count).reshape(width, count) * 7 % 23 - 11
+            self.register_buffer(f"weights_{k}", weights.float())
+
+    def combine(self, given: list[Tensor]) -> tuple[Tensor, ...]:
+        n = next((x.shape[0] for x, s in zip(given, self.scalars, strict=True) if not s), 0)
+        parts = [
+            x.reshape(1, -1).expand(n, -1) if s else x.flatten(1)
+            for x, s in zip(given, self.scalars, strict=True)
+        ]
+        row = torch.cat(parts, dim=1)
+        return tuple(
+            (row @ self.get_buffer(f"weights_{k}")).unflatten(1, shape)
+            for k, shape in enumerate(self.outputs)
+        )
+
+
+class Affine1(Affine):
+    def forward(self, a: Tensor) -> tuple[Tensor, ...]:
+        return self.combine([a])
+
+
+class Affine2(Affine):
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return self.combine([a, b])
+
+
+class Affine3(Affine):
+    def forward(self, a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return self.combine([a, b, c])
+
+
+AFFINE = {1: Affine1, 2: Affine2, 3: Affine3}
+
+
+def build(seed: int = 0, hidden: int = 48) -> nn.Module:
+    """A factory as a config names it."""
+    return PointwiseFirst(seed, hidden)
+
+
+def broken() -> nn.Module:
+    raise RuntimeError("no such year of data taking")
+
+
+def not_a_module() -> object:
+    return "a model"
+
+
+NOT_CALLABLE = 1

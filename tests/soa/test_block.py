@@ -1,0 +1,248 @@
+"""Plans: which one a block gets, and that following it gives the model's row-major tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from soa.block import Block, Plan, plan_block
+from soa.collection import Collection
+from soa.dtypes import DTYPES, itemsize
+from soa.errors import BlockError
+from soa.layout import Column, Layout, column, eigen, scalar
+from tests.soa.strategies import ROWS, layouts, values_of
+
+Array = np.ndarray[Any, Any]
+
+LAYOUT = Layout(
+    [
+        column("pt", "float32"),
+        column("eta", "float32"),
+        column("phi", "float32"),
+        column("q", "int8"),
+        eigen("dir", "float32", 2),
+        eigen("cov", "float32", 2, 3),
+        scalar("run", "uint32"),
+        scalar("lumi", "uint32"),
+        column("mass", "float32"),
+    ]
+)
+APART = Layout(LAYOUT.columns, storage="columns")
+
+
+def plan(*names: str, layout: Layout = LAYOUT, **how: Any) -> Plan:
+    return plan_block(Block("features", "jets", names, **how), layout)
+
+
+# -- which plan ------------------------------------------------------------------------------
+
+
+def test_adjacent_columns_of_one_dtype_are_a_matrix() -> None:
+    found = plan("pt", "eta", "phi")
+    assert found.kind == "matrix"
+    assert found.components == (("pt", 0), ("eta", 0), ("phi", 0))
+    assert found.order == (0, 1, 2)
+    assert found.identity
+    assert found.dtypes == ("float32",)
+    assert found.feature_shape == (3,)
+
+
+def test_adjacent_columns_in_another_order_are_a_matrix_with_an_order() -> None:
+    found = plan("phi", "pt", "eta")
+    assert found.kind == "matrix"
+    assert found.components == (("pt", 0), ("eta", 0), ("phi", 0))
+    assert found.order == (2, 0, 1)
+    assert not found.identity
+
+
+def test_an_eigen_matrix_is_reordered_from_column_major() -> None:
+    found = plan("cov")
+    assert found.kind == "matrix"
+    assert found.components == tuple(("cov", k) for k in range(6))
+    assert found.order == (0, 2, 4, 1, 3, 5)
+    assert found.feature_shape == (2, 3)
+
+
+def test_eigen_columns_beside_each_other_are_one_matrix() -> None:
+    found = plan("cov", "dir")
+    assert found.kind == "matrix"
+    assert found.components[:3] == (("dir", 0), ("dir", 1), ("cov", 0))
+    assert found.order == (2, 4, 6, 3, 5, 7, 0, 1)
+    assert found.feature_shape == (8,)
+
+
+@pytest.mark.parametrize(
+    ("names", "how"),
+    [
+        (("pt", "phi"), {}),  # eta lies between them
+        (("cov", "mass"), {}),  # the scalars lie between them
+        (("phi", "q"), {"dtype": "float32"}),  # adjacent, but of two dtypes
+        (("phi", "dir"), {}),  # q lies between them
+    ],
+)
+def test_other_columns_stay_columns(names: tuple[str, ...], how: dict[str, Any]) -> None:
+    found = plan(*names, **how)
+    wanted = [LAYOUT[name] for name in names]
+    assert found.kind == "columns"
+    assert found.components == tuple(
+        (m.name, m.component_of(i)) for m in wanted for i in range(m.components)
+    )
+    assert found.dtypes == tuple(m.dtype for m in wanted for _ in range(m.components))
+    assert found.identity
+
+
+def test_separately_allocated_columns_stay_columns() -> None:
+    found = plan("pt", "eta", "phi", layout=APART)
+    assert found.kind == "columns"
+    assert plan("cov", layout=APART).components == (
+        ("cov", 0),
+        ("cov", 2),
+        ("cov", 4),
+        ("cov", 1),
+        ("cov", 3),
+        ("cov", 5),
+    )
+
+
+def test_one_column_is_a_matrix_of_one() -> None:
+    assert plan("q").kind == "matrix"
+    assert plan("q").feature_shape == (1,)
+    assert plan("q", layout=APART).kind == "columns"
+
+
+def test_scalars() -> None:
+    found = plan("lumi", "run")
+    assert found.kind == "scalars"
+    assert found.components == (("lumi", 0), ("run", 0))
+    assert found.dtypes == ("uint32", "uint32")
+    assert found.feature_shape == (2,)
+
+
+def test_the_models_dtype_and_shape() -> None:
+    assert plan("q", "pt", dtype="float16").dtype == "float16"
+    assert plan("pt").dtype == "float32"
+    assert plan("pt", "eta", "phi", shape=(3, 1)).feature_shape == (3, 1)
+    assert plan("cov", shape=(6,)).feature_shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("names", "how", "says"),
+    [
+        ((), {}, "block 'features' names no columns"),
+        (("pt", "eta", "pt"), {}, "block 'features' names column 'pt' twice"),
+        (("energy",), {}, "block 'features', collection 'jets': no column 'energy'"),
+        (("pt", "run"), {}, r"block 'features' mixes scalars \(run\) with columns"),
+        (("pt", "q"), {}, "block 'features' has columns of float32, int8: say which dtype"),
+        (("pt",), {"dtype": "float"}, "block 'features': unknown dtype 'float'"),
+        (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
+        (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
+    ],
+)
+def test_blocks_that_cannot_be(names: tuple[str, ...], how: Any, says: str) -> None:
+    with pytest.raises(BlockError, match=says):
+        plan(*names, **how)
+
+
+def test_a_stored_block_reads_back() -> None:
+    for block in (
+        Block("b", "c", ("x", "y")),
+        Block("b", "c", ("x", "y"), "float16", (1, 2)),
+    ):
+        assert Block.from_dict(block.to_dict()) == block
+
+
+# -- following a plan, in NumPy and from bytes alone --------------------------------------------
+
+
+def decode(data: bytes, dtype: str) -> Array:
+    """Numbers of any dtype as float64; a bfloat16 is the upper half of a float32."""
+    if dtype == "bfloat16":
+        upper = np.frombuffer(data, "<u2").astype("<u4") << 16
+        return upper.view("<f4").astype("f8")
+    return np.frombuffer(data, dtype).astype("f8")
+
+
+def read_column(collection: Collection, name: str, k: int, length: int) -> Array:
+    """`length` elements of a physical column, from the address that the layout gives."""
+    layout = collection.layout
+    size = itemsize(layout[name].dtype) * length
+    if collection.buffer is None:
+        data = bytes(collection.component(name, k).view(torch.uint8).numpy())
+        return decode(data[:size], layout[name].dtype)
+    at = layout.offsets(collection.capacity)[name] + k * layout.pitch(name, collection.capacity)
+    return decode(bytes(collection.buffer.numpy())[at : at + size], layout[name].dtype)
+
+
+def gather(collection: Collection, found: Plan) -> Array:
+    """What the graph does with a block's arguments, `(n, F)` or `(F,)`."""
+    if found.kind == "matrix":
+        name, k = found.components[0]
+        length = collection.layout.padded_length(name, collection.capacity)
+        count = len(found.components)
+        matrix = read_column(collection, name, k, count * length).reshape(count, length)
+        return matrix[:, : collection.n].T[:, list(found.order)]
+    length = 1 if found.kind == "scalars" else collection.n
+    parts = [read_column(collection, name, k, length) for name, k in found.components]
+    stacked = np.stack(parts, axis=-1)[:, list(found.order)]
+    return stacked[0] if found.kind == "scalars" else stacked
+
+
+def row_major(members: list[Column], values: dict[str, torch.Tensor], n: int) -> Array:
+    """What the model is defined on: each element's numbers side by side."""
+    parts = [values[m.name].double().reshape(n, m.components).numpy() for m in members]
+    return np.concatenate(parts, axis=1)
+
+
+@given(
+    layouts(storages=("buffer", "buffer", "columns")),
+    ROWS,
+    st.integers(0, 40),
+    st.integers(0, 99),
+    st.data(),
+)
+def test_a_plan_gives_the_row_major_tensor(
+    layout: Layout, n: int, spare: int, seed: int, data: st.DataObject
+) -> None:
+    check_a_pick(layout, n, spare, seed, data)
+
+
+@given(
+    # One dtype, one storage: nearly every pick of neighbours is a matrix.
+    st.sampled_from(DTYPES).flatmap(lambda dtype: layouts(dtypes=(dtype,))),
+    ROWS,
+    st.integers(0, 40),
+    st.integers(0, 99),
+    st.data(),
+)
+def test_a_matrix_plan_gives_the_row_major_tensor(
+    layout: Layout, n: int, spare: int, seed: int, data: st.DataObject
+) -> None:
+    check_a_pick(layout, n, spare, seed, data)
+
+
+def check_a_pick(layout: Layout, n: int, spare: int, seed: int, data: st.DataObject) -> None:
+    want_scalars = data.draw(st.booleans())
+    able = [c for c in layout.columns if (c.kind == "scalar") == want_scalars]
+    assume(able)
+    picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]
+    block = Block("b", "c", tuple(c.name for c in picked), "float64")
+    found = plan_block(block, layout)
+    values = values_of(layout, n, seed)
+    collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
+    if want_scalars:
+        expected = np.array([float(values[c.name]) for c in picked])
+    else:
+        expected = row_major(picked, values, n)
+    assert np.array_equal(gather(collection, found), expected)
+    # The kind follows from where the columns lie, and from nothing else.
+    index = {c.name: i for i, c in enumerate(layout.columns)}
+    places = sorted(index[c.name] for c in picked)
+    adjacent = places[-1] - places[0] + 1 == len(places)
+    one_dtype = len({c.dtype for c in picked}) == 1
+    matrix = adjacent and one_dtype and layout.storage == "buffer"
+    assert found.kind == ("scalars" if want_scalars else "matrix" if matrix else "columns")

@@ -1,0 +1,198 @@
+"""The contract: what it refuses, its arguments in order, and that it reads back as written."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from soa.block import Block
+from soa.dtypes import is_float
+from soa.errors import BlockError, SignatureError
+from soa.layout import Layout, column, eigen, scalar
+from soa.signature import RowRange, Signature
+from tests.soa.strategies import layouts
+
+JETS = Layout(
+    [
+        column("pt", "float32"),
+        column("eta", "float32"),
+        column("q", "int8"),
+        eigen("cov", "float32", 2, 2),
+        scalar("run", "uint32"),
+    ]
+)
+TAGS = Layout([column("b", "float32"), column("c", "float32"), column("n", "int32")])
+LAYOUTS = {"jets": JETS, "tags": TAGS}
+RANGES = {"n": RowRange(0, 100, (10,))}
+KINEMATICS = Block("kinematics", "jets", ("eta", "pt"))
+SCORES = Block("scores", "tags", ("b", "c"))
+
+
+def build(
+    inputs: list[Block] | None = None, outputs: list[Block] | None = None, **how: Any
+) -> Signature:
+    arguments: dict[str, Any] = {"layouts": LAYOUTS, "ranges": RANGES, **how}
+    return Signature.build(
+        inputs=[KINEMATICS] if inputs is None else inputs,
+        outputs=[SCORES] if outputs is None else outputs,
+        **arguments,
+    )
+
+
+def test_arguments_in_order() -> None:
+    signature = build(
+        [
+            KINEMATICS,
+            Block("mixed", "jets", ("q", "pt"), "float32"),
+            Block("event", "jets", ("run",)),
+            Block("cov", "jets", ("cov",)),
+        ],
+        [SCORES],
+    )
+    shown = [
+        (a.role, a.kind, a.block, a.column, a.component, a.dtype, a.count)
+        for a in signature.arguments
+    ]
+    assert shown == [
+        ("carrier", "carrier", "", "", 0, "float32", 1),
+        ("input", "matrix", "kinematics", "pt", 0, "float32", 2),
+        ("input", "column", "mixed", "q", 0, "int8", 1),
+        ("input", "column", "mixed", "pt", 0, "float32", 1),
+        ("input", "scalar", "event", "run", 0, "uint32", 1),
+        ("input", "matrix", "cov", "cov", 0, "float32", 4),
+        ("output", "matrix", "scores", "b", 0, "float32", 2),
+    ]
+    assert signature.input_collections == ("jets",)
+    assert signature.output_collections == ("tags",)
+
+
+def test_one_carrier_for_each_row_dimension_in_order_of_use() -> None:
+    signature = build(
+        ranges={"jet": RowRange(0, 10), "tag": RowRange(0, 20)},
+        rows_of={"tags": "tag", "jets": "jet"},
+    )
+    assert signature.dims == ("jet", "tag")
+    assert [a.rows for a in signature.arguments] == ["jet", "tag", "jet", "tag"]
+
+
+def test_the_shapes_that_a_model_sees() -> None:
+    signature = build([KINEMATICS, Block("cov", "jets", ("cov",)), Block("run", "jets", ("run",))])
+    assert [bound.shape(7) for bound in signature.inputs] == [(7, 2), (7, 2, 2), (1,)]
+
+
+def test_a_column_may_be_read_twice() -> None:
+    build([KINEMATICS, Block("again", "jets", ("pt",))])
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"inputs": []}, "at least one input and one output block"),
+        ({"outputs": []}, "at least one input and one output block"),
+        ({"inputs": [KINEMATICS, KINEMATICS]}, "two blocks are called 'kinematics'"),
+        (
+            {"inputs": [Block("x", "tracks", ("pt",))]},
+            "block 'x': no collection 'tracks', there are: jets, tags",
+        ),
+        (
+            {"outputs": [SCORES, Block("back", "jets", ("pt",))]},
+            "column 'pt' of 'jets' is an input and an output",
+        ),
+        (
+            {"outputs": [SCORES, Block("more", "tags", ("c",))]},
+            "column 'c' of 'tags' is written by 'scores' and 'more'",
+        ),
+        ({"ranges": {}}, "collection 'jets': no range for its rows 'n'"),
+        ({"rows_of": {"jets": "m"}}, "collection 'jets': no range for its rows 'm'"),
+        ({"rows_of": {"jest": "n"}}, "rows of 'jest', which is no collection"),
+        ({"layouts": {**LAYOUTS, "spare": TAGS}}, "collection 'spare' has no block"),
+    ],
+)
+def test_signatures_that_contradict_themselves(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(SignatureError, match=says):
+        build(**how)
+
+
+def test_blocks_are_checked_where_they_are_named() -> None:
+    with pytest.raises(BlockError, match="block 'x', collection 'jets': no column 'phi'"):
+        build([Block("x", "jets", ("phi",))])
+    mixed = Block("mixed", "tags", ("b", "n"), "float32")
+    with pytest.raises(BlockError, match="output block 'mixed' mixes floating-point and integer"):
+        build(outputs=[mixed])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: RowRange(5, 4), "rows from 5 to 4 is not a range"),
+        (lambda: RowRange(-1, 4), "rows from -1 to 4 is not a range"),
+        (lambda: RowRange(0, 1), "rows up to 1: .* at least 2"),
+        (lambda: RowRange(1, 8, (4, 9)), "typical n 9 lies outside 1 … 8"),
+    ],
+)
+def test_ranges_that_cannot_be(make: Any, says: str) -> None:
+    with pytest.raises(SignatureError, match=says):
+        make()
+
+
+# -- stored and read back ------------------------------------------------------------------------
+
+
+def stored(signature: Signature) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(json.dumps(signature.to_dict()))
+    return data
+
+
+@given(layouts(storages=("buffer", "columns")), layouts(storages=("buffer", "columns")), st.data())
+def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObject) -> None:
+    def pick(layout: Layout, name: str, collection: str, outputs: bool) -> Block:
+        scalars = data.draw(st.booleans())
+        able = [c for c in layout.columns if (c.kind == "scalar") == scalars]
+        if outputs:
+            floats = data.draw(st.booleans())
+            able = [c for c in able if is_float(c.dtype) == floats]
+        assume(able)
+        picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]
+        return Block(name, collection, tuple(c.name for c in picked), "float32")
+
+    inputs = [pick(source, f"in{i}", "source", False) for i in range(data.draw(st.integers(1, 3)))]
+    signature = Signature.build(
+        {"source": source, "sink": sink},
+        inputs,
+        [pick(sink, "out", "sink", True)],
+        {"n": RowRange(0, 64, (1, 10)), "m": RowRange(1, 8)},
+        {"sink": data.draw(st.sampled_from(["n", "m"]))},
+    )
+    again = Signature.from_dict(stored(signature))
+    assert again == signature
+    assert again.arguments == signature.arguments
+    assert again.to_dict() == signature.to_dict()
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda d: d["inputs"][0]["plan"].update(order=[0, 1]),
+        lambda d: d["inputs"][0]["plan"].update(kind="columns"),
+        lambda d: d["outputs"][0]["plan"]["components"].reverse(),
+        lambda d: d.update(extra=1),
+    ],
+)
+def test_an_altered_signature_is_refused(alter: Any) -> None:
+    data = copy.deepcopy(stored(build()))
+    alter(data)
+    with pytest.raises(SignatureError, match="does not follow from its own layouts"):
+        Signature.from_dict(data)
+
+
+@pytest.mark.parametrize(
+    "data", [{}, {"collections": 1}, {"collections": {"x": 2}}, {**stored(build()), "rows": None}]
+)
+def test_what_is_no_stored_signature(data: dict[str, Any]) -> None:
+    with pytest.raises(SignatureError, match="not a stored signature"):
+        Signature.from_dict(data)
