@@ -45,11 +45,32 @@ class ExportedEngine(Engine):
                 # Guards off: torch adds `S != n`, which its own narrow does not need. The binding
                 # checks n against the compiled range, and validation runs n == S.
                 module = program.module(check_guards=False)
+                _store_in_place(module)
             except Exception as error:
                 raise EngineError(
                     f"{file.name} is not a program torch can load: {error}"
                 ) from error
         return _Program(module)
+
+
+def _store_in_place(module: torch.fx.GraphModule) -> None:
+    """Make the program write the rows in use only.
+
+    In torch's functional form a store into a part of an output is a copy of the whole of it, which
+    is then copied back: padding is written too (and a byte there that is no bool becomes one).
+    """
+    aten = torch.ops.aten
+    for store in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        into, value = store.args[:2]
+        if value.target is aten.slice_scatter.default and value.args[0] is into:
+            with module.graph.inserting_before(store):
+                into = module.graph.call_function(aten.slice.Tensor, (into, *value.args[2:]))
+            value = value.args[1]
+        if value.target is aten.copy.default:  # the store converts and broadcasts by itself
+            value = value.args[1]
+        store.args = (into, value)
+    module.graph.eliminate_dead_code()
+    module.recompile()
 
 
 ENGINE = ExportedEngine()

@@ -31,20 +31,47 @@ class StageCache:
         self.root = root.resolve()
 
     def folder(
-        self, stage: str, key: str, build: Callable[[Path], bool | None]
+        self,
+        stage: str,
+        key: str,
+        build: Callable[[Path], bool | None],
+        depends_on: Callable[[], Mapping[str, str]] = dict,
     ) -> tuple[Path, bool]:
         """The folder of a stage, and whether `build` had to run.
 
         `build` fills an empty folder; if it returns False its result is used now but not kept.
+        `depends_on` is asked after `build` for files it used, with their digests; the result holds
+        as long as they do.
         """
         folder = self.root / stage / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder) + ".lock"):
-            if (folder / _DONE).is_file():
+            if (folder / _DONE).is_file() and unchanged(_read(folder / _DONE)):
                 return folder, False
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir()
             if build(folder) is not False:
-                (folder / _DONE).write_text("{}")
+                (folder / _DONE).write_text(json.dumps(dict(depends_on())))
             return folder, True
+
+    def files(self, folder: Path) -> dict[str, str]:
+        """What a kept result depends on, with digests."""
+        return _read(folder / _DONE)
+
+
+def unchanged(files: Mapping[str, str]) -> bool:
+    """Whether all files, by path, still have their digests."""
+    for name, digest in files.items():
+        try:
+            with open(name, "rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
+                    return False
+        except OSError:
+            return False
+    return True
+
+
+def _read(done: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(done.read_text())
+    return found

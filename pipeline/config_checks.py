@@ -132,6 +132,8 @@ def _check_collections(config: Config) -> Iterator[Problem]:
             yield from _identifier((*at, "columns", i, "name"), column.name)
         widest = max(_itemsize(c) for c in collection.columns)
         alignment = collection.alignment
+        if collection.storage == "columns":
+            widest = 1  # each column is aligned to its own element at least
         if alignment & (alignment - 1) or alignment < widest:
             yield (
                 (*at, "alignment"),

@@ -22,7 +22,7 @@ from pipeline.assemble import (
     targets_of,
     tolerances_of,
 )
-from pipeline.cache import StageCache, content_key
+from pipeline.cache import StageCache, content_key, unchanged
 from pipeline.config import Config, load_config
 from pipeline.provenance import code_digest, host, provenance, tools
 from registry.bundle import Bundle
@@ -35,7 +35,7 @@ from stages.capture import Capture, capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.package import TargetResult, package
 from stages.reference import Reference
-from stages.source import build_model
+from stages.source import build_model, loaded_sources
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -60,6 +60,8 @@ class _Run:
     cache: StageCache
     say: Say
     worked: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    """The user's own code behind the capture, with digests."""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -98,7 +100,8 @@ def run(
         version = store.register(bundle)
     record = state.cache.root / "runs" / f"{key['run']}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps({"bundle": str(bundle.path), "digest": bundle.digest}))
+    done = {"bundle": str(bundle.path), "digest": bundle.digest, "files": state.files}
+    record.write_text(json.dumps(done))
     return RunResult(version, bundle, tuple(state.worked), time.monotonic() - begun)
 
 
@@ -127,6 +130,8 @@ def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] 
     if not record.is_file():
         return None
     data = json.loads(record.read_text())
+    if not unchanged(data["files"]):
+        return None
     try:
         bundle = Bundle.open(data["bundle"], verify=False)
         for version in store.versions(bundle.manifest.name):
@@ -140,9 +145,10 @@ def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] 
 def _build(state: _Run, key: dict[str, str]) -> Bundle:
     config = state.config
     captured = _capture(state, key["capture"])
+    # What follows depends on what was captured, not on how: a new capture is a new key.
+    captured_key = content_key({"capture": captured.digest()})
     results = {
-        str(target): _target(state, captured, target, key["capture"])
-        for target in targets_of(config)
+        str(target): _target(state, captured, target, captured_key) for target in targets_of(config)
     }
     place: list[Bundle] = []
 
@@ -161,7 +167,7 @@ def _build(state: _Run, key: dict[str, str]) -> Bundle:
                 )
             )
 
-    folder, _ = state.cache.folder("package", key["run"], build)
+    folder, _ = state.cache.folder("package", content_key({**key, "captured": captured_key}), build)
     return place[0] if place else Bundle.open(folder / "bundle")
 
 
@@ -180,7 +186,8 @@ def _capture(state: _Run, key: str) -> Capture:
                 say=lambda text: state.say(f"  {text}"),
             )
 
-    folder, _ = state.cache.folder("capture", key, build)
+    folder, _ = state.cache.folder("capture", key, build, loaded_sources)
+    state.files = state.cache.files(folder)
     return Capture.load(folder)
 
 

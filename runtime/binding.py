@@ -173,6 +173,8 @@ def _check_layout(name: str, found: Layout, wanted: Layout) -> None:
             f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
             f"{', '.join(c.name for c in wanted.columns)}"
         )
+    if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
+        return  # separate columns that are aligned better than needed
     if found.alignment != wanted.alignment:
         raise BindError(
             f"{where} is aligned to {found.alignment} bytes, "

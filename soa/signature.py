@@ -147,11 +147,11 @@ class Signature:
                         f"{written[key]!r} and {out.name!r}"
                     )
                 written[key] = out.name
-            floats = {is_float(dtype) for dtype in out.plan.dtypes}
-            if len(floats) > 1:
+            if len(set(out.plan.dtypes)) > 1 and not all(map(is_float, out.plan.dtypes)):
                 raise BlockError(
-                    f"output block {out.name!r} mixes floating-point and integer columns: "
-                    "make it two outputs"
+                    f"output block {out.name!r} has columns of "
+                    f"{', '.join(sorted(set(out.plan.dtypes)))}: one output writes one dtype (or "
+                    "floating-point ones); make it several outputs"
                 )
         unused = [
             c for c in self.layouts if c not in self.input_collections + self.output_collections

@@ -7,6 +7,7 @@ the same model is exported inside the calling convention, and scripted or traced
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -34,6 +35,7 @@ from stages.reference import (
     make_cases,
     row_major_inputs,
 )
+from stages.source import sha256
 
 Route = Literal["auto", "script", "trace", "none"]
 
@@ -61,6 +63,14 @@ class Capture:
     @property
     def reference(self) -> Path:
         return self.folder / "reference.safetensors"
+
+    def digest(self) -> str:
+        """Of the captured files together."""
+        digest = hashlib.sha256()
+        for file in (self.program, self.script, self.reference):
+            if file is not None:
+                digest.update(sha256(file).encode())
+        return digest.hexdigest()
 
     def save(self) -> None:
         data = {

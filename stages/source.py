@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
@@ -17,6 +18,8 @@ import torch
 
 from engines.torch_quiet import quiet_torch
 from stages.errors import SourceError
+
+_OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,28 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def loaded_sources() -> dict[str, str]:
+    """Digests of the user's own Python files that are loaded now, by absolute path.
+
+    A model's code is more than its factory's file. What Python or pip installed is left out (its
+    version counts instead), and so are our own packages.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    libraries = {Path(p).resolve() for p in sysconfig.get_paths().values()}
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py") or module.__name__ == "__main__":
+            continue
+        path = Path(file).resolve()
+        own = ours in path.parents and path.relative_to(ours).parts[0] in _OWN_PACKAGES
+        if own or path.parent == ours or any(library in path.parents for library in libraries):
+            continue
+        if path.is_file():
+            found[str(path)] = sha256(path)
+    return found
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
@@ -192,8 +217,9 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
 def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(path)
-    # One module object per file, under a name that cannot hide an installed one.
-    name = f"_soa_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    # One module object per file and content, under a name that cannot hide an installed one.
+    what = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+    name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     folder = str(path.parent.resolve())
