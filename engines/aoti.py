@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from engines.engine import Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.native_runner import NativeExecutable
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
 
@@ -21,7 +23,9 @@ _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 _MARCH = {"aarch64": "armv8-a"}
 
 
-class _Native:
+class _TorchRunner:
+    """torch's own runner, for artifacts that need its proxy executor."""
+
     def __init__(self, runner: Any) -> None:
         self._run = runner.run
 
@@ -56,17 +60,29 @@ class AotiEngine(Engine):
         return None
 
     def open(self, file: Path, device: torch.device) -> Executable:
+        """Through the native runner; through torch's where an operation has no C shim."""
+        if not needs_proxy_executor(file):
+            return NativeExecutable(file, device)
         from torch._C import _aoti
 
         try:
             if device.type == "cpu":
-                return _Native(_aoti.AOTIModelContainerRunnerCpu(str(file), 1))
-            return _Native(
+                return _TorchRunner(_aoti.AOTIModelContainerRunnerCpu(str(file), 1))
+            return _TorchRunner(
                 _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), str(file.parent))
             )
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             raise EngineError(f"{file.name} cannot be opened as native code: {reason}") from error
+
+
+def needs_proxy_executor(library: Path) -> bool:
+    """Whether the library calls torch's proxy executor: for operations without a C shim."""
+    try:
+        with library.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
+            return content.find(b"aoti_torch_proxy_executor_call_function") >= 0
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{library.name} cannot be read: {error}") from error
 
 
 def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:

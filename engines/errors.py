@@ -9,5 +9,9 @@ class EngineError(SoaPipelineError):
     """An engine that is unknown, not installed, or cannot build or open this artifact."""
 
 
+class RunError(EngineError):
+    """An artifact that cannot be opened or run natively, or a binding that two threads use."""
+
+
 class TargetError(SoaPipelineError):
     """A target that is unknown, or that this host cannot build or run."""

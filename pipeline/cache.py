@@ -52,7 +52,7 @@ class StageCache:
                 shutil.rmtree(folder)
             folder.mkdir()
             if build(folder) is not False:
-                (folder / _DONE).write_text(json.dumps(dict(depends_on())))
+                write_whole(folder / _DONE, json.dumps(dict(depends_on())))
             return folder, True
 
     def files(self, folder: Path) -> dict[str, str]:
@@ -70,6 +70,13 @@ def unchanged(files: Mapping[str, str]) -> bool:
         except OSError:
             return False
     return True
+
+
+def write_whole(path: Path, text: str) -> None:
+    """All of it or, on a full disk, nothing."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def _read(done: Path) -> dict[str, str]:

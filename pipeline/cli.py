@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,7 +93,8 @@ def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> Non
     """
     from pipeline.runner import run as run_pipeline
 
-    result = run_pipeline(config, _registry(registry_uri), work, _say)
+    with redirect_stdout(sys.stderr):  # the user's own factories may print
+        result = run_pipeline(config, _registry(registry_uri), work, _say)
     if as_json:
         click.echo(
             json.dumps(

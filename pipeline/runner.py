@@ -22,7 +22,7 @@ from pipeline.assemble import (
     targets_of,
     tolerances_of,
 )
-from pipeline.cache import StageCache, content_key, unchanged
+from pipeline.cache import StageCache, content_key, unchanged, write_whole
 from pipeline.config import Config, load_config
 from pipeline.provenance import code_digest, host, provenance, tools
 from registry.bundle import Bundle
@@ -101,7 +101,7 @@ def run(
     record = state.cache.root / "runs" / f"{key['run']}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     done = {"bundle": str(bundle.path), "digest": bundle.digest, "files": state.files}
-    record.write_text(json.dumps(done))
+    write_whole(record, json.dumps(done))
     return RunResult(version, bundle, tuple(state.worked), time.monotonic() - begun)
 
 
@@ -167,7 +167,10 @@ def _build(state: _Run, key: dict[str, str]) -> Bundle:
                 )
             )
 
-    folder, _ = state.cache.folder("package", content_key({**key, "captured": captured_key}), build)
+    # A candidate that failed is tried again in the next run, and may be valid then.
+    verdicts = {t: {e: r.valid for e, r in done.reports.items()} for t, done in results.items()}
+    packaged = content_key({**key, "captured": captured_key, "verdicts": verdicts})
+    folder, _ = state.cache.folder("package", packaged, build)
     return place[0] if place else Bundle.open(folder / "bundle")
 
 
@@ -234,7 +237,8 @@ def _compile(state: _Run, captured: Capture, target: Target, name: str, key: str
     if made:
         return made[0]
     data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-    return Compiled(**{**data, "folder": Path(data["folder"]), "files": tuple(data["files"])})
+    artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
+    return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
 
 
 def _validate(

@@ -8,10 +8,12 @@ call afterwards checks nothing but n.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
 from engines.engine import Executable
+from engines.native_runner import PreparedCall
 from runtime.errors import BindError
 from soa.arguments import argument_tensors, carrier
 from soa.collection import Collection
@@ -56,9 +58,12 @@ class Binding:
             for dim in signature.dims
         }
         check_rows(signature, self.rows)
-        self._executable = executable
         self._device = device
         self._arguments = argument_tensors(signature, {**inputs, **outputs}, self.rows)
+        prepare = getattr(executable, "prepare", None)
+        self.prepared: PreparedCall | None = prepare(self._arguments) if prepare else None
+        """The native call behind this binding, where the engine has one."""
+        self._run = self.prepared.run if self.prepared else partial(executable, self._arguments)
         # Arguments whose shape is n itself, with the whole memory behind each.
         self._by_rows = [
             (
@@ -78,7 +83,7 @@ class Binding:
         """Run. Raises BindError if a new n lies outside the compiled range or the buffers."""
         if rows is not None:
             self.resize(rows)
-        self._executable(self._arguments)
+        self._run()
 
     def resize(self, rows: Rows) -> None:
         """Use another n of the same memory: O(1), nothing else is checked again."""
@@ -96,9 +101,10 @@ class Binding:
                 )
         for i, dim, whole in self._by_rows:
             n = wanted[dim]
-            self._arguments[i] = (
-                carrier(n, self._device) if whole is None else whole.narrow(0, 0, n)
-            )
+            argument = carrier(n, self._device) if whole is None else whole.narrow(0, 0, n)
+            self._arguments[i] = argument
+            if self.prepared:
+                self.prepared.replace(i, argument)
         self.rows = wanted
 
 

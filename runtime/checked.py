@@ -18,7 +18,7 @@ from engines.engine import Executable
 from runtime.binding import Binding, Collections, Rows
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.errors import DeviationError
-from runtime.memory_check import poisoned, same_bytes, wrote_outside
+from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session import Origin, Session
 from soa.arguments import argument_tensors
 from soa.collection import Collection
@@ -106,7 +106,7 @@ class _CheckedBinding(Binding):
             self.resize(rows)
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
-        before = {name: c.to(c.device) for name, c in given.items()}
+        before = {name: snapshot(c) for name, c in given.items()}
         begun = time.perf_counter()
         super().__call__()
         if self._device.type == "cuda":

@@ -76,10 +76,12 @@ def compare(
             worst_row=None,
         )
     a, b = found.double(), rounded.double()
-    same = (a == b) | (a.isnan() & b.isnan())
+    same = (found == rounded) | (a.isnan() & b.isnan())
     finite = a.isfinite() & b.isfinite()
     mismatch = ~finite & ~same
     gap = torch.where(finite, (a - b).abs(), 0.0)
+    if not floating:  # large int64 may differ and yet be one float64
+        gap = torch.where(same, 0.0, gap.clamp_min(1.0))
     outside = mismatch | (gap > tolerance.atol + tolerance.rtol * torch.where(finite, b.abs(), 0.0))
     scale = torch.where(finite, b.abs(), 0.0)
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -110,10 +112,13 @@ def _ulp_quantiles(
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
-    distance = (ordered(found) - ordered(rounded)).abs()[finite]
-    if distance.numel() == 0:
+    one, other = ordered(found)[finite], ordered(rounded)[finite]
+    if one.numel() == 0:
         return (0.0, 0.0, 0.0)
-    values = distance.double().sort().values
+    # Exact where int64 holds the difference, which across zero it may not.
+    rough = (one.double() - other.double()).abs()
+    distance = torch.where(rough < 2.0**62, (one - other).abs().double(), rough)
+    values = distance.sort().values
     last = values.numel() - 1
     return (float(values[last // 2]), float(values[round(0.99 * last)]), float(values[last]))
 

@@ -19,7 +19,7 @@ import torch
 from engines.engine import engine
 from engines.isolation import run_isolated
 from runtime.compare import Deviation, Tolerance, combine, compare
-from runtime.memory_check import poisoned, same_bytes, wrote_outside
+from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
@@ -239,7 +239,7 @@ def _run(
     for name in signature.output_collections:
         n = case[signature.rows_of[name]]
         written[name] = poisoned(signature.layouts[name], n, n + spare, poison, session.device)
-    before = {name: c.to(c.device) for name, c in {**given, **written}.items()}
+    before = {name: snapshot(c) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
+    from tests.models import project as projects
     from tests.models.building import Built
 
 # No test may fail because a machine is slow or busy.
@@ -33,3 +34,23 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
     signature = building.mlp_signature(5000, (1000, 4099))
     return building.build(mlps.PointwiseFirst(), signature, tmp_path_factory.mktemp("mlp"))
+
+
+@pytest.fixture(scope="session")
+def jets(tmp_path_factory: pytest.TempPathFactory) -> projects.Built:
+    """A project that was run once, with every engine: jets/1 in a registry of its own."""
+    from tests.models import project
+
+    return project.build(project.write_project(tmp_path_factory.mktemp("jets")))
+
+
+@pytest.fixture(scope="session")
+def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
+    """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
+    from registry.store import Registry
+    from tests.models import project
+
+    made = project.write_project(tmp_path_factory.mktemp("heavy"), hidden=1920)
+    made.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    Registry(made.registry).register(jets.bundle)
+    return project.build(made)

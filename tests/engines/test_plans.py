@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 from engines import ENGINES
 from runtime.compare import Tolerance
 from soa.dtypes import DTYPES
+from soa.transfer import read_block
 from stages.reference import Reference
 from stages.validate import validate_session
 from tests.models import all_dtypes, detector
 from tests.models.building import Built, build
-from tests.soa.strategies import values_of
+from tests.models.signatures import Problem, problems
+from tests.soa.strategies import ROWS, values_of
 
 EXACT = Tolerance(0.0, 0.0)
 
@@ -107,8 +111,31 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
         assert torch.equal(found[f"mat_{d}"], expected[f"out_{d}"].to(found[f"mat_{d}"].dtype)), d
     for k, d in enumerate(all_dtypes.FLOATS):
         assert torch.equal(found[d].float(), expected["floats"][:, k]), d
-    for k, d in enumerate(all_dtypes.SIGNED):
-        assert torch.equal(found[d].long(), expected["signed"][:, k]), d
-    for k, d in enumerate(all_dtypes.UNSIGNED):
-        assert torch.equal(found[d].long(), expected["unsigned"][:, k]), d
-    assert torch.equal(found["bool"], expected["flag"])
+    for d in ("bool", *all_dtypes.INTEGERS):
+        for k in range(2):
+            value = expected[f"loose_{d}"][:, k].long()
+            assert torch.equal(written["loose"].component(d, k).long(), value), d
+
+
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(problem=problems(), data=st.data())
+def test_random_signatures_as_exported_programs(
+    tmp_path_factory: pytest.TempPathFactory, problem: Problem, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("random")
+    built = build(
+        problem.model, problem.signature, folder, ("exported",), problem.inputs, route="none"
+    )
+    binding_rows = sorted({problem.n, data.draw(ROWS, label="rows")})
+    session = built.session("exported")
+    given_, written = built.collections({"n": binding_rows[-1]}, problem.spare)
+    binding = session.bind(given_, written)
+    for n in binding_rows:
+        binding(n)
+        expected = replace(problem, n=n).expected()
+        for bound, value in zip(problem.signature.outputs, expected, strict=True):
+            found = read_block(bound, written["out"].rows(n))
+            assert torch.equal(found, value.to(found.dtype)), bound.block

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from registry.store import Registry
+from tests.models.project import Built
 
 
 @pytest.fixture
@@ -11,3 +16,39 @@ def folder(tmp_path: Path) -> Path:
     for name in ("model.py", "data.py", "weights.safetensors", "model.pt2", "model.ts"):
         (tmp_path / name).touch()
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Each test works in a fresh folder, and none may leave MLflow's own defaults in it."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS", "PIPELINE_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow takes a second to make its tables; they are the same in every registry."""
+    path = tmp_path_factory.mktemp("template") / "registry.db"
+    with Registry(f"sqlite:///{path}")._access.client(write=True):
+        pass
+    return path
+
+
+@pytest.fixture
+def empty(tmp_path: Path, empty_database: Path) -> Registry:
+    """A registry of this test's own, with nothing in it."""
+    (tmp_path / "store").mkdir()
+    shutil.copy(empty_database, tmp_path / "store" / "registry.db")
+    return Registry(f"sqlite:///{tmp_path}/store/registry.db")
+
+
+@pytest.fixture
+def registry(empty: Registry, jets: Built) -> Registry:
+    """A registry of this test's own, with jets/1 in it."""
+    empty.register(jets.bundle)
+    return empty

@@ -1,0 +1,270 @@
+// The Python face of soa_runner: Model, Call, run_many. A call releases the GIL and allocates no
+// Python object. Memory is given as addresses; the Python side keeps its owners alive.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <vector>
+
+#include "soa_runner.h"
+
+namespace {
+
+PyObject *runner_error = nullptr;
+constexpr size_t kMessage = 1024;
+
+PyObject *raise(int, const char *message) {
+  PyErr_SetString(runner_error, message);
+  return nullptr;
+}
+
+struct Model {
+  PyObject_HEAD
+  soa_model *model;
+};
+
+struct Call {
+  PyObject_HEAD
+  PyObject *owner;  // the Model
+  soa_call *call;
+};
+
+PyTypeObject *call_type = nullptr;
+
+// (address, dtype, sizes) -> soa_tensor; the dtype string stays owned by the tuple.
+bool read_tensor(PyObject *item, soa_tensor *tensor) {
+  unsigned long long address = 0;
+  PyObject *sizes = nullptr;
+  if (!PyArg_ParseTuple(item, "KsO!", &address, &tensor->dtype, &PyTuple_Type, &sizes)) return false;
+  const Py_ssize_t ndim = PyTuple_GET_SIZE(sizes);
+  if (ndim < 1 || ndim > 2) {
+    PyErr_SetString(PyExc_ValueError, "an argument has 1 or 2 sizes");
+    return false;
+  }
+  tensor->data = reinterpret_cast<void *>(address);
+  tensor->ndim = static_cast<int32_t>(ndim);
+  for (Py_ssize_t i = 0; i < ndim; ++i) {
+    tensor->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+    if (tensor->sizes[i] == -1 && PyErr_Occurred()) return false;
+  }
+  return true;
+}
+
+PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+  static const char *keywords[] = {"library", "device", "kernels", "instances", nullptr};
+  const char *library = nullptr, *device = nullptr, *kernels = nullptr;
+  int instances = 1;
+  if (!PyArg_ParseTupleAndKeywords(arguments, names, "sszi", const_cast<char **>(keywords), &library,
+                                   &device, &kernels, &instances)) {
+    return nullptr;
+  }
+  char message[kMessage] = "";
+  soa_model *opened = nullptr;
+  int code = SOA_OK;
+  Py_BEGIN_ALLOW_THREADS
+  code = soa_model_open(library, device, kernels, instances, &opened, message, sizeof message);
+  Py_END_ALLOW_THREADS
+  if (code != SOA_OK) return raise(code, message);
+  auto *self = reinterpret_cast<Model *>(type->tp_alloc(type, 0));
+  if (self == nullptr) {
+    soa_model_close(opened);
+    return nullptr;
+  }
+  self->model = opened;
+  return reinterpret_cast<PyObject *>(self);
+}
+
+void close_model(Model *self) {
+  soa_model *model = self->model;
+  self->model = nullptr;
+  Py_BEGIN_ALLOW_THREADS
+  soa_model_close(model);
+  Py_END_ALLOW_THREADS
+}
+
+PyObject *model_close(PyObject *self, PyObject *) {
+  close_model(reinterpret_cast<Model *>(self));
+  Py_RETURN_NONE;
+}
+
+void model_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  close_model(reinterpret_cast<Model *>(self));
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject *model_prepare(PyObject *self, PyObject *given) {
+  auto *model = reinterpret_cast<Model *>(self);
+  if (model->model == nullptr) return raise(SOA_CLOSED, "the session is closed");
+  PyObject *items = PySequence_Fast(given, "arguments must be a sequence");
+  if (items == nullptr) return nullptr;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  std::vector<soa_tensor> tensors(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (!read_tensor(PySequence_Fast_GET_ITEM(items, i), &tensors[static_cast<size_t>(i)])) {
+      Py_DECREF(items);
+      return nullptr;
+    }
+  }
+  char message[kMessage] = "";
+  soa_call *made = nullptr;
+  const int code = soa_call_create(model->model, tensors.data(), tensors.size(), &made, message,
+                                   sizeof message);
+  Py_DECREF(items);
+  if (code != SOA_OK) return raise(code, message);
+  auto *call = reinterpret_cast<Call *>(call_type->tp_alloc(call_type, 0));
+  if (call == nullptr) {
+    soa_call_delete(made);
+    return nullptr;
+  }
+  call->owner = Py_NewRef(self);
+  call->call = made;
+  return reinterpret_cast<PyObject *>(call);
+}
+
+PyObject *model_arguments(PyObject *self, void *) {
+  return PyLong_FromSize_t(soa_model_arguments(reinterpret_cast<Model *>(self)->model));
+}
+
+bool read_stream(PyObject *const *arguments, Py_ssize_t count, void **stream) {
+  *stream = nullptr;
+  if (count == 0) return true;
+  const unsigned long long handle = PyLong_AsUnsignedLongLong(arguments[0]);
+  if (handle == static_cast<unsigned long long>(-1) && PyErr_Occurred()) return false;
+  *stream = reinterpret_cast<void *>(handle);
+  return true;
+}
+
+PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  void *stream = nullptr;
+  if (!read_stream(arguments, count, &stream)) return nullptr;
+  char message[kMessage];
+  int code = SOA_OK;
+  soa_call *call = reinterpret_cast<Call *>(self)->call;
+  Py_BEGIN_ALLOW_THREADS
+  code = soa_call_run(call, stream, message, sizeof message);
+  Py_END_ALLOW_THREADS
+  if (code != SOA_OK) return raise(code, message);
+  Py_RETURN_NONE;
+}
+
+PyObject *call_set(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  if (count != 2) {
+    PyErr_SetString(PyExc_TypeError, "set(index, (address, dtype, sizes))");
+    return nullptr;
+  }
+  const Py_ssize_t index = PyLong_AsSsize_t(arguments[0]);
+  if (index == -1 && PyErr_Occurred()) return nullptr;
+  soa_tensor tensor;
+  if (!read_tensor(arguments[1], &tensor)) return nullptr;
+  char message[kMessage] = "";
+  const int code = soa_call_set(reinterpret_cast<Call *>(self)->call, static_cast<size_t>(index),
+                                &tensor, message, sizeof message);
+  if (code != SOA_OK) return raise(code, message);
+  Py_RETURN_NONE;
+}
+
+void call_dealloc(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  auto *call = reinterpret_cast<Call *>(self);
+  soa_call_delete(call->call);
+  Py_XDECREF(call->owner);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyObject *run_many(PyObject *, PyObject *given) {
+  PyObject *list = nullptr;
+  int threads = 1;
+  unsigned long long stream = 0;
+  if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
+  PyObject *items = PySequence_Fast(list, "calls must be a sequence");
+  if (items == nullptr) return nullptr;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  std::vector<soa_call *> calls(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject *item = PySequence_Fast_GET_ITEM(items, i);
+    if (Py_TYPE(item) != call_type) {
+      Py_DECREF(items);
+      PyErr_SetString(PyExc_TypeError, "run_many takes Call objects");
+      return nullptr;
+    }
+    calls[static_cast<size_t>(i)] = reinterpret_cast<Call *>(item)->call;
+  }
+  char message[kMessage] = "";
+  int code = SOA_OK;
+  Py_BEGIN_ALLOW_THREADS
+  code = soa_run_many(calls.data(), calls.size(), threads, reinterpret_cast<void *>(stream), nullptr,
+                      message, sizeof message);
+  Py_END_ALLOW_THREADS
+  Py_DECREF(items);
+  if (code != SOA_OK) return raise(code, message);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef model_methods[] = {
+    {"prepare", model_prepare, METH_O,
+     "prepare([(address, dtype, sizes), ...]) -> Call over that memory, which the caller keeps alive."},
+    {"close", model_close, METH_NOARGS, "Close; running calls end first, later ones are refused."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef model_getters[] = {
+    {"arguments", model_arguments, nullptr, "Number of arguments the artifact takes.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMethodDef call_methods[] = {
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_run)), METH_FASTCALL,
+     "run([stream]): run once, without the GIL."},
+    {"set", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_set)), METH_FASTCALL,
+     "set(index, (address, dtype, sizes)): replace one argument."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyObject *set_error(PyObject *, PyObject *given) {
+  if (!PyExceptionClass_Check(given)) {
+    PyErr_SetString(PyExc_TypeError, "set_error takes an exception class");
+    return nullptr;
+  }
+  Py_SETREF(runner_error, Py_NewRef(given));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
+    {"run_many", run_many, METH_VARARGS,
+     "run_many(calls, threads[, stream]): run all, on that many threads, without the GIL."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot model_slots[] = {{Py_tp_new, reinterpret_cast<void *>(model_new)},
+                             {Py_tp_dealloc, reinterpret_cast<void *>(model_dealloc)},
+                             {Py_tp_methods, model_methods},
+                             {Py_tp_getset, model_getters},
+                             {0, nullptr}};
+PyType_Spec model_spec = {"engines._native.Model", sizeof(Model), 0, Py_TPFLAGS_DEFAULT, model_slots};
+
+PyType_Slot call_slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(call_dealloc)},
+                            {Py_tp_methods, call_methods},
+                            {0, nullptr}};
+PyType_Spec call_spec = {"engines._native.Call", sizeof(Call), 0,
+                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, call_slots};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "engines._native",
+                          "The native runner: see engines/native/soa_runner.h.", -1, functions,
+                          nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+  PyObject *module = PyModule_Create(&definition);
+  if (module == nullptr) return nullptr;
+  PyObject *model_type = PyType_FromSpec(&model_spec);
+  call_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&call_spec));
+  runner_error = Py_NewRef(PyExc_RuntimeError);  // until set_error names a better one
+  if (model_type == nullptr || call_type == nullptr ||
+      PyModule_AddObjectRef(module, "Model", model_type) < 0 ||
+      PyModule_AddObjectRef(module, "Call", reinterpret_cast<PyObject *>(call_type)) < 0) {
+    Py_DECREF(module);
+    return nullptr;
+  }
+  return module;
+}

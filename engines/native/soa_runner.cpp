@@ -1,0 +1,381 @@
+#include "soa_runner.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+// torch's stable C shim and AOTInductor's container interface, by their documented signatures.
+using Tensor = struct AtenTensorOpaque *;
+using Container = struct AOTInductorModelContainerOpaque *;
+using CreateTensor = int32_t (*)(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t,
+                                 int32_t, int32_t, Tensor *);
+using DeleteTensor = int32_t (*)(Tensor);
+using NewHandle = int32_t (*)(Tensor, Tensor *);
+using Constant = int32_t (*)();
+using CreateContainer = int32_t (*)(Container *, size_t, const char *, const char *);
+using DeleteContainer = int32_t (*)(Container);
+using CountInputs = int32_t (*)(Container, size_t *);
+using Run = int32_t (*)(Container, Tensor *, size_t, Tensor *, size_t, void *, void *);
+
+int fail(int code, char *message, size_t size, const char *format, ...) {
+  if (message != nullptr && size > 0) {
+    va_list arguments;
+    va_start(arguments, format);
+    std::vsnprintf(message, size, format, arguments);
+    va_end(arguments);
+  }
+  return code;
+}
+
+const char *const kDtypes[] = {"bool",   "int8",   "int16",    "int32",   "int64",   "uint8",
+                               "uint16", "uint32", "float16", "bfloat16", "float32", "float64"};
+
+struct Shim {
+  CreateTensor create_tensor = nullptr;
+  DeleteTensor delete_tensor = nullptr;
+  NewHandle new_handle = nullptr;
+  int32_t dtypes[std::size(kDtypes)] = {};
+};
+
+// The worker threads behind soa_run_many: made when first asked for, kept for the process.
+class Pool {
+ public:
+  static Pool &instance() {
+    static Pool *pool = new Pool;  // never destroyed: workers may outlive static destruction
+    return *pool;
+  }
+
+  // Run `work` on `helpers` workers and on this thread; returns when all are done.
+  void run(int helpers, const std::function<void()> &work) {
+    std::unique_lock<std::mutex> turn(turns_);  // one job at a time
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int>(workers_.size()) < helpers) {
+        workers_.emplace_back([this, id = workers_.size()] { loop(id); });
+      }
+      work_ = &work;
+      wanted_ = helpers;
+      running_ = helpers;
+      ++job_;
+    }
+    start_.notify_all();
+    work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+    work_ = nullptr;
+  }
+
+ private:
+  void loop(size_t id) {
+    // The caller's threads are the parallelism: torch's own threads would fight with them.
+    if (auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) {
+      set(1);
+    }
+    uint64_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      start_.wait(lock, [&] { return job_ != seen; });
+      seen = job_;
+      if (static_cast<int>(id) >= wanted_) continue;
+      const std::function<void()> *work = work_;
+      lock.unlock();
+      (*work)();
+      lock.lock();
+      if (--running_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex turns_, mutex_;
+  std::condition_variable start_, done_;
+  std::vector<std::thread> workers_;
+  const std::function<void()> *work_ = nullptr;
+  int wanted_ = 0, running_ = 0;
+  uint64_t job_ = 0;
+};
+
+}  // namespace
+
+// What calls share. The library stays loaded once opened: its code may be on some thread's stack,
+// and AOTInductor libraries register state that does not survive unloading.
+struct soa_model_state {
+  std::shared_mutex guard;  // shared while running, exclusive to close
+  bool closed = false;
+  Shim shim;
+  Run run = nullptr;
+  DeleteContainer delete_container = nullptr;
+  Container container = nullptr;
+  size_t inputs = 0;
+  int32_t device_type = 0, device_index = 0;
+
+  ~soa_model_state() {
+    if (container != nullptr) delete_container(container);
+  }
+};
+
+struct soa_model {
+  std::shared_ptr<soa_model_state> state;
+};
+
+struct soa_call {
+  std::shared_ptr<soa_model_state> model;
+  std::vector<Tensor> arguments;  // ours, over the caller's memory
+  std::vector<Tensor> stolen;     // scratch: the handles a run takes over
+  std::atomic<bool> busy{false};
+
+  ~soa_call() {
+    for (Tensor tensor : arguments) {
+      if (tensor != nullptr) model->shim.delete_tensor(tensor);
+    }
+  }
+};
+
+namespace {
+
+template <typename Function>
+bool find(void *library, const char *name, Function *function, char *message, size_t size) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  if (*function != nullptr) return true;
+  fail(SOA_OPEN_FAILED, message, size, "no symbol %s: not an AOTInductor library, or torch is not there",
+       name);
+  return false;
+}
+
+int make_tensor(const soa_model_state &model, const soa_tensor *given, size_t index, Tensor *made,
+                char *message, size_t size) {
+  if (given == nullptr || given->dtype == nullptr || given->ndim < 1 || given->ndim > 2) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: needs a dtype and 1 or 2 sizes", index);
+  }
+  int64_t elements = 1;
+  for (int i = 0; i < given->ndim; ++i) {
+    if (given->sizes[i] < 0) {
+      return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: size %lld is negative", index,
+                  static_cast<long long>(given->sizes[i]));
+    }
+    elements *= given->sizes[i];
+  }
+  if (given->data == nullptr && elements > 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: null pointer for %lld elements", index,
+                static_cast<long long>(elements));
+  }
+  int32_t dtype = -1;
+  for (size_t i = 0; i < std::size(kDtypes); ++i) {
+    if (std::strcmp(kDtypes[i], given->dtype) == 0) dtype = model.shim.dtypes[i];
+  }
+  if (dtype < 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: unknown dtype %s", index, given->dtype);
+  }
+  const int64_t strides[2] = {given->ndim == 2 ? std::max<int64_t>(given->sizes[1], 1) : 1, 1};
+  if (model.shim.create_tensor(given->data, given->ndim, given->sizes, strides, 0, dtype,
+                               model.device_type, model.device_index, made) != 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: torch makes no tensor of it", index);
+  }
+  return SOA_OK;
+}
+
+int run_call(soa_call *call, void *stream, char *message, size_t size) {
+  soa_model_state &model = *call->model;
+  bool idle = false;
+  if (!call->busy.compare_exchange_strong(idle, true)) {
+    return fail(SOA_BUSY, message, size, "another thread is running this binding");
+  }
+  struct Release {
+    std::atomic<bool> &busy;
+    ~Release() { busy.store(false); }
+  } release{call->busy};
+  std::shared_lock<std::shared_mutex> open(model.guard);
+  if (model.closed) return fail(SOA_CLOSED, message, size, "the session is closed");
+  for (size_t i = 0; i < call->arguments.size(); ++i) {
+    // A run takes its handles over; a second handle of the same tensor costs a reference count.
+    if (model.shim.new_handle(call->arguments[i], &call->stolen[i]) != 0) {
+      for (size_t k = 0; k < i; ++k) model.shim.delete_tensor(call->stolen[k]);
+      return fail(SOA_RUN_FAILED, message, size, "argument %zu: no tensor handle", i);
+    }
+  }
+  if (model.run(model.container, call->stolen.data(), call->stolen.size(), nullptr, 0, stream,
+                nullptr) != 0) {
+    return fail(SOA_RUN_FAILED, message, size, "the artifact failed while running (see stderr)");
+  }
+  return SOA_OK;
+}
+
+}  // namespace
+
+extern "C" {
+
+int soa_model_open(const char *library, const char *device, const char *kernels, int32_t instances,
+                   soa_model **model, char *message, size_t size) {
+  if (library == nullptr || device == nullptr || model == nullptr || instances < 1) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "a library, a device and at least 1 instance are needed");
+  }
+  try {
+    auto state = std::make_shared<soa_model_state>();
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) return fail(SOA_OPEN_FAILED, message, size, "%s", dlerror());
+    CreateContainer create = nullptr;
+    CountInputs count_inputs = nullptr, count_outputs = nullptr;
+    Constant device_type = nullptr;
+    const bool gpu = std::strncmp(device, "cuda", 4) == 0;
+    if (!find(handle, "AOTInductorModelContainerCreateWithDevice", &create, message, size) ||
+        !find(handle, "AOTInductorModelContainerDelete", &state->delete_container, message, size) ||
+        !find(handle, "AOTInductorModelContainerRun", &state->run, message, size) ||
+        !find(handle, "AOTInductorModelContainerGetNumInputs", &count_inputs, message, size) ||
+        !find(handle, "AOTInductorModelContainerGetNumOutputs", &count_outputs, message, size) ||
+        !find(handle, "aoti_torch_create_tensor_from_blob", &state->shim.create_tensor, message, size) ||
+        !find(handle, "aoti_torch_delete_tensor_object", &state->shim.delete_tensor, message, size) ||
+        !find(handle, "aoti_torch_new_tensor_handle", &state->shim.new_handle, message, size) ||
+        !find(handle, gpu ? "aoti_torch_device_type_cuda" : "aoti_torch_device_type_cpu", &device_type,
+              message, size)) {
+      return SOA_OPEN_FAILED;
+    }
+    for (size_t i = 0; i < std::size(kDtypes); ++i) {
+      Constant dtype = nullptr;
+      const std::string name = std::string("aoti_torch_dtype_") + kDtypes[i];
+      if (!find(handle, name.c_str(), &dtype, message, size)) return SOA_OPEN_FAILED;
+      state->shim.dtypes[i] = dtype();
+    }
+    state->device_type = device_type();
+    const char *colon = std::strchr(device, ':');
+    state->device_index = colon != nullptr ? std::atoi(colon + 1) : 0;
+    size_t outputs = 0;
+    if (create(&state->container, static_cast<size_t>(instances), device, kernels) != 0 ||
+        count_inputs(state->container, &state->inputs) != 0 ||
+        count_outputs(state->container, &outputs) != 0) {
+      return fail(SOA_OPEN_FAILED, message, size, "AOTInductor cannot open it on %s (see stderr)", device);
+    }
+    if (outputs != 0) {
+      return fail(SOA_OPEN_FAILED, message, size,
+                  "it returns %zu outputs: not in the calling convention, which writes them in place",
+                  outputs);
+    }
+    *model = new soa_model{std::move(state)};
+    return SOA_OK;
+  } catch (const std::exception &error) {
+    return fail(SOA_OPEN_FAILED, message, size, "%s", error.what());
+  }
+}
+
+void soa_model_close(soa_model *model) {
+  if (model == nullptr) return;
+  {
+    std::unique_lock<std::shared_mutex> alone(model->state->guard);
+    model->state->closed = true;
+  }
+  delete model;
+}
+
+size_t soa_model_arguments(const soa_model *model) {
+  return model == nullptr ? 0 : model->state->inputs;
+}
+
+int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count, soa_call **call,
+                    char *message, size_t size) {
+  if (model == nullptr || call == nullptr || (arguments == nullptr && count > 0)) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "a model and arguments are needed");
+  }
+  if (count != model->state->inputs) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "%zu arguments, the artifact takes %zu", count,
+                model->state->inputs);
+  }
+  try {
+    auto made = std::make_unique<soa_call>();
+    made->model = model->state;
+    made->arguments.assign(count, nullptr);
+    made->stolen.assign(count, nullptr);
+    for (size_t i = 0; i < count; ++i) {
+      const int code =
+          make_tensor(*made->model, arguments + i, i, &made->arguments[i], message, size);
+      if (code != SOA_OK) return code;
+    }
+    *call = made.release();
+    return SOA_OK;
+  } catch (const std::exception &error) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "%s", error.what());
+  }
+}
+
+int soa_call_set(soa_call *call, size_t index, const soa_tensor *argument, char *message, size_t size) {
+  if (call == nullptr || index >= call->arguments.size()) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "no argument %zu", index);
+  }
+  bool idle = false;
+  if (!call->busy.compare_exchange_strong(idle, true)) {
+    return fail(SOA_BUSY, message, size, "another thread is running this binding");
+  }
+  Tensor made = nullptr;
+  const int code = make_tensor(*call->model, argument, index, &made, message, size);
+  if (code == SOA_OK) {
+    call->model->shim.delete_tensor(call->arguments[index]);
+    call->arguments[index] = made;
+  }
+  call->busy.store(false);
+  return code;
+}
+
+int soa_call_run(soa_call *call, void *stream, char *message, size_t size) {
+  if (call == nullptr) return fail(SOA_BAD_ARGUMENT, message, size, "no call");
+  return run_call(call, stream, message, size);
+}
+
+int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *stream, size_t *failed,
+                 char *message, size_t size) {
+  if ((calls == nullptr && count > 0) || threads < 1) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "calls and at least 1 thread are needed");
+  }
+  std::atomic<size_t> next{0};
+  std::mutex first;
+  size_t worst = count;
+  int code = SOA_OK;
+  // Small groups keep the counter cheap for tiny events and the threads evenly loaded.
+  const size_t group = std::max<size_t>(1, std::min<size_t>(16, count / (8 * threads)));
+  const auto work = [&] {
+    char why[256] = "";
+    while (true) {
+      const size_t begin = next.fetch_add(group);
+      if (begin >= count) return;
+      for (size_t i = begin; i < std::min(begin + group, count); ++i) {
+        const int found = calls[i] == nullptr
+                              ? fail(SOA_BAD_ARGUMENT, why, sizeof why, "no call")
+                              : run_call(calls[i], stream, why, sizeof why);
+        if (found == SOA_OK) continue;
+        std::lock_guard<std::mutex> lock(first);
+        if (i < worst) {
+          worst = i;
+          code = found;
+          fail(found, message, size, "call %zu: %s", i, why);
+        }
+        next.store(count);
+        return;
+      }
+    }
+  };
+  try {
+    const int helpers = static_cast<int>(std::min<size_t>(threads, count)) - 1;
+    if (helpers > 0) {
+      Pool::instance().run(helpers, work);
+    } else {
+      work();
+    }
+  } catch (const std::exception &error) {
+    return fail(SOA_RUN_FAILED, message, size, "%s", error.what());
+  }
+  if (failed != nullptr) *failed = worst;
+  return code;
+}
+
+void soa_call_delete(soa_call *call) { delete call; }
+
+}  // extern "C"

@@ -1,0 +1,67 @@
+"""The native runner from Python: one call without the GIL, nothing allocated per event.
+
+See native/soa_runner.h for what it promises; this file ties tensors to it and keeps them alive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from engines import _native
+from engines.errors import RunError
+
+_native.set_error(RunError)
+
+
+class NativeExecutable:
+    """An opened library, its weights held once for any number of threads.
+
+    `instances` is how many threads run at the same moment (more wait): by default one a core.
+    """
+
+    def __init__(self, library: Path, device: torch.device, instances: int | None = None) -> None:
+        self._device = device
+        self._model = _native.Model(
+            str(library), str(device), str(library.parent), instances or os.cpu_count() or 1
+        )
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.prepare(arguments).run()
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> PreparedCall:
+        """Tie arguments to the artifact, to run again and again."""
+        return PreparedCall(self._model.prepare([_described(a) for a in arguments]), arguments)
+
+    def close(self) -> None:
+        """Let running calls end; refuse later ones with RunError."""
+        self._model.close()
+
+
+class PreparedCall:
+    """Arguments tied to an artifact. `run(stream)` is the native call itself.
+
+    It keeps the tensors alive. Two threads may not run one prepared call at once: RunError.
+    """
+
+    def __init__(self, call: _native.Call, arguments: Sequence[torch.Tensor]) -> None:
+        self.call = call
+        self._arguments = list(arguments)
+        self.run: Callable[..., None] = call.run
+
+    def replace(self, index: int, argument: torch.Tensor) -> None:
+        """Another tensor of the same kind in place of one argument: another n, or memory."""
+        self.call.set(index, _described(argument))
+        self._arguments[index] = argument
+
+
+def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:
+    """Run prepared calls on `threads` native threads in one call without the GIL."""
+    _native.run_many([prepared.call for prepared in calls], threads, stream)
+
+
+def _described(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...]]:
+    return (tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

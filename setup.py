@@ -1,0 +1,16 @@
+"""The native runner, which pyproject.toml cannot describe yet. Everything else is there."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "engines._native",
+            sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
+            depends=["engines/native/soa_runner.h"],
+            extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
+            libraries=["dl", "pthread"],
+            language="c++",
+        )
+    ]
+)

@@ -1,0 +1,157 @@
+"""A user's project on disk (a model, its weights, a config), and the `pipeline` command run on it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+from safetensors.torch import save_file
+
+from engines.target import Target
+from pipeline.cli import main
+from registry.bundle import Bundle, seal
+from registry.promotion import Decision
+from tests.models import mlps
+
+TARGET = str(Target.parse("cpu"))
+FACTORY = '''
+
+def talkative(hidden: int = 48) -> nn.Module:
+    """People print in their factories; standard output still belongs to the command."""
+    print("building the model")
+    return PointwiseFirst(0, hidden)
+'''
+
+CONFIG = """\
+name: jets
+description: a small tagger
+model:
+  factory: model.py:talkative
+  kwargs: {hidden: 48}
+  weights: weights.safetensors
+collections:
+  jets:
+    columns:
+      - {name: a, dtype: float32}
+      - {name: b, dtype: float32}
+      - {name: c, dtype: float32}
+      - {name: d, dtype: float32}
+      - {name: e, dtype: float32}
+      - {name: f, dtype: float32}
+  tags:
+    columns:
+      - {name: x, dtype: float32}
+      - {name: y, dtype: float32}
+      - {name: z, dtype: float32}
+inputs:
+  - {name: features, collection: jets, columns: [a, b, c, d, e, f]}
+outputs:
+  - {name: probabilities, collection: tags, columns: [x, y, z], classifier: true}
+rows:
+  n: {max: 1000, typical: [1000]}
+targets: [cpu]
+engines: [aoti, torchscript, exported]
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """`folder` holds model.py, weights.safetensors and config.yaml."""
+
+    folder: Path
+    work: Path
+    registry: str
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.yaml"
+
+    def variant(self, name: str, *changes: tuple[str, str]) -> Path:
+        """Another config beside the first one, with pieces of its text replaced."""
+        text = self.config.read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+    def run(self, config: Path | None = None, registry: str | None = None) -> dict[str, Any]:
+        """`pipeline run --json`, its answer parsed."""
+        where = ("--work", self.work, "--registry", registry or self.registry)
+        answer: dict[str, Any] = json.loads(
+            cli("run", config or self.config, *where, "--json").stdout
+        )
+        return answer
+
+
+@dataclass(frozen=True)
+class Built:
+    """A project that was run once, and what the run said. Shared by tests: look, do not touch."""
+
+    project: Project
+    answer: dict[str, Any]
+    bundle: Bundle
+
+
+def write_project(folder: Path, hidden: int = 48, seed: int = 1, config: str = CONFIG) -> Project:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(Path(mlps.__file__).read_text() + FACTORY)
+    save_file(mlps.PointwiseFirst(seed, hidden).state_dict(), folder / "weights.safetensors")
+    text = config.replace("hidden: 48", f"hidden: {hidden}")
+    (folder / "config.yaml").write_text(text)
+    return Project(folder, folder / "work", f"sqlite:///{folder}/store/registry.db")
+
+
+def build(project: Project) -> Built:
+    answer = project.run()
+    return Built(project, answer, Bundle.open(answer["bundle"]))
+
+
+def cli(*arguments: object, code: int = 0) -> Result:
+    """Run the command in this process; what would be a traceback is raised here."""
+    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refusal(*arguments: object) -> str:
+    """The one line in which the command refuses; standard output stays empty."""
+    result = cli(*arguments, code=1)
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    said = [line for line in lines if line.startswith("pipeline: ")]
+    assert lines[-1:] == said, result.stderr
+    return said[0].removeprefix("pipeline: ")
+
+
+def resealed(bundle: Bundle, folder: Path, edit: Callable[[Path, dict[str, Any]], None]) -> Bundle:
+    """A copy of a bundle with other contents, sealed again, as somebody might forge one.
+
+    `edit` gets the folder and the manifest as JSON data, and may change both.
+    """
+    shutil.copytree(bundle.path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    edit(folder, manifest)
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    seal(folder)
+    return Bundle.open(folder)
+
+
+def described(bundle: Bundle, folder: Path, text: str) -> Bundle:
+    """The same artifacts in another bundle."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["description"] = text
+
+    return resealed(bundle, folder, edit)
+
+
+PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)

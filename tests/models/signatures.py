@@ -1,0 +1,94 @@
+"""Random layouts, blocks and row counts around an affine model, for hypothesis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from soa import Block, Column, Layout, RowRange, Signature
+from soa.layout import Storage
+from stages.reference import Arrays, row_major_inputs
+from tests.models.mlps import AFFINE, Affine
+from tests.soa.strategies import ROWS, layouts, values_of
+
+MAX_ROWS = 100
+_STORAGES: tuple[Storage, ...] = ("buffer", "columns")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model, its signature, inputs that every dtype holds exactly, and how much to run."""
+
+    model: Affine
+    signature: Signature
+    inputs: Arrays
+    n: int
+    spare: int
+
+    def expected(self) -> list[torch.Tensor]:
+        """The model's answers on ordinary row-major tensors."""
+        arguments = row_major_inputs(self.signature, self.inputs, {"n": self.n})
+        return list(self.model(*arguments))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    """One to three input blocks of one or two collections, one or two output blocks."""
+    given = {
+        f"in{i}": draw(layouts(storages=_STORAGES).filter(_has_columns))
+        for i in range(draw(st.integers(1, 2)))
+    }
+    inputs = [_block(draw, f"x{i}", name, given[name]) for i, name in enumerate(given)]
+    if draw(st.booleans()):
+        inputs.append(_block(draw, "again", "in0", given["in0"], scalars=draw(st.booleans())))
+    written = draw(layouts(("float32", "float64"), _STORAGES).filter(_has_columns))
+    names = draw(st.permutations([c.name for c in written.columns if c.kind != "scalar"]))
+    parts = [tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])]
+    outputs = [
+        Block(f"y{i}", "out", part, "float32", _shape(draw, written, part))
+        for i, part in enumerate(parts)
+        if part
+    ]
+    signature = Signature.build(
+        {**given, "out": written}, inputs, outputs, {"n": RowRange(0, MAX_ROWS)}
+    )
+    seed = draw(st.integers(0, 1000))
+    arrays = {
+        name: values_of(layout, MAX_ROWS, seed + i)
+        for i, (name, layout) in enumerate(given.items())
+        if name in signature.input_collections
+    }
+    model = AFFINE[len(inputs)](
+        [b.shape(1)[0 if b.plan.kind == "scalars" else 1 :] for b in signature.inputs],
+        [b.plan.feature_shape for b in signature.outputs],
+        [b.plan.kind == "scalars" for b in signature.inputs],
+    )
+    return Problem(model, signature, arrays, draw(ROWS), draw(st.sampled_from([0, 0, 1, 40])))
+
+
+def _has_columns(layout: Layout) -> bool:
+    return any(c.kind != "scalar" for c in layout.columns)
+
+
+def _block(
+    draw: st.DrawFn, name: str, collection: str, layout: Layout, scalars: bool = False
+) -> Block:
+    members = [c.name for c in layout.columns if (c.kind == "scalar") == scalars]
+    if not members:
+        members = [c.name for c in layout.columns if c.kind != "scalar"]
+    order = draw(st.permutations(members))
+    columns = tuple(order[: draw(st.integers(1, len(order)))])
+    return Block(name, collection, columns, "float32", _shape(draw, layout, columns))
+
+
+def _shape(draw: st.DrawFn, layout: Layout, columns: tuple[str, ...]) -> tuple[int, ...] | None:
+    """Now and then a shape of two extents that hold the components."""
+    members: list[Column] = [layout[name] for name in columns]
+    count = sum(member.components for member in members)
+    if draw(st.booleans()):
+        return None
+    first = draw(st.sampled_from([k for k in range(1, count + 1) if count % k == 0]))
+    return (first, count // first)
+

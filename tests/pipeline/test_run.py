@@ -1,0 +1,222 @@
+"""`pipeline run`: the first time, again, after a change, and after it was broken off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.runner import run
+from registry.errors import NotFoundError
+from registry.store import Registry
+from tests.models.project import TARGET, Built, Project, cli, refusal, write_project
+
+# Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from soa_pipeline import main
+sys.argv[0] = "pipeline"
+main()
+"""
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    """Every file and folder with its time of change."""
+    return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+def test_first_run(jets: Built) -> None:
+    engines = ("aoti", "torchscript", "exported")
+    each = [f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS]
+    last = [f"benchmark on {TARGET}", "package", "register"]
+    assert jets.answer["worked"] == ["capture", *each, *last]
+    assert jets.answer["version"] == "jets/1"
+    found = Registry(jets.project.registry).find("jets")
+    assert found.digest == jets.bundle.digest == jets.answer["digest"]
+    assert dict(found.targets) == {TARGET: "verified"}
+    record = jets.bundle.manifest.targets[TARGET]
+    assert jets.answer["targets"] == {TARGET: {"status": "verified", "chosen": record.chosen}}
+    assert {name: c.status for name, c in record.candidates.items()} == dict.fromkeys(
+        engines, "valid"
+    )
+
+
+_STEPS = (("compile", "for"), ("validate", "on"))
+
+
+def test_second_run_does_no_work(jets: Built) -> None:
+    project = jets.project
+    before = snapshot(project.folder)
+    answer = project.run()
+    assert answer == {**jets.answer, "worked": []}
+    text = cli("run", project.config, "--work", project.work, "--registry", project.registry)
+    assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
+    assert text.stderr == ""
+    assert snapshot(project.folder) == before
+
+
+def test_form_of_the_config_does_not_count(jets: Built) -> None:
+    config = jets.project.variant(
+        "form.yaml",
+        ("name: jets\n", "# who reads this?\nname:   'jets'\n"),
+        ("[a, b, c, d, e, f]", "\n      [a, b,\n       c, d, e, f]"),
+        ("description: a small tagger\n", ""),
+        ("targets: [cpu]\n", "targets:\n- cpu # this host's\ndescription: a small tagger\n"),
+    )
+    assert jets.project.run(config)["worked"] == []
+
+
+def test_changed_weights_make_a_new_version(heavy: Built) -> None:
+    assert heavy.answer["version"] == "jets/2"
+    assert heavy.answer["worked"][0] == "capture"
+    assert heavy.project.run()["worked"] == []
+
+
+def test_changed_tolerance_is_judged_again_but_not_compiled(
+    heavy: Built, registry: Registry
+) -> None:
+    config = heavy.project.variant(
+        "tolerance.yaml",
+        ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
+    )
+    answer = heavy.project.run(config, registry.uri)
+    assert answer["worked"] == [f"validate exported on {TARGET}", "package", "register"]
+    assert answer["version"] == "jets/2"
+    assert answer["digest"] != heavy.answer["digest"]
+    assert heavy.project.run()["worked"] == []
+
+
+def test_another_registry_only_registers(jets: Built, empty: Registry) -> None:
+    assert jets.project.run(registry=empty.uri)["worked"] == ["register"]
+    assert empty.find("jets").digest == jets.bundle.digest
+
+
+def test_bundle_that_is_gone_is_packaged_again(heavy: Built, tmp_path: Path) -> None:
+    """What the record of a run points to may have been cleaned up, or the record be cut short."""
+    import shutil
+
+    project = heavy.project
+    work = tmp_path / "work"
+    shutil.copytree(project.work, work)
+    for record in (work / "runs").iterdir():
+        record.write_text("")
+    again = run(project.config, Registry(project.registry), work)
+    assert (again.worked, again.version.ref) == (("register",), "jets/2")
+    assert run(project.config, Registry(project.registry), work).worked == ()
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedProcess[str]]]:
+    """A run that got Ctrl-C as soon as it began to compile."""
+    project = write_project(tmp_path / "project", seed=3)
+    project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    arguments = ["run", project.config, "--work", project.work, "--registry", project.registry]
+    command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        watchdog = threading.Timer(120, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if line.startswith("compile"):
+                process.send_signal(signal.SIGINT)
+        output = process.stdout.read()
+        code = process.wait()
+        watchdog.cancel()
+    yield project, subprocess.CompletedProcess(command, code, output, said)
+
+
+def test_ctrl_c_and_the_next_run_resumes(
+    interrupted: tuple[Project, subprocess.CompletedProcess[str]],
+) -> None:
+    project, broken_off = interrupted
+    assert broken_off.returncode == 1
+    assert broken_off.stderr.endswith("Aborted!\n")
+    assert "Traceback" not in broken_off.stderr
+    assert broken_off.stdout.replace("building the model\n", "") == ""
+    registry = Registry(project.registry)
+    assert registry.list() == []
+    with pytest.raises(NotFoundError):
+        registry.find("jets")
+    finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
+    assert finished == {"capture"}
+    assert not list(project.work.rglob("bundle"))
+
+    (capture,) = project.work.glob("capture/*/program.pt2")
+    before = capture.stat().st_mtime_ns
+    resumed = project.run()
+    assert resumed["worked"] == [
+        f"compile exported for {TARGET}",
+        f"validate exported on {TARGET}",
+        f"benchmark on {TARGET}",
+        "package",
+        "register",
+    ]
+    assert resumed["version"] == "jets/1"
+    assert capture.stat().st_mtime_ns == before
+
+
+def test_compiler_that_fails_is_one_failed_candidate(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with the other engine, and says how to repeat the failure."""
+    monkeypatch.setenv("CXX", "/bin/false")
+    project = heavy.project
+    config = project.variant("aoti.yaml", ("[exported]", "[aoti, exported]"))
+    result = cli("run", config, "--work", project.work, "--registry", empty.uri)
+    assert f"aoti for {TARGET} failed: " in result.stderr
+    assert "registered jets/1" in result.stdout
+    record = empty.open(empty.find("jets")).manifest.targets[TARGET]
+    assert (record.status, record.chosen) == ("verified", "exported")
+    failed = record.candidates["aoti"]
+    assert (failed.status, failed.files) == ("failed", [])
+    assert failed.reason is not None
+    script = failed.reason.rpartition("repeat with: ")[2].rstrip(")")
+    assert Path(script).with_name("log.txt").read_text()
+    answer = Path(script).with_name("answer.json")
+    answer.unlink()
+    subprocess.run([script], check=True, capture_output=True, timeout=120)
+    assert "error" in answer.read_text()
+
+
+def test_no_version_where_every_engine_fails(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    project = heavy.project
+    config = project.variant("only.yaml", ("[exported]", "[aoti]"))
+    line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
+    assert line.startswith(f"no artifact of 'jets' is valid: {TARGET} aoti: ")
+    assert "repeat with: " in line
+    assert empty.list() == []
+
+
+def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registry) -> None:
+    """Right on row-major memory, and so in eager mode: only SoA memory shows what it does."""
+    project = write_project(tmp_path / "project")
+    config = project.variant(
+        "config.yaml",
+        ("model.py:talkative", "model.py:ReadsPadding"),
+        ("[aoti, torchscript, exported]", "[torchscript, exported]"),
+    )
+    line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
+    assert line.startswith("no artifact of 'jets' is valid: ")
+    for name in ("torchscript", "exported"):
+        assert f"{TARGET} {name}: " in line
+    assert empty.list() == []
+    assert not list(project.work.rglob("bundle"))
