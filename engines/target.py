@@ -7,6 +7,7 @@ CPU targets are the micro-architecture levels of the x86-64 psABI, because nativ
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,8 @@ _LEVEL_FLAGS: dict[str, frozenset[str]] = {
     "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 }
 _DEFAULT_CEILING = "x86-64-v3"
+# Whole names only: a target is also a folder of the bundle.
+_ARCHES = {"cpu": r"x86-64-v[234]|aarch64", "cuda": r"sm_\d+[a-z]?", "rocm": r"gfx[0-9a-f]+"}
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,7 @@ class Target:
         device, _, arch = text.partition("/")
         if text == "cpu":
             return cls("cpu", _default_cpu_arch())
-        known = {"cpu": (*_LEVEL_FLAGS, "aarch64"), "cuda": ("sm_",), "rocm": ("gfx",)}
-        if device not in known or not any(arch.startswith(prefix) for prefix in known[device]):
+        if not re.fullmatch(_ARCHES.get(device, "(?!)"), arch):
             raise TargetError(
                 f"unknown target {text!r}: use cpu, cpu/x86-64-v2, cpu/x86-64-v3, cpu/x86-64-v4, "
                 "cpu/aarch64, cuda/sm_<NN> or rocm/gfx<...>"
@@ -75,7 +77,9 @@ def host_cpu_levels(flags: frozenset[str] | None = None) -> tuple[str, ...]:
 
 
 def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, ...]:
-    """CPU flags that `arch` needs and this host lacks."""
+    """CPU flags that `arch` needs and this host lacks; none for another processor family."""
+    if arch not in _LEVEL_FLAGS:
+        return ()
     flags = cpu_flags() if flags is None else flags
     needed: set[str] = set()
     for level, own in _LEVEL_FLAGS.items():
@@ -115,6 +119,9 @@ def gpu_target(index: int) -> Target:
     """The target of GPU `index`: torch drives both vendors through `torch.cuda`."""
     import torch
 
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        raise TargetError(f"there is no GPU {index} here: torch sees {count}")
     properties = torch.cuda.get_device_properties(index)
     if torch.version.hip is not None:
         return Target("rocm", properties.gcnArchName.split(":")[0])
@@ -137,11 +144,15 @@ def choose_target(available: list[str], device: str, flags: frozenset[str] | Non
                 f"no artifact for the CPU; this version holds: {', '.join(available) or 'none'}"
             )
         lacking = "; ".join(
-            f"{name} needs {', '.join(missing_flags(name.partition('/')[2], flags)) or 'it'}"
+            f"{name} needs "
+            f"{', '.join(missing_flags(name.partition('/')[2], flags)) or 'another processor family'}"
             for name in cpu
         )
         raise TargetError(f"no artifact that this CPU can run: {lacking}")
-    found = str(gpu_target(int(device.partition(":")[2] or 0)))
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise TargetError(f"unknown device {device!r}: use cpu, cuda or cuda:<index>")
+    found = str(gpu_target(int(index or 0)))
     if found not in available:
         raise TargetError(
             f"no artifact for {found}; this version holds: {', '.join(available) or 'none'}"

@@ -47,7 +47,7 @@ class TorchScriptEngine(Engine):
         with quiet_torch():
             try:
                 return _Script(torch.jit.load(file, map_location=device))
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise EngineError(f"{file.name} is not TorchScript: {reason}") from error
 

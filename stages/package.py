@@ -26,6 +26,7 @@ from registry.manifest import (
     Tolerance as ToleranceRecord,
 )
 from runtime.compare import Tolerance
+from soa.describe import describe
 from stages.benchmark import BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
@@ -90,6 +91,10 @@ def package(
         for target, result in results.items():
             for engine_name, compiled in result.compiled.items():
                 _copy_artifact(folder, target, engine_name, compiled)
+            described = describe(capture.signature)
+            native = folder / "targets" / target / "aoti"
+            if described and native.is_dir():
+                (native / "arguments.txt").write_text(described)  # for programs without Python
         _write_json(
             folder / VALIDATION,
             {

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.runner import run
 from registry.errors import NotFoundError
 from registry.store import Registry
 from tests.models.project import TARGET, Built, Project, cli, refusal, write_project
@@ -25,6 +24,9 @@ from soa_pipeline import main
 sys.argv[0] = "pipeline"
 main()
 """
+
+
+_STEPS = (("compile", "for"), ("validate", "on"))
 
 
 def snapshot(folder: Path) -> dict[str, int]:
@@ -46,9 +48,6 @@ def test_first_run(jets: Built) -> None:
     assert {name: c.status for name, c in record.candidates.items()} == dict.fromkeys(
         engines, "valid"
     )
-
-
-_STEPS = (("compile", "for"), ("validate", "on"))
 
 
 def test_second_run_does_no_work(jets: Built) -> None:
@@ -96,20 +95,6 @@ def test_changed_tolerance_is_judged_again_but_not_compiled(
 def test_another_registry_only_registers(jets: Built, empty: Registry) -> None:
     assert jets.project.run(registry=empty.uri)["worked"] == ["register"]
     assert empty.find("jets").digest == jets.bundle.digest
-
-
-def test_bundle_that_is_gone_is_packaged_again(heavy: Built, tmp_path: Path) -> None:
-    """What the record of a run points to may have been cleaned up, or the record be cut short."""
-    import shutil
-
-    project = heavy.project
-    work = tmp_path / "work"
-    shutil.copytree(project.work, work)
-    for record in (work / "runs").iterdir():
-        record.write_text("")
-    again = run(project.config, Registry(project.registry), work)
-    assert (again.worked, again.version.ref) == (("register",), "jets/2")
-    assert run(project.config, Registry(project.registry), work).worked == ()
 
 
 @pytest.fixture

@@ -1,0 +1,282 @@
+// soa_model: a bundle's artifact in C++17, over the C interface of soa_runner.h; no Python.
+//
+//   auto model = soa::Model::open(bundle + "/targets/cpu/x86-64-v3/aoti", "cpu");
+//   soa::Binding run = model.bind({{"jets", jets_buffer, n}, {"tags", tags_buffer, n}});
+//   run();                 // writes the columns of tags_buffer in place; no copy
+//   run.resize(n - 5);     // fewer rows of the same memory
+//
+// A buffer is laid out as CMSSW's GENERATE_SOA_LAYOUT lays it out; model.layout("jets") says where
+// each column lies. Memory stays the caller's. Mistakes are soa::Error with one line each.
+#ifndef SOA_MODEL_HPP
+#define SOA_MODEL_HPP
+
+#include <algorithm>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "soa_runner.h"
+
+namespace soa {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+struct Column {
+  std::string name, dtype, kind;
+  std::size_t itemsize = 0, components = 1;
+};
+
+// The byte layout of one collection.
+class Layout {
+ public:
+  std::vector<Column> columns;
+  std::size_t alignment = 128;
+  std::string rows;
+
+  // Bytes from one component of a column to the next.
+  std::size_t pitch(const Column &column, std::size_t n) const {
+    const std::size_t elements = column.kind == "scalar" ? 1 : n;
+    return (elements * column.itemsize + alignment - 1) / alignment * alignment;
+  }
+  std::size_t offset(const std::string &name, std::size_t n) const {
+    std::size_t at = 0;
+    for (const Column &column : columns) {
+      if (column.name == name) return at;
+      at += pitch(column, n) * column.components;
+    }
+    throw Error("no column '" + name + "'");
+  }
+  const Column &operator[](const std::string &name) const {
+    for (const Column &column : columns) {
+      if (column.name == name) return column;
+    }
+    throw Error("no column '" + name + "'");
+  }
+  std::size_t nbytes(std::size_t n) const {
+    std::size_t total = 0;
+    for (const Column &column : columns) total += pitch(column, n) * column.components;
+    return total;
+  }
+};
+
+// A collection's memory: `capacity` elements (that is what its column pitch follows from), of which
+// n are in use.
+struct Memory {
+  std::string collection;
+  void *data;
+  std::int64_t n;
+  std::int64_t capacity = -1;  // -1: n
+};
+
+namespace detail {
+
+struct Argument {
+  std::string kind, rows, dtype, collection, column, role;
+  std::size_t component = 0, count = 1;
+};
+
+struct Rows {
+  std::int64_t min = 0, max = 0;
+};
+
+struct State {
+  std::map<std::string, Layout> layouts;
+  std::map<std::string, Rows> rows;
+  std::vector<Argument> arguments;
+  std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
+};
+
+inline void check(int code, const char *message) {
+  if (code != SOA_OK) throw Error(message);
+}
+
+inline void read_description(const std::filesystem::path &file, State &state) {
+  std::ifstream stream(file);
+  std::string line, word;
+  if (!std::getline(stream, line) || line != "soa-arguments 1") {
+    throw Error(file.string() + ": not a description of arguments (soa-arguments 1)");
+  }
+  while (std::getline(stream, line)) {
+    std::istringstream fields(line);
+    fields >> word;
+    if (word == "rows") {
+      Rows rows;
+      std::string name;
+      fields >> name >> rows.min >> rows.max;
+      state.rows[name] = rows;
+    } else if (word == "collection") {
+      std::string name;
+      Layout layout;
+      fields >> name >> layout.rows >> layout.alignment;
+      state.layouts[name] = layout;
+    } else if (word == "column") {
+      std::string collection;
+      Column column;
+      fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >>
+          column.components;
+      state.layouts[collection].columns.push_back(column);
+    } else if (word == "argument") {
+      Argument argument;
+      fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >>
+          argument.column >> argument.component >> argument.count >> argument.role;
+      state.arguments.push_back(argument);
+    }
+    if (fields.fail()) throw Error(file.string() + ": cannot read: " + line);
+  }
+}
+
+}  // namespace detail
+
+// A model tied to memory. One thread at a time may run it; others get soa::Error.
+class Binding {
+ public:
+  void operator()(void *stream = nullptr) {
+    char message[512] = "";
+    detail::check(soa_call_run(call_.get(), stream, message, sizeof message), message);
+  }
+
+  // Use n rows of the same memory, in every collection whose rows are `dim`.
+  void resize(std::int64_t n, const std::string &dim = "n") {
+    for (Memory &memory : memory_) {
+      if (state_->layouts.at(memory.collection).rows == dim) {
+        if (n > memory.capacity) throw Error("'" + memory.collection + "' has no room for that n");
+      }
+    }
+    check_rows(dim, n);
+    rows_[dim] = n;
+    char message[512] = "";
+    for (std::size_t i = 0; i < state_->arguments.size(); ++i) {
+      const auto &argument = state_->arguments[i];
+      if (argument.rows != dim || (argument.kind != "carrier" && argument.kind != "column")) continue;
+      const soa_tensor tensor = describe(argument);
+      detail::check(soa_call_set(call_.get(), i, &tensor, message, sizeof message), message);
+    }
+  }
+
+ private:
+  friend class Model;
+
+  Binding(std::shared_ptr<detail::State> state, std::vector<Memory> memory)
+      : state_(std::move(state)), memory_(std::move(memory)) {
+    for (Memory &given : memory_) {
+      const auto found = state_->layouts.find(given.collection);
+      if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'");
+      if (given.capacity < 0) given.capacity = given.n;
+      if (given.n > given.capacity) throw Error("'" + given.collection + "': n above its capacity");
+      const Layout &layout = found->second;
+      if (given.data == nullptr && layout.nbytes(static_cast<std::size_t>(given.capacity)) > 0) {
+        throw Error("'" + given.collection + "': null pointer");
+      }
+      if (reinterpret_cast<std::uintptr_t>(given.data) % layout.alignment != 0) {
+        throw Error("'" + given.collection + "': not aligned to " + std::to_string(layout.alignment));
+      }
+      const auto [rows, first] = rows_.emplace(layout.rows, given.n);
+      if (!first && rows->second != given.n) {
+        throw Error("collections disagree on the number of rows '" + layout.rows + "'");
+      }
+      check_rows(layout.rows, given.n);
+    }
+    for (const auto &[name, layout] : state_->layouts) {
+      if (std::none_of(memory_.begin(), memory_.end(),
+                       [&name = name](const Memory &m) { return m.collection == name; })) {
+        throw Error("no memory for collection '" + name + "'");
+      }
+    }
+    std::vector<soa_tensor> tensors;
+    for (const auto &argument : state_->arguments) tensors.push_back(describe(argument));
+    char message[512] = "";
+    soa_call *call = nullptr;
+    detail::check(soa_call_create(state_->model.get(), tensors.data(), tensors.size(), &call, message,
+                                  sizeof message),
+                  message);
+    call_.reset(call);
+  }
+
+  void check_rows(const std::string &dim, std::int64_t n) const {
+    const auto &range = state_->rows.at(dim);
+    if (n < range.min || n > range.max) {
+      throw Error(dim + " = " + std::to_string(n) + " is outside the compiled range " +
+                  std::to_string(range.min) + " ... " + std::to_string(range.max));
+    }
+  }
+
+  soa_tensor describe(const detail::Argument &argument) const {
+    const std::int64_t n = rows_.at(argument.rows);
+    soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
+    if (argument.kind == "carrier") return tensor;
+    const Memory &memory = *std::find_if(
+        memory_.begin(), memory_.end(),
+        [&](const Memory &m) { return m.collection == argument.collection; });
+    const Layout &layout = state_->layouts.at(argument.collection);
+    const Column &column = layout[argument.column];
+    const auto capacity = static_cast<std::size_t>(memory.capacity);
+    const std::size_t pitch = layout.pitch(column, capacity);
+    tensor.data = static_cast<char *>(memory.data) + layout.offset(argument.column, capacity) +
+                  argument.component * pitch;
+    if (argument.kind == "matrix") {
+      tensor.sizes[0] = static_cast<std::int64_t>(argument.count);
+      tensor.sizes[1] = static_cast<std::int64_t>(pitch / column.itemsize);
+    } else {
+      tensor.ndim = 1;
+      tensor.sizes[0] = argument.kind == "scalar" ? 1 : n;
+    }
+    return tensor;
+  }
+
+  std::shared_ptr<detail::State> state_;
+  std::vector<Memory> memory_;
+  std::map<std::string, std::int64_t> rows_;
+  std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
+};
+
+// An opened artifact; any number of threads may bind and run it at once.
+class Model {
+ public:
+  // folder: the unpacked artifact of one target, with its library and arguments.txt.
+  static Model open(const std::filesystem::path &folder, const std::string &device = "cpu",
+                    int instances = 1) {
+    auto state = std::make_shared<detail::State>();
+    detail::read_description(folder / "arguments.txt", *state);
+    std::vector<std::filesystem::path> libraries;
+    for (const auto &entry : std::filesystem::directory_iterator(folder)) {
+      if (entry.path().extension() == ".so") libraries.push_back(entry.path());
+    }
+    if (libraries.size() != 1) {
+      throw Error(folder.string() + ": one library is needed, found " +
+                  std::to_string(libraries.size()));
+    }
+    char message[512] = "";
+    soa_model *model = nullptr;
+    detail::check(soa_model_open(libraries[0].c_str(), device.c_str(), folder.c_str(), instances,
+                                 &model, message, sizeof message),
+                  message);
+    state->model.reset(model);
+    return Model(std::move(state));
+  }
+
+  const Layout &layout(const std::string &collection) const {
+    const auto found = state_->layouts.find(collection);
+    if (found == state_->layouts.end()) throw Error("no collection '" + collection + "'");
+    return found->second;
+  }
+
+  Binding bind(std::vector<Memory> memory) const { return Binding(state_, std::move(memory)); }
+
+ private:
+  explicit Model(std::shared_ptr<detail::State> state) : state_(std::move(state)) {}
+  std::shared_ptr<detail::State> state_;
+};
+
+}  // namespace soa
+
+#endif

@@ -1,0 +1,110 @@
+// The shape of a CMSSW producer: a Model held by the module, PortableCollections as event data, a
+// queue, and one forward() per event. The event loop below stands in for the framework; nothing of
+// CMSSW is needed to build it.
+//
+//   producer BUNDLE/targets/cpu/x86-64-v3/aoti EVENTS
+//
+// It runs the demo's jet tagger on events of varying size and prints the mean of p_top over all
+// jets, and how many jets there were.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <vector>
+
+#include "soa_model.hpp"
+
+namespace {
+
+// alpaka's queue, as far as a model sees it: a native stream handle, null on the host.
+struct Queue {
+  void *native_handle = nullptr;
+};
+
+// n elements of a layout in one aligned buffer, as CMSSW's PortableCollection.
+class PortableCollection {
+ public:
+  PortableCollection(const soa::Layout &layout, std::int64_t n)
+      : layout_(layout),
+        n_(n),
+        buffer_(std::aligned_alloc(layout.alignment,
+                                   std::max(layout.nbytes(static_cast<std::size_t>(n)), layout.alignment)),
+                std::free) {
+    std::memset(buffer_.get(), 0, layout.nbytes(static_cast<std::size_t>(n)));
+  }
+
+  std::int64_t size() const { return n_; }
+  void *data() { return buffer_.get(); }
+
+  template <typename T>
+  T *column(const std::string &name, std::size_t component = 0) {
+    const auto n = static_cast<std::size_t>(n_);
+    return reinterpret_cast<T *>(static_cast<char *>(buffer_.get()) + layout_.offset(name, n) +
+                                 component * layout_.pitch(layout_[name], n));
+  }
+
+ private:
+  const soa::Layout &layout_;
+  std::int64_t n_;
+  std::unique_ptr<void, void (*)(void *)> buffer_;
+};
+
+class JetTagger {
+ public:
+  explicit JetTagger(const std::string &artifact) : model_(soa::Model::open(artifact)) {}
+
+  // Input columns in, output columns out, in the event's own memory.
+  void produce(Queue &queue, PortableCollection &jets, PortableCollection &tags) const {
+    auto forward = model_.bind({{"jets", jets.data(), jets.size()}, {"tags", tags.data(), tags.size()}});
+    forward(queue.native_handle);
+  }
+
+  const soa::Layout &layout(const std::string &collection) const { return model_.layout(collection); }
+
+ private:
+  soa::Model model_;
+};
+
+void simulate(PortableCollection &jets, std::size_t event) {
+  for (std::int64_t i = 0; i < jets.size(); ++i) {
+    jets.column<float>("pt")[i] = 100.0f + static_cast<float>((event * 31 + static_cast<std::size_t>(i) * 17) % 400);
+    jets.column<float>("mass")[i] = 5.0f + static_cast<float>((event + static_cast<std::size_t>(i)) % 170);
+    for (std::size_t k = 0; k < 16; ++k) {
+      const float share = 1.0f / static_cast<float>(2 + k);
+      jets.column<float>("part_pt", k)[i] = jets.column<float>("pt")[i] * share;
+      jets.column<float>("part_energy", k)[i] = jets.column<float>("pt")[i] * share * 1.1f;
+      jets.column<float>("part_deta", k)[i] = 0.02f * static_cast<float>(k % 5);
+      jets.column<float>("part_dphi", k)[i] = -0.03f * static_cast<float>(k % 7);
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char **argv) {
+  if (argc != 3) {
+    std::cerr << "usage: producer ARTIFACT_FOLDER EVENTS\n";
+    return 2;
+  }
+  try {
+    const JetTagger tagger(argv[1]);
+    const auto events = std::strtoull(argv[2], nullptr, 10);
+    Queue queue;
+    double sum = 0.0;
+    std::size_t count = 0;
+    for (std::size_t event = 0; event < events; ++event) {
+      const auto n = static_cast<std::int64_t>(event % 12);  // events without a jet are events too
+      PortableCollection jets(tagger.layout("jets"), n), tags(tagger.layout("tags"), n);
+      simulate(jets, event);
+      tagger.produce(queue, jets, tags);
+      for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(tags.column<float>("p_top")[i]);
+      count += static_cast<std::size_t>(n);
+    }
+    std::printf("%zu jets, mean p_top %.6f\n", count, count > 0 ? sum / static_cast<double>(count) : 0.0);
+    return 0;
+  } catch (const soa::Error &error) {
+    std::cerr << "producer: " << error.what() << '\n';
+    return 1;
+  }
+}

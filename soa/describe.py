@@ -1,0 +1,42 @@
+"""A signature as plain lines, for programs without Python (see engines/native/soa_model.hpp).
+
+One record a line, fields separated by one space::
+
+    soa-arguments 1
+    rows NAME MIN MAX
+    collection NAME ROWS ALIGNMENT
+    column COLLECTION NAME DTYPE ITEMSIZE KIND COMPONENTS
+    argument KIND ROWS DTYPE COLLECTION COLUMN COMPONENT COUNT ROLE
+
+KIND of a column is column, scalar or eigen; of an argument carrier, matrix, column or scalar. A
+carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in that
+of the artifact.
+"""
+
+from __future__ import annotations
+
+from soa.dtypes import itemsize
+from soa.signature import Signature
+
+FORMAT = "soa-arguments 1"
+
+
+def describe(signature: Signature) -> str | None:
+    """The lines, or None where a layout has separate columns: then there is no one buffer."""
+    if any(layout.storage != "buffer" for layout in signature.layouts.values()):
+        return None
+    lines = [FORMAT]
+    for dim in signature.dims:
+        lines.append(f"rows {dim} {signature.ranges[dim].min} {signature.ranges[dim].max}")
+    for name, layout in signature.layouts.items():
+        lines.append(f"collection {name} {signature.rows_of[name]} {layout.alignment}")
+        lines += [
+            f"column {name} {c.name} {c.dtype} {itemsize(c.dtype)} {c.kind} {c.components}"
+            for c in layout.columns
+        ]
+    lines += [
+        f"argument {a.kind} {a.rows} {a.dtype} {a.collection or '-'} {a.column or '-'} "
+        f"{a.component} {a.count} {a.role}"
+        for a in signature.arguments
+    ]
+    return "\n".join(lines) + "\n"

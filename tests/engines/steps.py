@@ -1,0 +1,66 @@
+"""Steps for the isolation tests to run in a child process."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from engines.errors import EngineError
+
+
+def add(a: int, b: int) -> int:
+    print("adding", flush=True)
+    return a + b
+
+
+def where(variable: str) -> dict[str, Any]:
+    return {"pid": os.getpid(), "value": os.environ.get(variable), "cwd": os.getcwd()}
+
+
+def kill_itself() -> None:
+    print("about to crash", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def read_address_zero() -> bytes:
+    return ctypes.string_at(0)
+
+
+def hang(pids: str) -> None:
+    """Start a process of its own, note both, and never come back."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    partial = Path(pids).with_suffix(".partial")
+    partial.write_text(f"{os.getpid()} {child.pid}")
+    partial.replace(pids)
+    time.sleep(1000)
+
+
+def raise_ours() -> None:
+    raise EngineError("model.so, line 3: this compiler is too old")
+
+
+def raise_theirs() -> None:
+    raise ValueError("first line\nsecond line")
+
+
+def raise_nothing_said() -> None:
+    raise ValueError
+
+
+def leave() -> None:
+    print("the compiler gave up", file=sys.stderr, flush=True)
+    os._exit(3)
+
+
+def leave_silently() -> None:
+    os._exit(0)
+
+
+def no_json() -> object:
+    return object()

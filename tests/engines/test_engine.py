@@ -1,0 +1,106 @@
+"""Engines by name, the files they make, and files that are none of theirs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import ENGINES, EngineError, Portable, Target, engine
+from engines.aoti import _inductor_configs
+from engines.engine import Engine
+from tests.models.building import Built
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_each_name_has_its_engine(name: str) -> None:
+    found = engine(name)
+    assert isinstance(found, Engine)
+    assert found.name == name
+
+
+def test_an_unknown_engine() -> None:
+    with pytest.raises(EngineError, match="unknown engine 'tvm': use one of aoti, torchscript, e"):
+        engine("tvm")
+
+
+def test_only_the_engine_asked_for_is_imported() -> None:
+    code = (
+        "import sys; from engines import engine; engine('exported'); "
+        "print('engines.aoti' in sys.modules, 'engines.torchscript' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:
+    folder = mlp.files["aoti"].parent
+    assert mlp.files["aoti"].suffix == ".so"
+    suffixes = {file.suffix for file in folder.iterdir()}
+    assert ".so" in suffixes
+    assert suffixes <= {".so", ".json"}  # no package, no sources, no object files
+
+
+def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, tmp_path: Path) -> None:
+    moved = tmp_path / "a folder" / "elsewhere"
+    shutil.copytree(mlp.files["aoti"].parent, moved)
+    given, written = mlp.collections({"n": 33})
+    again, other = mlp.collections({"n": 33})
+    mlp.session("aoti").run(given, written)
+    executable = engine("aoti").open(moved / mlp.files["aoti"].name, CPU)
+    type(mlp.session("aoti"))(mlp.signature, executable).run(again, other)
+    assert torch.equal(written["tags"].memory()[0], other["tags"].memory()[0])
+
+
+def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:
+    v3 = _inductor_configs(Target.parse("cpu/x86-64-v3"), {})
+    assert v3 == {"cpp.march": "x86-64-v3", "cpp.simdlen": 256, "cpp.threads": 1}
+    v2 = _inductor_configs(Target.parse("cpu/x86-64-v2"), {"threads": 4, "max_autotune": True})
+    assert v2 == {
+        "cpp.march": "x86-64-v2",
+        "cpp.simdlen": 1,
+        "cpp.threads": 4,
+        "max_autotune": True,
+    }
+    assert _inductor_configs(Target.parse("cpu/aarch64"), {})["cpp.march"] == "armv8-a"
+    assert _inductor_configs(Target.parse("cuda/sm_90"), {}) == {}
+
+
+def test_the_exported_engine_runs_the_portable_file_itself(mlp: Built) -> None:
+    source = Portable(mlp.capture.program, None)
+    assert engine("exported").portable_file(source) == mlp.capture.program
+    assert engine("aoti").portable_file(source) is None
+
+
+def test_torchscript_without_a_torchscript_file(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="neither scripts nor traces"):
+        engine("torchscript").compile(
+            Portable(mlp.capture.program, None), Target.parse("cpu"), {}, tmp_path
+        )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("content", [b"", b"no model at all", None])
+def test_files_that_are_no_artifact(name: str, content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "artifact"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(EngineError, match="artifact"):
+        engine(name).open(file, CPU)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_truncated_artifact(mlp: Built, name: str, tmp_path: Path) -> None:
+    """A file cut in its header; digests catch the other cuts before an engine sees them."""
+    whole = mlp.files[name].read_bytes()
+    file = tmp_path / mlp.files[name].name
+    file.write_bytes(whole[:100])
+    with pytest.raises(EngineError, match=file.name):
+        engine(name).open(file, CPU)

@@ -1,0 +1,284 @@
+"""Capture: what it writes, which TorchScript route it took, and where a refused model is at fault."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from engines.torch_quiet import quiet_torch
+from soa import Block, Layout, RowRange, Signature, column
+from stages.capture import Capture, Route, capture, example_case
+from stages.errors import CaptureError
+from stages.reference import Reference, random_inputs
+from stages.source import ModelSource, build_model
+from tests.models import mlps
+from tests.models.building import JETS, TAGS, Built, mlp_signature
+
+SIGNATURE = mlp_signature()
+
+
+def captured(
+    model: nn.Module, folder: Path, route: Route = "none", signature: Signature = SIGNATURE
+) -> Capture:
+    model = model.eval().requires_grad_(False)
+    return capture(model, signature, random_inputs(signature, 1, {}), folder, route)
+
+
+def refusal(model: nn.Module, folder: Path, signature: Signature = SIGNATURE) -> str:
+    with pytest.raises(CaptureError) as caught:
+        captured(model, folder, signature=signature)
+    assert "\n" not in str(caught.value)
+    assert not list(folder.iterdir())  # nothing half-written
+    return str(caught.value)
+
+
+def test_what_it_writes(mlp: Built) -> None:
+    made = mlp.capture
+    assert {f.name for f in made.folder.iterdir() if f.is_file()} == {
+        "program.pt2",
+        "model.ts",
+        "reference.safetensors",
+        "capture.json",
+    }
+    assert made.torchscript == "scripted"
+    assert made.torchscript_note is None
+    assert Capture.load(made.folder) == made
+    reference = Reference.load(made.reference)
+    assert {case["n"] for case in reference.cases} >= {0, 1, 2, 31, 32, 33, 1000, 4099, 5000}
+    assert [set(o) for o in reference.outputs] == [{"probabilities"}] * len(reference.cases)
+
+
+# -- models that are refused -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "line", "message"),
+    [
+        (mlps.MutatesInput, "mutates input", "the model writes into 'x' at "),
+        (mlps.MutatesInputByView, "mutates by view", "the model writes into 'x' at "),
+        (mlps.CountsCalls, "mutates buffer", "the model writes into 'calls' at "),
+        (mlps.BakesRows, "bakes rows", "does not work at every row count at "),
+        (mlps.BranchesOnRows, "branches on rows", "does not work at every row count at "),
+        (mlps.BranchesOnData, "branches on data", "takes a path that depends on the data at "),
+        (mlps.Raises, "raises", "the model fails on its reference inputs ("),
+        (mlps.FailsWithoutRows, "fails without rows", "the eager model itself fails at n=0 ("),
+    ],
+)
+def test_the_refusal_names_the_line_of_the_model(
+    model: type[nn.Module], line: str, message: str, tmp_path: Path
+) -> None:
+    text = refusal(model(), tmp_path)
+    assert message in text
+    assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
+
+
+def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    assert "use the out-of-place operation" in refusal(mlps.MutatesInput(), tmp_path)
+    baked = refusal(mlps.BakesRows(), tmp_path)
+    assert "fixes the row count to 37" in baked
+    assert "x.shape[0]" in baked
+    branches = refusal(mlps.BranchesOnRows(), tmp_path)
+    assert "takes another path unless the row count of x <= 100" in branches
+    assert "torch.where" in refusal(mlps.BranchesOnData(), tmp_path)
+    assert "say so in rows: (min, max)" in refusal(mlps.FailsWithoutRows(), tmp_path)
+    assert "no detector, no answer" in refusal(mlps.Raises(), tmp_path)
+
+
+def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:
+    """What the refusals advise does help."""
+    captured(mlps.FailsWithoutRows(), tmp_path, signature=mlp_signature(lowest=1))
+    above = mlp_signature(highest=300, lowest=101)
+    captured(mlps.BranchesOnRows(), tmp_path, signature=above)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (mlps.TwoOutputs, "the model returns 2 outputs, the config declares 1: probabilities"),
+        (mlps.NotATensor, "output 'probabilities' is a str, not a tensor"),
+        (mlps.NamedOutputs, "returns outputs ['first', 'last'], the config declares ['prob"),
+        (
+            mlps.WrongWidth,
+            "output 'probabilities': the model returns shape (37, 2) at n=37, its columns "
+            "x, y, z hold (37, 3)",
+        ),
+        (mlps.WrongRows, "the model returns shape (1, 3) at n=37"),
+        (
+            mlps.IntegerOutput,
+            "output 'probabilities': the model returns torch.int64, its columns are float32: "
+            "convert it in the model",
+        ),
+    ],
+)
+def test_outputs_that_are_not_those_declared(
+    model: type[nn.Module], message: str, tmp_path: Path
+) -> None:
+    assert message in refusal(model(), tmp_path)
+
+
+def test_a_float_output_into_integer_columns(tmp_path: Path) -> None:
+    text = refusal(mlps.PointwiseFirst(), tmp_path, mlp_signature(output="int32"))
+    assert "returns torch.float32, its columns are int32" in text
+
+
+def test_inputs_of_the_wrong_width(tmp_path: Path) -> None:
+    five = Signature.build(
+        {"jets": JETS, "tags": TAGS},
+        [Block("features", "jets", mlps.FEATURES[:5])],
+        [Block("probabilities", "tags", mlps.CLASSES)],
+        {"n": RowRange(0, 100)},
+    )
+    text = refusal(mlps.PointwiseFirst(), tmp_path, five)
+    assert "the model fails on its reference inputs (" in text
+    assert "mlps.py:" in text
+    assert "mat1 and mat2 shapes cannot be multiplied (37x5 and 6x48)" in text
+
+
+# -- row counts to export at ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lowest", "highest", "example"), [(0, 100, 37), (0, 10, 10), (50, 100, 100), (2, 2, 2)]
+)
+def test_the_example_lies_in_the_range(lowest: int, highest: int, example: int) -> None:
+    assert example_case(mlp_signature(highest, (), lowest)) == {"n": example}
+
+
+def test_examples_of_several_dimensions_differ() -> None:
+    layout = Layout([column("a", "float32")])
+    signature = Signature.build(
+        {name: layout for name in "abcd"},
+        [Block("x", "a", ("a",)), Block("y", "b", ("a",))],
+        [Block("z", "c", ("a",)), Block("w", "d", ("a",))],
+        {name: RowRange(0, 30) for name in "nmkl"},
+        dict(zip("abcd", "nmkl", strict=True)),
+    )
+    case = example_case(signature)
+    assert len(set(case.values())) == 4
+    assert all(0 <= n <= 30 for n in case.values())
+
+
+def test_a_range_of_one_row_count_exports(tmp_path: Path) -> None:
+    captured(mlps.PointwiseFirst(), tmp_path, signature=mlp_signature(8, (), 8))
+
+
+# -- TorchScript -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "route", "made", "note"),
+    [
+        (mlps.PointwiseFirst, "auto", "scripted", None),
+        (mlps.PointwiseFirst, "script", "scripted", None),
+        (mlps.PointwiseFirst, "trace", "traced", None),
+        (mlps.PointwiseFirst, "none", None, "not wanted"),
+        (mlps.OnlyTraces, "auto", "traced", "does not script: "),
+        (mlps.OnlyTraces, "trace", "traced", None),
+    ],
+)
+def test_routes(
+    model: type[nn.Module], route: Route, made: str | None, note: str | None, tmp_path: Path
+) -> None:
+    result = captured(model(), tmp_path, route)
+    assert result.torchscript == made
+    assert (tmp_path / "model.ts").exists() == (made is not None)
+    assert result.script == (tmp_path / "model.ts" if made else None)
+    if note is None:
+        assert result.torchscript_note is None
+    else:
+        assert result.torchscript_note is not None
+        assert result.torchscript_note.startswith(note)
+
+
+def test_a_route_asked_for_must_work(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"does not script: .*\(torchscript_route: script\)"):
+        captured(mlps.OnlyTraces(), tmp_path, "script")
+    signature = named_outputs()
+    with pytest.raises(CaptureError, match=r"does not trace: .*\(torchscript_route: trace\)"):
+        captured(mlps.NamedOutputs(), tmp_path, "trace", signature)
+
+
+def test_a_model_without_a_route_has_both_reasons(tmp_path: Path) -> None:
+    made = captured(mlps.NamedOutputs(), tmp_path, "auto", named_outputs())
+    assert made.torchscript is None
+    assert made.torchscript_note is not None
+    assert made.torchscript_note.startswith("does not script: ")
+    assert "; does not trace: " in made.torchscript_note
+    assert made.program.exists()
+
+
+def named_outputs() -> Signature:
+    return Signature.build(
+        {"jets": JETS, "tags": TAGS},
+        [Block("features", "jets", mlps.FEATURES)],
+        [Block("first", "tags", ("x",)), Block("last", "tags", ("z",))],
+        {"n": RowRange(0, 100)},
+    )
+
+
+# -- models that come as files -----------------------------------------------------------------
+
+
+def same_reference(one: Path, other: Path) -> bool:
+    mine, theirs = Reference.load(one / "reference.safetensors"), Reference.load(
+        other / "reference.safetensors"
+    )
+    return mine.cases == theirs.cases and all(
+        torch.allclose(a["probabilities"], b["probabilities"], atol=1e-6)
+        for a, b in zip(mine.outputs, theirs.outputs, strict=True)
+    )
+
+
+@pytest.fixture
+def from_python(tmp_path: Path) -> Path:
+    folder = tmp_path / "from_python"
+    folder.mkdir()
+    captured(mlps.PointwiseFirst(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_from_a_torchscript_file(from_python: Path, tmp_path: Path, traced: bool) -> None:
+    file = tmp_path / "model.ts"
+    model = mlps.PointwiseFirst().eval()
+    with quiet_torch():
+        torch.jit.save(
+            torch.jit.trace(model, (torch.randn(7, 6),)) if traced else torch.jit.script(model),
+            file,
+        )
+    folder = tmp_path / "from_file"
+    folder.mkdir()
+    made = captured(build_model(ModelSource(torchscript=file)), folder, "auto")
+    assert made.torchscript == "scripted"
+    assert same_reference(from_python, folder)
+
+
+def test_from_a_program(from_python: Path, tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    with quiet_torch():
+        program = torch.export.export(
+            mlps.PointwiseFirst().eval(),
+            (torch.randn(7, 6),),
+            dynamic_shapes=({0: torch.export.Dim("n", min=0, max=100)},),
+        )
+        torch.export.save(program, file)
+    folder = tmp_path / "from_file"
+    folder.mkdir()
+    made = captured(build_model(ModelSource(program=file)), folder, "auto")
+    assert made.program.exists()
+    assert same_reference(from_python, folder)
+
+
+def test_a_program_of_one_row_count_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "model.pt2"
+    with quiet_torch():
+        program = torch.export.export(mlps.PointwiseFirst().eval(), (torch.randn(7, 6),))
+        torch.export.save(program, file)
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    text = refusal(build_model(ModelSource(program=file)), folder)
+    assert "the model fails on its reference inputs" in text
+    assert "7" in text
