@@ -3,7 +3,14 @@ from collections.abc import Sequence
 Described = tuple[int, str, tuple[int, ...]]
 
 class Model:
-    def __new__(cls, library: str, device: str, kernels: str | None, instances: int) -> Model: ...
+    def __new__(
+        cls,
+        library: str,
+        device: str,
+        kernels: str | None,
+        instances: int,
+        threads: int = ...,
+    ) -> Model: ...
     @property
     def arguments(self) -> int: ...
     def prepare(self, arguments: Sequence[Described]) -> Call: ...

@@ -21,12 +21,23 @@ class NativeExecutable:
     """An opened library, its weights held once for any number of threads.
 
     `instances` is how many threads run at the same moment (more wait): by default one a core.
+    `threads` is how many OpenMP threads one run may use; with 1, every thread gets the same bits,
+    whatever torch is set to there.
     """
 
-    def __init__(self, library: Path, device: torch.device, instances: int | None = None) -> None:
-        self._device = device
+    def __init__(
+        self,
+        library: Path,
+        device: torch.device,
+        instances: int | None = None,
+        threads: int = 1,
+    ) -> None:
         self._model = _native.Model(
-            str(library), str(device), str(library.parent), instances or os.cpu_count() or 1
+            str(library),
+            str(device),
+            str(library.parent),
+            instances or os.cpu_count() or 1,
+            threads,
         )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:

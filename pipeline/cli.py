@@ -15,7 +15,8 @@ import click
 from soa.errors import SoaPipelineError
 
 F = TypeVar("F", bound=Callable[..., Any])
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
+_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class _Group(click.Group):
@@ -28,13 +29,18 @@ class _Group(click.Group):
             click.echo(f"pipeline: {error}", err=True)
             ctx.exit(1)
         except OSError as error:
-            if error.errno not in _FULL_DISK:
-                raise
-            where = f" ({error.filename})" if error.filename else ""
-            click.echo(
-                f"pipeline: the disk is full{where}: free some space and run again", err=True
-            )
+            click.echo(f"pipeline: {_of_the_disk(error)}", err=True)
             ctx.exit(1)
+
+
+def _of_the_disk(error: OSError) -> str:
+    """What is wrong with the user's disk or folder; raises an error that is ours."""
+    if error.errno in _FULL_DISK:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"the disk is full{where}: free some space and run again"
+    if error.errno in _NOT_ALLOWED and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    raise error
 
 
 def _registry_option(command: F) -> F:

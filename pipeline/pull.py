@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from registry.bundle import Bundle
@@ -19,5 +20,9 @@ def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
     bundle = registry.fetch(version, folder)
     record = version.promotion("production")
     if record is not None:
-        write_promoted(folder, Promoted(version.ref, bundle.digest, record.by, record.at))
+        try:
+            write_promoted(folder, Promoted(version.ref, bundle.digest, record.by, record.at))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
     return version, bundle

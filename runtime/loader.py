@@ -51,12 +51,13 @@ def load(
     """
     if mode not in ("test", "production"):
         raise LoadError(f"mode {mode!r} is neither 'test' nor 'production'")
+    device = _device(device)
     bundle, version = open_bundle(ref, registry)
     if mode == "production":
         _require_promoted(ref, bundle, version)
-    chosen, record = _target(bundle.manifest, str(device), target)
+    chosen, record = _target(bundle.manifest, device, target)
     name = _engine(bundle, chosen, record, engine_name, mode)
-    executable = open_artifact(bundle, chosen, name, torch.device(device))
+    executable = open_artifact(bundle, chosen, name, device)
     signature = Signature.from_dict(bundle.manifest.signature)
     origin = Origin(
         bundle.manifest.name, str(version.number) if version else None, bundle.digest, chosen, name
@@ -66,7 +67,7 @@ def load(
         return Session(signature, executable, device, origin)
     if threads is not None:
         torch.set_num_threads(threads)
-    reference = engine("exported").open(bundle.file(bundle.manifest.program), torch.device(device))
+    reference = engine("exported").open(bundle.file(bundle.manifest.program), device)
     return CheckedSession(
         signature, executable, reference, tolerances_of(bundle.manifest), device, origin
     )
@@ -128,16 +129,32 @@ def _require_promoted(ref: str | Path, bundle: Bundle, version: Version | None) 
         )
 
 
-def _target(manifest: Manifest, device: str, wanted: str | None) -> tuple[str, TargetRecord]:
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda"):
+        raise LoadError(f"device {device!r}: use 'cpu', 'cuda' or 'cuda:1' (ROCm too is 'cuda')")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
+    return found
+
+
+def _target(
+    manifest: Manifest, device: torch.device, wanted: str | None
+) -> tuple[str, TargetRecord]:
     if wanted is not None:
         name = str(Target.parse(wanted))
         if name not in manifest.targets:
             have = ", ".join(manifest.targets) or "none"
             raise LoadError(f"{manifest.name} has no target {name}; it has: {have}")
         check_host_runs(Target.parse(name))
+        if (device.type == "cpu") != name.startswith("cpu/"):
+            raise LoadError(f"target {name} does not run on device {str(device)!r}")
         return name, manifest.targets[name]
     usable = [name for name, record in manifest.targets.items() if record.chosen]
-    name = choose_target(usable, device)
+    name = choose_target(usable, str(device))
     return name, manifest.targets[name]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from soa.arguments import argument_tensors
 from soa.collection import Collection
 from soa.signature import Signature
 from soa.transfer import fill_column
+from stages.blame import first_line, mutation_line, where_raised, why_not_exported
 from stages.convention import SoaProgram, TracedProgram
 from stages.errors import CaptureError
 from stages.reference import (
@@ -113,16 +113,17 @@ def capture(
     if isinstance(model, torch.jit.ScriptModule):
         exportable = _from_torchscript(model, arguments)
     _check_export(exportable, signature, arguments)
+    cases = make_cases(signature)
+    say(f"computing the reference at {len(cases)} sizes")
+    reference = compute_reference(model, signature, inputs, cases)
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     program = _export_convention(exportable, signature, soa_arguments)
-    with quiet_torch():
-        torch.export.save(program, folder / "program.pt2")
     say("scripting")
     made, note = _torchscript(model, signature, arguments, soa_arguments, route, folder)
-    cases = make_cases(signature)
-    say(f"computing the reference at {len(cases)} sizes")
-    compute_reference(model, signature, inputs, cases).save(folder / "reference.safetensors")
+    with quiet_torch():
+        torch.export.save(program, folder / "program.pt2")
+    reference.save(folder / "reference.safetensors")
     result = Capture(folder, signature, made, note)
     result.save()
     return result
@@ -175,14 +176,16 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(
-            f"the model fails on its reference inputs ({_where(error)}): {_first_line(error)}"
+            f"the model fails on its reference inputs ({where_raised(error)}): {first_line(error)}"
         ) from error
 
 
 def _dims(signature: Signature) -> dict[str, Any]:
+    """A symbol per row dimension; None, which is torch's word for fixed, where it has one value."""
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
-        dim: Dim(f"rows_{dim}", min=signature.ranges[dim].min, max=signature.ranges[dim].max)
-        for dim in signature.dims
+        dim: None if r.min == r.max else Dim(f"rows_{dim}", min=r.min, max=r.max)
+        for dim, r in ranges.items()
     }
 
 
@@ -203,14 +206,14 @@ def _check_export(
                 )
             functional = exported.run_decompositions({})
         except Exception as error:
-            raise CaptureError(_diagnose(model, arguments, shapes, error)) from error
+            raise CaptureError(why_not_exported(model, arguments, shapes, error)) from error
     mutated = [
         s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name
     ]
     if mutated:
         raise CaptureError(
             f"the model writes into {', '.join(map(repr, mutated))}"
-            f"{_mutation_line(exported)}: an artifact keeps no state and only reads the user's "
+            f"{mutation_line(exported)}: an artifact keeps no state and only reads the user's "
             "memory; use the out-of-place operation"
         )
 
@@ -222,7 +225,10 @@ def _export_convention(
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
         if argument.kind == "matrix":
-            shapes.append({1: Dim(f"padded_{i}")})
+            # A padded column is never shorter than the rows in it. (Torch also wants it never equal
+            # to a fixed row count, which its narrow does not need; validation runs that case.)
+            rows = signature.ranges[argument.rows]
+            shapes.append({1: Dim(f"padded_{i}", min=rows.min + (rows.min == rows.max))})
         elif argument.kind == "scalar":
             shapes.append(None)
         else:
@@ -240,7 +246,7 @@ def _export_convention(
         except Exception as error:
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
-                f"({_where(error)}): {_first_line(error)}"
+                f"({where_raised(error)}): {first_line(error)}"
             ) from error
 
 
@@ -265,7 +271,7 @@ def _torchscript(
             try:
                 core = torch.jit.script(model)
             except Exception as error:
-                notes.append(f"does not script: {_first_line(error)}")
+                notes.append(f"does not script: {first_line(error)}")
                 if route == "script":
                     raise CaptureError(
                         f"the model {notes[0]} (torchscript_route: script)"
@@ -275,7 +281,7 @@ def _torchscript(
             try:
                 core = torch.jit.trace(model, tuple(arguments), check_trace=False)
             except Exception as error:
-                notes.append(f"does not trace: {_first_line(error)}")
+                notes.append(f"does not trace: {first_line(error)}")
                 if route == "trace":
                     raise CaptureError(
                         f"the model {notes[-1]} (torchscript_route: trace)"
@@ -285,7 +291,7 @@ def _torchscript(
         try:
             traced = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
         except Exception as error:
-            return None, "; ".join([*notes, f"does not trace: {_first_line(error)}"])
+            return None, "; ".join([*notes, f"does not trace: {first_line(error)}"])
         torch.jit.save(traced, folder / "model.ts")
     return made, "; ".join(notes) or None
 
@@ -304,109 +310,5 @@ def _from_torchscript(
         except Exception as error:
             raise CaptureError(
                 f"torch cannot convert this TorchScript to an exported program: "
-                f"{_first_line(error)}; give the Python model instead (model: factory:)"
+                f"{first_line(error)}; give the Python model instead (model: factory:)"
             ) from error
-
-
-# -- saying which line of the model it was ------------------------------------------------------
-
-
-def _mutation_line(exported: ExportedProgram) -> str:
-    """` at file:line (code)` of the first in-place operation in the graph, or nothing."""
-    for node in exported.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            found = _user_frame(node.meta.get("stack_trace") or "")
-            if found:
-                return f" at {found}"
-    return ""
-
-
-def _diagnose(
-    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any, error: Exception
-) -> str:
-    """Why export refused the model, and where: from the error, else from draft_export."""
-    text = str(error)
-    place = _user_frame(text) or _draft_frame(model, arguments, shapes)
-    where = f" at {place}" if place else ""
-    if "Constraints violated" in text or "specialized" in text:
-        detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
-        guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
-        cause = (
-            f"it fixes the row count to {detail[1]}"
-            if detail
-            else f"it takes another path unless {_readable(guard[1])}"
-            if guard
-            else "it depends on the row count"
-        )
-        return (
-            f"the model does not work at every row count{where}: {cause}. "
-            "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
-        )
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        return (
-            f"the model takes a path that depends on the data{where}: "
-            "use torch.where (or torch.cond) instead of Python's if"
-        )
-    return f"the model does not export{where}: {_first_line(error)}"
-
-
-def _draft_frame(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> str:
-    """The line draft_export blames first, from its findings rather than from its printed report.
-
-    The report names a file only the first time a process mentions it; its findings hold an index
-    into torch's table of names.
-    """
-    from torch._logging.structured import INTERN_TABLE
-
-    try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
-    except Exception as error:
-        return _user_frame(str(error))
-    names = {number: name for name, number in INTERN_TABLE.items()}
-    for finding in getattr(getattr(draft, "_report", None), "failures", []):
-        for frame in reversed(finding.data.get("user_stack") or finding.data.get("stack") or []):
-            file = str(names.get(frame["filename"], frame["filename"]))
-            if not _is_library(file):
-                code = f" ({frame['loc'].strip()})" if frame.get("loc") else ""
-                return f"{file}:{frame['line']}{code}"
-    return ""
-
-
-def _readable(guard: str) -> str:
-    return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
-
-
-_FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\s+(\S.*))?')
-
-
-def _user_frame(text: str) -> str:
-    """`file:line (code)` of the last frame in `text` that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(text) if not _is_library(m[1])]
-    if not frames:
-        return ""
-    file, line, _, code = frames[-1].groups()
-    return f"{file}:{line}" + (f" ({code.strip()})" if code and code.strip() != ":" else "")
-
-
-def _is_library(file: str) -> bool:
-    return str(Path(torch.__file__).parent) in file or file.startswith("<") or file == __file__
-
-
-def _where(error: Exception) -> str:
-    """`file:line` of the innermost frame of the model's own code."""
-    trace = error.__traceback__
-    place = ""
-    own = {__file__, str(Path(__file__).with_name("reference.py"))}
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not _is_library(file) and file not in own:
-            place = f"{file}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place or "in the model"
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.layout import Column, Layout
 from soa.signature import BoundBlock, Signature
+from stages.blame import first_line, where_raised
 from stages.convention import outputs_in_order
 from stages.errors import CaptureError, ReferenceDataError
 
@@ -122,8 +123,10 @@ def check_inputs(signature: Signature, given: Mapping[str, Mapping[str, Any]]) -
     for name in signature.input_collections:
         layout = signature.layouts[name]
         n = signature.ranges[signature.rows_of[name]].max
-        if name not in given:
-            raise ReferenceDataError(f"the reference has no collection {name!r}")
+        if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
+            raise ReferenceDataError(
+                f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
+            )
         checked[name] = {c.name: _check_column(name, c, given[name], n) for c in layout.columns}
     return checked
 
@@ -135,7 +138,10 @@ def _check_column(
     if column.name not in given:
         raise ReferenceDataError(f"{where} is missing")
     value = given[column.name]
-    tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:
+        raise ReferenceDataError(f"{where}: {error}") from None
     shape = () if column.kind == "scalar" else (n, *column.shape)
     if column.kind != "scalar" and tensor.ndim and tensor.shape[0] > n:
         tensor = tensor[:n]
@@ -208,9 +214,8 @@ def compute_reference(
         except CaptureError:
             raise
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise CaptureError(
-                f"the eager model itself fails at {label(case)}: {reason}; if it cannot take that "
-                "many rows, say so in rows: (min, max)"
+                f"the eager model itself fails at {label(case)} ({where_raised(error)}): "
+                f"{first_line(error)}; if it cannot take that many rows, say so in rows: (min, max)"
             ) from error
     return Reference(inputs, cases, tuple(outputs))

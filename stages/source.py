@@ -102,12 +102,15 @@ def load_callable(spec: str) -> Callable[..., Any]:
         module = (
             _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
         )
-    except FileNotFoundError:
-        raise SourceError(f"no such file: {where}") from None
     except ImportError as error:
         raise SourceError(f"{where} cannot be imported: {error}") from error
     except SyntaxError as error:
-        raise SourceError(f"{where}, line {error.lineno}: {error.msg}") from error
+        file = error.filename or where
+        raise SourceError(f"{file}, line {error.lineno}: {error.msg}") from error
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{where} fails as it loads: {type(error).__name__}: {error}") from error
     found = getattr(module, name, None)
     if not callable(found):
         raise SourceError(f"{where} has no callable {name!r}")
@@ -216,7 +219,7 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
 
 def _load_file(path: Path) -> Any:
     if not path.is_file():
-        raise FileNotFoundError(path)
+        raise SourceError(f"no such file: {path}")
     # One module object per file and content, under a name that cannot hide an installed one.
     what = str(path.resolve()).encode() + b"\0" + path.read_bytes()
     name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"

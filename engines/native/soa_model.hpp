@@ -244,7 +244,7 @@ class Model {
  public:
   // folder: the unpacked artifact of one target, with its library and arguments.txt.
   static Model open(const std::filesystem::path &folder, const std::string &device = "cpu",
-                    int instances = 1) {
+                    int instances = 1, int threads = 1) {
     auto state = std::make_shared<detail::State>();
     detail::read_description(folder / "arguments.txt", *state);
     std::vector<std::filesystem::path> libraries;
@@ -258,7 +258,7 @@ class Model {
     char message[512] = "";
     soa_model *model = nullptr;
     detail::check(soa_model_open(libraries[0].c_str(), device.c_str(), folder.c_str(), instances,
-                                 &model, message, sizeof message),
+                                 threads, &model, message, sizeof message),
                   message);
     state->model.reset(model);
     return Model(std::move(state));

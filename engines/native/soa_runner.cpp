@@ -1,13 +1,17 @@
 #include "soa_runner.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -81,10 +85,6 @@ class Pool {
 
  private:
   void loop(size_t id) {
-    // The caller's threads are the parallelism: torch's own threads would fight with them.
-    if (auto set = reinterpret_cast<void (*)(int)>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"))) {
-      set(1);
-    }
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
@@ -120,6 +120,12 @@ struct soa_model_state {
   Container container = nullptr;
   size_t inputs = 0;
   int32_t device_type = 0, device_index = 0;
+  // Optional: torch may be built without OpenMP.
+  int threads = 0;
+  int (*get_torch_threads)() = nullptr;
+  int (*get_threads)() = nullptr;
+  void (*set_threads)(int) = nullptr;
+  int (*set_mkl_threads)(int) = nullptr;  // of this thread alone; returns what it was, 0: not set
 
   ~soa_model_state() {
     if (container != nullptr) delete_container(container);
@@ -144,6 +150,33 @@ struct soa_call {
 };
 
 namespace {
+
+// Whether every byte that the ELF headers name is in the file. The dynamic loader does not look: it
+// maps a truncated library, and touching what is missing kills the process.
+bool whole_library(const char *path, char *message, size_t size) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file) {
+    fail(SOA_OPEN_FAILED, message, size, "%s: cannot be read: %s", path, std::strerror(errno));
+    return false;
+  }
+  const auto length = static_cast<uint64_t>(file.tellg());
+  Elf64_Ehdr header;
+  file.seekg(0);
+  bool whole = static_cast<bool>(file.read(reinterpret_cast<char *>(&header), sizeof header)) &&
+               std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
+               header.e_ident[EI_CLASS] == ELFCLASS64 &&
+               header.e_phentsize == sizeof(Elf64_Phdr) &&
+               header.e_shoff <= length &&
+               static_cast<uint64_t>(header.e_shnum) * header.e_shentsize <= length - header.e_shoff;
+  for (int i = 0; whole && i < header.e_phnum; ++i) {
+    Elf64_Phdr segment;
+    file.seekg(static_cast<std::streamoff>(header.e_phoff + static_cast<uint64_t>(i) * sizeof segment));
+    whole = static_cast<bool>(file.read(reinterpret_cast<char *>(&segment), sizeof segment)) &&
+            segment.p_offset <= length && segment.p_filesz <= length - segment.p_offset;
+  }
+  if (!whole) fail(SOA_OPEN_FAILED, message, size, "%s: not a whole 64-bit ELF library", path);
+  return whole;
+}
 
 template <typename Function>
 bool find(void *library, const char *name, Function *function, char *message, size_t size) {
@@ -186,6 +219,32 @@ int make_tensor(const soa_model_state &model, const soa_tensor *given, size_t in
   return SOA_OK;
 }
 
+// torch's kernels take the thread counts of the calling thread, OpenMP's and MKL's own, and their
+// last bits depend on them. This sets both for one run and puts them back.
+class ThreadCount {
+ public:
+  explicit ThreadCount(const soa_model_state &model) : model_(model) {
+    if (model.threads == 0 || model.get_threads == nullptr || model.set_threads == nullptr) return;
+    static thread_local bool settled = false;
+    if (!settled && model.get_torch_threads != nullptr) {
+      model.get_torch_threads();  // torch sets a new thread's count when first asked: let it, now
+      settled = true;
+    }
+    before_ = model.get_threads();
+    if (before_ != model.threads) model.set_threads(model.threads);
+    if (model.set_mkl_threads != nullptr) mkl_before_ = model.set_mkl_threads(model.threads);
+  }
+  ~ThreadCount() {
+    if (before_ == 0) return;
+    if (before_ != model_.threads) model_.set_threads(before_);
+    if (model_.set_mkl_threads != nullptr) model_.set_mkl_threads(mkl_before_);
+  }
+
+ private:
+  const soa_model_state &model_;
+  int before_ = 0, mkl_before_ = 0;
+};
+
 int run_call(soa_call *call, void *stream, char *message, size_t size) {
   soa_model_state &model = *call->model;
   bool idle = false;
@@ -205,6 +264,7 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
       return fail(SOA_RUN_FAILED, message, size, "argument %zu: no tensor handle", i);
     }
   }
+  const ThreadCount count(model);
   if (model.run(model.container, call->stolen.data(), call->stolen.size(), nullptr, 0, stream,
                 nullptr) != 0) {
     return fail(SOA_RUN_FAILED, message, size, "the artifact failed while running (see stderr)");
@@ -217,11 +277,12 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
 extern "C" {
 
 int soa_model_open(const char *library, const char *device, const char *kernels, int32_t instances,
-                   soa_model **model, char *message, size_t size) {
-  if (library == nullptr || device == nullptr || model == nullptr || instances < 1) {
+                   int32_t threads, soa_model **model, char *message, size_t size) {
+  if (library == nullptr || device == nullptr || model == nullptr || instances < 1 || threads < 0) {
     return fail(SOA_BAD_ARGUMENT, message, size, "a library, a device and at least 1 instance are needed");
   }
   try {
+    if (!whole_library(library, message, size)) return SOA_OPEN_FAILED;
     auto state = std::make_shared<soa_model_state>();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return fail(SOA_OPEN_FAILED, message, size, "%s", dlerror());
@@ -248,6 +309,11 @@ int soa_model_open(const char *library, const char *device, const char *kernels,
       state->shim.dtypes[i] = dtype();
     }
     state->device_type = device_type();
+    state->threads = threads;
+    state->get_torch_threads = reinterpret_cast<int (*)()>(dlsym(handle, "_ZN2at15get_num_threadsEv"));
+    state->get_threads = reinterpret_cast<int (*)()>(dlsym(handle, "omp_get_max_threads"));
+    state->set_threads = reinterpret_cast<void (*)(int)>(dlsym(handle, "omp_set_num_threads"));
+    state->set_mkl_threads = reinterpret_cast<int (*)(int)>(dlsym(handle, "MKL_Set_Num_Threads_Local"));
     const char *colon = std::strchr(device, ':');
     state->device_index = colon != nullptr ? std::atoi(colon + 1) : 0;
     size_t outputs = 0;

@@ -46,9 +46,12 @@ typedef struct soa_tensor {
 
 /* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". kernels: the folder of
  * the GPU kernels, or null. At most `instances` threads run at the same moment; more wait. The
- * weights are held once, whatever `instances` is. */
+ * weights are held once, whatever `instances` is. threads: how many OpenMP threads torch's kernels
+ * may use inside one run, whichever thread it is called from; with 1 every calling thread gets the
+ * same bits, with 0 each keeps its own setting. The setting of the calling thread is put back. */
 int soa_model_open(const char *library, const char *device, const char *kernels,
-                   int32_t instances, soa_model **model, char *message, size_t message_size);
+                   int32_t instances, int32_t threads, soa_model **model, char *message,
+                   size_t message_size);
 
 /* Close it; calls that are running end first, later ones get SOA_CLOSED. Null is allowed. */
 void soa_model_close(soa_model *model);

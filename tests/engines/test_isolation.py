@@ -1,4 +1,4 @@
-"""A crash, a hang or an error in a child is an outcome here, with a log and a script to repeat it."""
+"""A crash, a hang or an error in a child is an outcome, with a log and a script to repeat it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def run(folder: Path, name: str, timeout_s: float = 60, **payload: Any) -> Outco
 def repeat(outcome: Outcome) -> subprocess.CompletedProcess[str]:
     """Run reproduce.sh alone: from another folder, with nothing of our environment."""
     return subprocess.run(
-        [str(outcome.script)], env={"PATH": "/usr/bin:/bin"}, cwd="/", text=True, capture_output=True
+        [str(outcome.script)],
+        env={"PATH": "/usr/bin:/bin"},
+        cwd="/",
+        text=True,
+        capture_output=True,
     )
 
 

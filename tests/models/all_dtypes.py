@@ -47,7 +47,8 @@ class AllDtypes(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("weights", (torch.arange(36 * 8) * 7 % 13 - 6).reshape(36, 8).float())
+        weights = (torch.arange(36 * 8) * 7 % 13 - 6).reshape(36, 8)
+        self.register_buffer("weights", weights.float())
 
     def forward(
         self,

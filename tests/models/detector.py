@@ -97,7 +97,9 @@ class Detector(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("weights", (torch.arange(43 * 18) * 7 % 13 - 6).reshape(43, 18).float())
+        self.register_buffer(
+            "weights", (torch.arange(43 * 18) * 7 % 13 - 6).reshape(43, 18).float()
+        )
 
     def forward(
         self,

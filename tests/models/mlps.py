@@ -5,6 +5,7 @@ A line that a refusal must name carries a comment `# line: <word>`; `line_of` fi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def line_of(word: str) -> str:
     return f"{Path(__file__).name}:{number}"
 
 
-class PointwiseFirst(nn.Module):
+class Core(nn.Module):
     """Its first operation is pointwise: a compiler that trusts strides reads the wrong elements."""
 
     def __init__(self, seed: int = 0, hidden: int = 48) -> None:
@@ -37,23 +38,25 @@ class PointwiseFirst(nn.Module):
         hidden = torch.relu(self.first(torch.log1p(x.abs())))
         return torch.softmax(self.last(hidden), dim=-1)
 
+
+class PointwiseFirst(Core):
     def forward(self, x: Tensor) -> Tensor:
         return self.core(x)
 
 
-class MutatesInput(PointwiseFirst):
+class MutatesInput(Core):
     def forward(self, x: Tensor) -> Tensor:
         x.mul_(2)  # line: mutates input
         return self.core(x)
 
 
-class MutatesInputByView(PointwiseFirst):
+class MutatesInputByView(Core):
     def forward(self, x: Tensor) -> Tensor:
         x[:, 0] = 0.0  # line: mutates by view
         return self.core(x)
 
 
-class CountsCalls(PointwiseFirst):
+class CountsCalls(Core):
     calls: Tensor
 
     def __init__(self) -> None:
@@ -65,7 +68,7 @@ class CountsCalls(PointwiseFirst):
         return self.core(x)
 
 
-class BakesRows(PointwiseFirst):
+class BakesRows(Core):
     """37 is the row count that capture exports at, so the eager check passes."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,58 +76,58 @@ class BakesRows(PointwiseFirst):
         return y + torch.zeros(37, 3)  # line: bakes rows
 
 
-class BranchesOnRows(PointwiseFirst):
+class BranchesOnRows(Core):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[0] > 100:  # line: branches on rows
             return self.core(x) * 2
         return self.core(x)
 
 
-class BranchesOnData(PointwiseFirst):
+class BranchesOnData(Core):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:  # line: branches on data
             return self.core(x)
         return self.core(x) * 2
 
 
-class FailsWithoutRows(PointwiseFirst):
+class FailsWithoutRows(Core):
     def forward(self, x: Tensor) -> Tensor:
         return self.core(x - x.amax(dim=0))  # line: fails without rows
 
 
-class Raises(PointwiseFirst):
+class Raises(Core):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[1] == len(FEATURES):
             raise ValueError("no detector, no answer")  # line: raises
         return self.core(x)
 
 
-class TwoOutputs(PointwiseFirst):
+class TwoOutputs(Core):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.core(x), x
 
 
-class NotATensor(PointwiseFirst):
+class NotATensor(Core):
     def forward(self, x: Tensor) -> tuple[str]:
         return ("jet",)
 
 
-class WrongWidth(PointwiseFirst):
+class WrongWidth(Core):
     def forward(self, x: Tensor) -> Tensor:
         return self.core(x)[:, :2]
 
 
-class WrongRows(PointwiseFirst):
+class WrongRows(Core):
     def forward(self, x: Tensor) -> Tensor:
         return self.core(x).mean(dim=0, keepdim=True)
 
 
-class IntegerOutput(PointwiseFirst):
+class IntegerOutput(Core):
     def forward(self, x: Tensor) -> Tensor:
         return self.core(x).round().long()
 
 
-class NamedOutputs(PointwiseFirst):
+class NamedOutputs(Core):
     """Returns a dict; torch.jit can neither script its comprehension nor trace a dict output."""
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
@@ -133,30 +136,33 @@ class NamedOutputs(PointwiseFirst):
         return {name: value for name, value in parts.items()}
 
 
-class OnlyTraces(PointwiseFirst):
+class OnlyTraces(Core):
     """A lambda does not script."""
 
     def forward(self, x: Tensor) -> Tensor:
-        twice = lambda t: t + t  # noqa: E731
+        twice: Callable[[Tensor], Tensor] = lambda t: t + t  # noqa: E731
         return self.core(twice(x))
 
 
-class TraceBakesRows(PointwiseFirst):
-    """torch.export follows the loop's bound as a symbol; a trace keeps the number it saw."""
+class TraceForgets(Core):
+    """torch.export keeps the row count as a symbol; a trace keeps the number that it saw."""
 
     def forward(self, x: Tensor) -> Tensor:
-        twice = lambda t: t + t  # noqa: E731
-        return self.core(twice(x)) + torch.zeros(int(x.shape[0]), 3)
+        twice: Callable[[Tensor], Tensor] = lambda t: t + t  # noqa: E731
+        n = x.shape[0]
+        return self.core(twice(x)) / (
+            torch.sym_max(n, 20) if isinstance(n, torch.SymInt) else max(int(n), 20)
+        )
 
 
-class ReadsPadding(PointwiseFirst):
+class ReadsPadding(Core):
     """Right on row-major memory only: it reads the storage as if it were that."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.core(torch.as_strided(x, (x.shape[0], 6), (6, 1)))
 
 
-class SpecialAtOneRow(PointwiseFirst):
+class SpecialAtOneRow(Core):
     """torch.export takes a dynamic size for neither 0 nor 1, so this branch vanishes silently."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ class SpecialAtOneRow(PointwiseFirst):
         return self.core(x)
 
 
-class NanAndInf(PointwiseFirst):
+class NanAndInf(Core):
     """NaN where the first feature is negative, infinite where the second is."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -91,4 +91,3 @@ def _shape(draw: st.DrawFn, layout: Layout, columns: tuple[str, ...]) -> tuple[i
         return None
     first = draw(st.sampled_from([k for k in range(1, count + 1) if count % k == 0]))
     return (first, count // first)
-

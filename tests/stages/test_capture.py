@@ -1,4 +1,4 @@
-"""Capture: what it writes, which TorchScript route it took, and where a refused model is at fault."""
+"""Capture: what it writes, the TorchScript route it took, and the line of a refused model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SIGNATURE = mlp_signature()
 def captured(
     model: nn.Module, folder: Path, route: Route = "none", signature: Signature = SIGNATURE
 ) -> Capture:
-    model = model.eval().requires_grad_(False)
+    if type(model).__module__ == mlps.__name__:  # else build_model has done it
+        model = model.eval().requires_grad_(False)
     return capture(model, signature, random_inputs(signature, 1, {}), folder, route)
 
 
@@ -31,7 +32,7 @@ def refusal(model: nn.Module, folder: Path, signature: Signature = SIGNATURE) ->
     with pytest.raises(CaptureError) as caught:
         captured(model, folder, signature=signature)
     assert "\n" not in str(caught.value)
-    assert not list(folder.iterdir())  # nothing half-written
+    assert not list(folder.iterdir())
     return str(caught.value)
 
 
@@ -70,7 +71,7 @@ def test_what_it_writes(mlp: Built) -> None:
 def test_the_refusal_names_the_line_of_the_model(
     model: type[nn.Module], line: str, message: str, tmp_path: Path
 ) -> None:
-    text = refusal(model(), tmp_path)
+    text = refusal(model(), tmp_path, mlp_signature(highest=300))
     assert message in text
     assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
 
@@ -80,8 +81,9 @@ def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
     baked = refusal(mlps.BakesRows(), tmp_path)
     assert "fixes the row count to 37" in baked
     assert "x.shape[0]" in baked
-    branches = refusal(mlps.BranchesOnRows(), tmp_path)
-    assert "takes another path unless the row count of x <= 100" in branches
+    branches = refusal(mlps.BranchesOnRows(), tmp_path, mlp_signature(highest=300))
+    assert "takes another path unless " in branches
+    assert "the row count of x <= 100" in branches
     assert "torch.where" in refusal(mlps.BranchesOnData(), tmp_path)
     assert "say so in rows: (min, max)" in refusal(mlps.FailsWithoutRows(), tmp_path)
     assert "no detector, no answer" in refusal(mlps.Raises(), tmp_path)
@@ -223,8 +225,9 @@ def named_outputs() -> Signature:
 
 
 def same_reference(one: Path, other: Path) -> bool:
-    mine, theirs = Reference.load(one / "reference.safetensors"), Reference.load(
-        other / "reference.safetensors"
+    mine, theirs = (
+        Reference.load(one / "reference.safetensors"),
+        Reference.load(other / "reference.safetensors"),
     )
     return mine.cases == theirs.cases and all(
         torch.allclose(a["probabilities"], b["probabilities"], atol=1e-6)

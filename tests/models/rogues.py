@@ -1,0 +1,126 @@
+"""Executables written by hand, as no compiler should: each breaks one rule.
+
+They take the arguments of `building.mlp_signature()`: carrier (n, 0), features (6, S), answers (3, S).
+The right answers are three times the first three features.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engines import Executable
+from soa import Signature
+from stages.reference import Reference, compute_reference, make_cases, random_inputs
+from tests.models.building import mlp_signature
+
+
+class Triple(nn.Module):
+    """The eager model that the rogues are held against."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3] * 3
+
+
+def reference(signature: Signature | None = None) -> Reference:
+    signature = signature or mlp_signature()
+    return compute_reference(
+        Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
+    )
+
+
+class Rogue:
+    """Does the right thing, then something else, which gets n, the features and the answers."""
+
+    def __init__(self, then: Callable[[int, Tensor, Tensor], object] = lambda n, x, y: None) -> None:
+        self.then = then
+
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        rows, x, y = arguments
+        n = rows.shape[0]
+        y[:, :n] = x[:3, :n] * 3
+        self.then(n, x, y)
+
+
+def honest() -> Executable:
+    return Rogue()
+
+
+def off_by(amount: float) -> Executable:
+    """Wrong in the last row only."""
+    return Rogue(lambda n, x, y: y[:, n - 1 : n].add_(amount) if n else None)
+
+
+def writes_padding() -> Executable:
+    return Rogue(lambda n, x, y: y[1, n : n + 1].fill_(1.0))
+
+
+def changes_inputs() -> Executable:
+    return Rogue(lambda n, x, y: x[5, :n].mul_(2.0))
+
+
+def changes_input_padding() -> Executable:
+    return Rogue(lambda n, x, y: x[5, n:].fill_(0.0))
+
+
+class LeavesGaps:
+    """Never writes the second answer of the third row."""
+
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        rows, x, y = arguments
+        n = rows.shape[0]
+        for k in range(3):
+            written = torch.arange(n) != (2 if k == 1 else -1)
+            y[k, :n][written] = (x[k, :n] * 3)[written]
+
+
+class ReadsPadding:
+    """Adds what lies behind the last row of the first feature, where there is anything."""
+
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        rows, x, y = arguments
+        n = rows.shape[0]
+        y[:, :n] = x[:3, :n] * 3
+        if n < x.shape[1]:
+            y[0, :n] += torch.nan_to_num(x[0, n], nan=1.0) * 0 + float(x[0, n].isnan())
+
+
+def nondeterministic() -> Executable:
+    calls = itertools.count()
+    return Rogue(lambda n, x, y: y[:, :n].add_(1e-7 * next(calls)))
+
+
+def returns(value: float) -> Executable:
+    """NaN or infinite in one place of the last row."""
+    return Rogue(lambda n, x, y: y[2, n - 1 : n].fill_(value) if n else None)
+
+
+class Fails:
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access\nand a second line")
+
+
+class Waits:
+    """The right answers after some seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        time.sleep(self.seconds)
+        Rogue()(arguments)
+
+
+def broken_library(folder: Path) -> Path:
+    """A shared library that dies as soon as it is opened."""
+    import subprocess
+
+    source, library = folder / "broken.cpp", folder / "broken.so"
+    source.write_text("static int x = *(volatile int*)0;\nint f() { return x; }\n")
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    return library

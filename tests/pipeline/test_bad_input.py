@@ -1,0 +1,437 @@
+"""What a user can get wrong, or a machine: one clear line, exit status 1, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from registry import mlflow_access
+from registry.store import Registry
+from runtime.errors import BindError
+from runtime.loader import load
+from runtime.session import Session
+from soa.collection import Collection
+from soa.errors import CollectionError
+from soa.layout import Layout, column
+from tests.models import mlps
+from tests.models.project import PASSED, Built, Project, cli, refusal, write_project
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    made = write_project(tmp_path / "project")
+    made.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    return made
+
+
+def refused(project: Project, *changes: tuple[str, str]) -> str:
+    """The line with which `run` refuses; nothing was kept and nothing registered."""
+    config = project.variant("changed.yaml", *changes)
+    line = refusal("run", config, "--work", project.work, "--registry", project.registry)
+    assert not list(project.work.rglob("done.json"))
+    assert not Path(project.registry.removeprefix("sqlite:///")).exists()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("description:", "descriptoin:", "unknown key (did you mean 'description'?)"),
+        ("{max: 1000", "{max: many", "rows.n.max: found 'many'; expected a whole number"),
+        ("{name: c, dtype: float32}", "{name: c, dtype: float23}", "(did you mean 'float32'?)"),
+        ("columns: [a, b, c", "columns: [a, b, k", "found 'k'; allowed: a, b, c, d, e, f"),
+        ("weights.safetensors", "wheights.safetensors", "wheights.safetensors"),
+        ("factory: model.py", "factory: modell.py", "modell.py"),
+        ("engines: [exported]", "engines: [exprted]", "(did you mean 'exported'?)"),
+    ],
+)
+def test_config(project: Project, old: str, new: str, says: str) -> None:
+    line = refused(project, (old, new))
+    text = (project.folder / "changed.yaml").read_text()
+    number = text[: text.index(new)].count("\n") + 1
+    assert line.startswith(f"{project.folder}/changed.yaml:{number}: ")
+    assert says in line
+
+
+def test_config_that_is_not_there(tmp_path: Path) -> None:
+    assert "No such file" in refusal("run", tmp_path / "none.yaml", "--work", tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (mlps.PointwiseFirst(0, 32).state_dict(), "first.bias is [32], the model has [48]"),
+        ({"first.weight": torch.zeros(48, 6)}, "missing first.bias, last.bias, last.weight"),
+        (
+            {**mlps.PointwiseFirst().state_dict(), "third.bias": torch.zeros(1)},
+            "not in the model: third.bias",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit(
+    project: Project, state: dict[str, torch.Tensor], says: str
+) -> None:
+    save_file(state, project.folder / "weights.safetensors")
+    line = refused(project)
+    assert line.startswith(f"{project.folder}/weights.safetensors does not fit the model: ")
+    assert says in line
+
+
+def test_weights_that_are_none(project: Project) -> None:
+    (project.folder / "weights.safetensors").write_bytes(b"\x40" + b"\0" * 30)
+    assert "weights.safetensors holds no readable weights: " in refused(project)
+
+
+def test_weights_that_run_code(project: Project, tmp_path: Path) -> None:
+    """A pickle is read with nothing but tensors allowed in it."""
+    import pickle
+
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    (project.folder / "weights.pt").write_bytes(pickle.dumps({"first.weight": Evil()}, protocol=2))
+    line = refused(project, ("weights.safetensors", "weights.pt"))
+    assert "weights.pt holds no readable weights: " in line
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("missing", "has no callable 'missing'"),
+        ("broken", "kwargs do not fit"),
+        ("NOT_CALLABLE", "has no callable 'NOT_CALLABLE'"),
+    ],
+)
+def test_factory(project: Project, factory: str, says: str) -> None:
+    assert says in refused(project, ("model.py:talkative", f"model.py:{factory}"))
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"), [("MutatesInput", "writes into"), ("Raises", "no detector, no answer")]
+)
+def test_model_that_cannot_be_captured(project: Project, factory: str, says: str) -> None:
+    line = refused(
+        project,
+        ("model.py:talkative", f"model.py:{factory}"),
+        ("kwargs: {hidden: 48}", "kwargs: {}"),
+        ("  weights: weights.safetensors\n", ""),
+    )
+    assert says in line
+    assert "model.py:" in line
+
+
+# Memory
+
+
+@pytest.fixture(scope="module")
+def session(jets: Built) -> Session:
+    return load(jets.bundle.path, mode="test")
+
+
+def columns(*dtypes: str) -> Layout:
+    return Layout([column(n, d) for n, d in zip(mlps.FEATURES, dtypes, strict=False)])
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (columns(*["float64"] * 6), "column 'a' is float64, the model was compiled for float32"),
+        (columns(*["float32"] * 5), "has no column 'f'"),
+        (
+            Layout([*columns(*["float32"] * 6).columns, column("g", "float32")]),
+            "has a column 'g' that the model's layout does not have",
+        ),
+        (Layout(columns(*["float32"] * 6).columns[::-1]), "columns in another order: f, e, d"),
+        (
+            Layout(columns(*["float32"] * 6).columns, storage="columns"),
+            "is stored as 'columns', the model was compiled for 'buffer'",
+        ),
+    ],
+)
+def test_layout(session: Session, layout: Layout, says: str) -> None:
+    with pytest.raises(BindError, match="collection 'jets'") as caught:
+        session.bind(Collection(layout, 5), session.collection("tags", 5))
+    assert says in str(caught.value)
+
+
+def test_rows(session: Session) -> None:
+    with pytest.raises(BindError, match=r"n = 1001 is outside the compiled range 0 … 1000"):
+        session.bind(session.collection("jets", 1001), session.collection("tags", 1001))
+    with pytest.raises(BindError, match="'tags' has 4 rows, 'jets' has 5"):
+        session.bind(session.collection("jets", 5), session.collection("tags", 4))
+    binding = session.bind(
+        session.collection("jets", 5, capacity=1200), session.collection("tags", 5, capacity=50)
+    )
+    binding(50)
+    for n in (51, 1001, -1):
+        with pytest.raises(BindError):
+            binding(n)
+    assert binding.rows == {"n": 50}
+
+
+def test_device(session: Session) -> None:
+    elsewhere = Collection(session.layout("jets"), 5, "meta")
+    with pytest.raises(BindError, match="'jets' lies on meta, the session runs on cpu"):
+        session.bind(elsewhere, session.collection("tags", 5))
+
+
+def test_foreign_memory(session: Session) -> None:
+    layout = session.layout("jets")
+    memory = torch.zeros(layout.nbytes(5) + 2 * layout.alignment, dtype=torch.uint8)
+    start = -memory.data_ptr() % layout.alignment
+    with pytest.raises(CollectionError, match="align"):
+        Collection.wrap(layout, memory[start + 4 :], 5)
+    with pytest.raises(CollectionError, match="bytes"):
+        Collection.wrap(layout, memory[start : start + layout.nbytes(5) - 1], 5)
+
+
+# Bundles
+
+FILES = ("manifest.json", "program.pt2", "model.ts", "reference.safetensors", "SHA256SUMS",
+         "reports/validation.json", "reports/benchmark.json", "library")  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["truncated", "altered", "missing"])
+@pytest.mark.parametrize("name", FILES)
+def test_bundle_file(jets: Built, tmp_path: Path, name: str, how: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(jets.bundle.path, folder)
+    if name == "library":
+        (name,) = (n for n in jets.bundle.files if n.endswith(".so"))
+    content = bytearray((folder / name).read_bytes())
+    if how == "truncated":
+        (folder / name).write_bytes(content[:-1])
+    elif how == "altered":
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+    else:
+        (folder / name).unlink()
+    line = refusal("show", folder)
+    if name != "SHA256SUMS":
+        assert name in line
+        assert ("is missing" if how == "missing" else "is truncated or altered") in line
+    for command in ("validate", "bench"):
+        assert refusal(command, folder) == line
+
+
+def test_file_that_does_not_belong(jets: Built, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(jets.bundle.path, folder)
+    (folder / "more.py").touch()
+    assert refusal("show", folder).endswith("more.py does not belong to the bundle")
+
+
+def test_stored_bundle_that_was_altered_is_not_pulled(registry: Registry, tmp_path: Path) -> None:
+    stored = registry.local_path(registry.find("jets"))
+    assert stored is not None
+    (stored / "model.ts").write_bytes(b"other")
+    line = refusal("pull", "jets", tmp_path / "copy", "--registry", registry.uri)
+    assert "model.ts is truncated or altered" in line
+    assert not [path for path in tmp_path.iterdir() if "copy" in path.name]
+
+
+# The registry
+
+
+@pytest.mark.parametrize(
+    ("ref", "says"),
+    [
+        ("jets@nobody", "jets has no such alias; its aliases: none"),
+        ("jets/9", "no such version; there are: 1"),
+        ("tracks", "no such model in sqlite:///"),
+        ("jets@", "is neither a version"),
+        ("./jets", "no such bundle folder"),
+    ],
+)
+def test_no_such_version(registry: Registry, tmp_path: Path, ref: str, says: str) -> None:
+    for command in ("show", "validate", "bench"):
+        assert says in refusal(command, ref, "--registry", registry.uri)
+    if not ref.startswith("."):
+        assert says in refusal("pull", ref, tmp_path / "copy", "--registry", registry.uri)
+        line = refusal("promote", ref, "--to", "production", "--registry", registry.uri)
+        assert says in line
+    assert not (tmp_path / "copy").exists()
+
+
+def test_locked(
+    registry: Registry, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_access, "LOCK_WAIT_S", 0.2)
+    path = registry.uri.removeprefix("sqlite:///")
+    at = ("--registry", registry.uri)
+    commands: list[tuple[object, ...]] = [
+        ("ls",),
+        ("show", "jets"),
+        ("pull", "jets", tmp_path / "copy"),
+        ("promote", "jets", "--to", "production"),
+        ("rollback", "jets"),
+        ("run", jets.project.config, "--work", jets.project.work),
+    ]
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        for command in commands:
+            line = refusal(*command, *at)
+            assert line.endswith("database is locked: another process is using it, try again")
+        other.execute("ROLLBACK")
+    assert registry.find("jets").aliases == ()
+    assert not (tmp_path / "copy").exists()
+
+
+def test_unreachable(jets: Built, tmp_path: Path) -> None:
+    for command in (("ls",), ("pull", "jets", tmp_path / "copy")):
+        line = refusal(*command, "--registry", "http://127.0.0.1:9")
+        assert line.startswith("registry http://127.0.0.1:9: no answer from the server: ")
+    assert not (tmp_path / "copy").exists()
+    assert "write sqlite:///" in refusal("ls", "--registry", "./mlruns")
+
+
+def test_unreachable_at_the_end_of_a_run(project: Project) -> None:
+    """What was built is kept; only the registration is left for the next run."""
+    at = ("--registry", "http://127.0.0.1:9")
+    line = refusal("run", project.config, "--work", project.work, *at)
+    assert "no answer from the server" in line
+    assert project.run()["worked"] == ["register"]
+
+
+def test_folder_that_cannot_be_written(jets: Built, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    line = refusal(
+        "run", jets.project.config, "--work", tmp_path / "file" / "work",
+        "--registry", jets.project.registry,
+    )  # fmt: skip
+    assert "Not a directory" in line
+    assert str(tmp_path / "file") in line
+
+
+# A full disk
+
+DRIVER = """
+import json, os, subprocess, sys
+from pathlib import Path
+from click.testing import CliRunner
+from pipeline.cli import main
+
+disk, cases = sys.argv[1], json.loads(sys.argv[2])
+for size, commands in cases:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
+    for command in commands:
+        result = CliRunner().invoke(main, command)
+        unexpected = not isinstance(result.exception, (SystemExit, type(None)))
+        files = sorted(str(p.relative_to(disk)) for p in Path(disk).rglob("*") if p.is_file())
+        said = repr(result.exception) if unexpected else result.stderr
+        print(json.dumps([result.exit_code, result.stdout, said, files]), flush=True)
+    subprocess.run(["umount", "--lazy", disk], check=True)
+"""
+# Mounts of its own, which end with the process; without root, in a user namespace.
+NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+
+
+@pytest.fixture(scope="module")
+def small_disks() -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare(1)")
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+Case = tuple[int, list[list[str]]]
+
+
+def on_small_disks(disk: Path, cases: list[Case]) -> list[tuple[int, str, str, list[str]]]:
+    """Each case on a fresh disk of so many bytes: exit code, stdout, stderr, files left."""
+    disk.mkdir()
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(cases)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, (found, done.stderr[-2000:])
+    return found
+
+
+@pytest.mark.usefixtures("small_disks")
+def test_full_disk_during_run(jets: Built, project: Project, tmp_path: Path) -> None:
+    """In each file that capture writes, and in the first stage after it."""
+    disk = tmp_path / "disk"
+    names = ("model.ts", "program.pt2", "reference.safetensors")
+    sizes = [jets.bundle.file(name).stat().st_size for name in names]
+    run = ["run", str(project.config), "--work", str(disk / "work")]
+    run += ["--registry", project.registry]
+    filled = [sum(sizes[:i]) + sizes[i] // 2 for i in range(len(sizes))]
+    found = on_small_disks(disk, [(size, [run]) for size in (*filled, sum(sizes) + 12_000)])
+    assert len(found) == len(filled) + 1
+    for code, output, said, files in found:
+        assert (code, output) == (1, ""), said
+        line = said.splitlines()[-1]
+        assert line.startswith("pipeline: the disk is full"), said
+        assert line.endswith(": free some space and run again")
+        assert not any("bundle" in file for file in files)
+    for _, _, _, files in found[:-1]:
+        assert not any(file.endswith("done.json") for file in files)
+    assert not Path(project.registry.removeprefix("sqlite:///")).exists()
+
+
+@pytest.mark.usefixtures("small_disks")
+def test_full_disk_during_pull_and_register(
+    registry: Registry, jets: Built, empty_database: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
+    size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
+    registry.promote(registry.find("jets"), "production", PASSED)
+    pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
+    new = ["--registry", f"sqlite:///{disk}/registry.db"]
+    run = ["run", str(jets.project.config), "--work", str(jets.project.work), *new]
+    database = empty_database.stat().st_size
+    half, no_note, no_tables, *registered = on_small_disks(
+        disk,
+        [
+            (size // 2, [pull]),
+            (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
+            (database // 2, [run]),
+            (database + size // 2, [run, ["ls", "--json", *new]]),
+        ],
+    )
+    for code, output, said, left in (half, no_note):
+        assert (code, output, left) == (1, "", [])
+        assert said.count("\n") == 1
+        assert "No space left on device" in said or "the disk is full" in said
+    for code, output, said, left in (no_tables, registered[0]):
+        assert (code, output) == (1, "")
+        assert said.splitlines()[-1].startswith("pipeline: "), said
+        assert "full" in said or "No space left" in said
+        assert not any("manifest.json" in file for file in left)
+    assert json.loads(registered[1][1]) == {}
+
+
+def test_nothing_of_all_this_was_a_traceback(tmp_path: Path) -> None:
+    """Once through the real command: the line and nothing else on stderr, and exit status 1."""
+    code = "from soa_pipeline import main; main()"
+    command = [sys.executable, "-c", code, "run", str(tmp_path / "none.yaml")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"pipeline: {tmp_path}/none.yaml: cannot be read: {os.strerror(2)}\n"

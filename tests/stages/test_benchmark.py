@@ -1,0 +1,130 @@
+"""The benchmark's structure and its choice. No time is asserted beyond orders of magnitude."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.session import Session
+from stages.benchmark import (
+    COPIES,
+    EAGER,
+    BenchmarkReport,
+    Timing,
+    _fastest,
+    _row_major_way,
+    benchmark,
+    benchmark_cases,
+    filled_collections,
+    race,
+)
+from tests.models import detector, rogues
+from tests.models.building import Built, mlp_signature
+from tests.models.detector import Detector
+from tests.soa.strategies import values_of
+
+
+def test_contestants_and_sizes(mlp: Built) -> None:
+    sessions = {name: mlp.session(name) for name in mlp.files}
+    threads = torch.get_num_threads()
+    report = benchmark(mlp.signature, sessions, mlp.inputs, mlp.model, seconds=0.01)
+    assert torch.get_num_threads() == threads
+    assert set(report.timings) == {"n=1000", "n=4099"}
+    for rows in report.timings.values():
+        assert set(rows) == {*sessions, EAGER, COPIES}
+        for timing in rows.values():
+            assert 0 < timing.p05_us <= timing.median_us <= timing.p95_us
+            assert timing.rounds >= 7
+    assert report.fastest in sessions
+    assert BenchmarkReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_the_fastest_is_the_fastest() -> None:
+    signature = mlp_signature(typical=(3, 50))
+    sessions = {
+        "ten times slower": Session(signature, rogues.Waits(0.02)),
+        "fast": Session(signature, rogues.Waits(0.002)),
+    }
+    inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
+    report = benchmark(signature, sessions, inputs, seconds=0.01)
+    assert report.fastest == "fast"
+    assert set(report.timings["n=3"]) == set(sessions)
+    slow, fast = (report.timings["n=50"][name].median_us for name in sessions)
+    assert slow >= 20_000 > 2_000
+    assert fast >= 2_000
+
+
+@pytest.mark.parametrize(
+    ("medians", "fastest"),
+    [
+        ({"a": (1.0, 100.0), "b": (2.0, 40.0)}, "b"),  # geometric means 10 and 8.9
+        ({"a": (1.0, 100.0), "b": (2.0, 60.0)}, "a"),  # 10 and 11; arithmetic says b
+        ({"a": (5.0, 5.0)}, "a"),
+    ],
+)
+def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastest: str) -> None:
+    timings = {
+        case: {name: Timing(values[i], 0.0, 0.0, 7) for name, values in medians.items()}
+        for i, case in enumerate(["n=1", "n=1000"])
+    }
+    timings["n=1"][EAGER] = Timing(0.001, 0.0, 0.0, 7)  # not a candidate
+    assert _fastest(timings, list(medians)) == fastest
+    assert _fastest(timings, []) is None
+
+
+def test_nobody_to_choose_from() -> None:
+    signature = mlp_signature(typical=(3,))
+    inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
+    report = benchmark(signature, {}, inputs, rogues.Triple(), seconds=0.01)
+    assert report.fastest is None
+    assert set(report.timings["n=3"]) == {EAGER, COPIES}
+
+
+def test_every_contestant_runs_in_every_round() -> None:
+    calls = dict.fromkeys("ab", 0)
+
+    def run(name: str) -> Any:
+        def call() -> None:
+            calls[name] += 1
+
+        return call
+
+    found = race({name: run(name) for name in calls}, 0.001)
+    assert all(timing.rounds >= 7 for timing in found.values())
+    assert min(calls.values()) > 7
+
+
+def test_sizes() -> None:
+    assert benchmark_cases(mlp_signature(500)) == [{"n": 1}, {"n": 500}]
+    assert benchmark_cases(mlp_signature(500, (10, 20, 30))) == [{"n": 10}, {"n": 20}, {"n": 30}]
+    assert benchmark_cases(mlp_signature(500, (), 500)) == [{"n": 500}]
+    assert benchmark_cases(detector.signature()) == [{"n": 33, "m": 5}, {"n": 33, "m": 64}]
+
+
+def test_the_row_major_baseline_computes_what_the_model_does() -> None:
+    """Its time would mean nothing otherwise; every plan takes part."""
+    signature, model = detector.signature(), Detector().eval()
+    inputs = {
+        name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)
+        for name in signature.input_collections
+    }
+    case = {"n": 33, "m": 5}
+    kept: list[dict[str, Any]] = []
+
+    class Watching(torch.nn.Module):
+        def forward(self, *arguments: torch.Tensor) -> Any:
+            kept.append({"arguments": arguments, "result": model(*arguments)})
+            return kept[-1]["result"]
+
+    _row_major_way(signature, Watching(), inputs, case)()
+    given, _ = filled_collections(signature, inputs, case, torch.device("cpu"))
+    from stages.reference import row_major_inputs
+
+    expected = row_major_inputs(signature, inputs, case)
+    assert all(torch.equal(a, b) for a, b in zip(kept[0]["arguments"], expected, strict=True))
+    assert all(a.is_contiguous() for a in kept[0]["arguments"])
+    assert set(given) == {"hits", "arrow", "pairs"}
+    _row_major_way(signature, None, inputs, case)()

@@ -1,0 +1,86 @@
+"""Compiling in a child process: an engine that fails, crashes or hangs is one failed candidate."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines import EngineError, Target, TargetError
+from engines.target import host_cpu_levels
+from stages.capture import Capture
+from stages.compile import Compiled, artifact_file, compile_candidate, compile_here
+from tests.models.building import Built
+
+CPU = Target.parse("cpu")
+
+
+def compiled(
+    name: str, capture: Capture, folder: Path, target: Target = CPU, **options: Any
+) -> Compiled:
+    return compile_candidate(name, capture, target, options, folder, 300)
+
+
+def test_a_candidate_with_its_log_and_script(mlp: Built, tmp_path: Path) -> None:
+    made = compiled("torchscript", mlp.capture, tmp_path)
+    assert made.error is None
+    assert made.engine == "torchscript"
+    assert made.files == ("model.ts",)
+    assert made.seconds > 0
+    assert artifact_file(made.engine, made.files, made.folder, mlp.capture).is_file()
+    file = made.folder / "model.ts"
+    file.unlink()
+    assert subprocess.run([made.script]).returncode == 0
+    assert file.is_file()
+
+
+def test_the_portable_file_runs_where_nothing_is_made(mlp: Built) -> None:
+    assert artifact_file("exported", (), Path("unused"), mlp.capture) == mlp.capture.program
+    assert artifact_file("torchscript", (), Path("unused"), mlp.capture) == mlp.capture.script
+    with pytest.raises(EngineError, match="aoti has no file to open"):
+        artifact_file("aoti", (), Path("unused"), mlp.capture)
+
+
+def test_one_engine_that_fails_is_a_failed_candidate(mlp: Built, tmp_path: Path) -> None:
+    """Inductor refuses an option that it does not know."""
+    made = compiled("aoti", mlp.capture, tmp_path, no_such_option=1)
+    assert made.error is not None
+    assert "no_such_option" in made.error
+    assert made.files == ()
+    assert "Traceback" in Path(made.log).read_text()
+    again = subprocess.run([made.script], capture_output=True, text=True)
+    assert "no_such_option" in again.stderr
+
+
+def test_a_compiler_that_hangs_is_stopped(mlp: Built, tmp_path: Path) -> None:
+    made = compile_candidate("aoti", mlp.capture, CPU, {}, tmp_path, 0.5)
+    assert made.error == "no answer within 0.5 s"
+
+
+def test_a_program_cut_short(mlp: Built, tmp_path: Path) -> None:
+    folder = tmp_path / "capture"
+    shutil.copytree(mlp.capture.folder, folder)
+    program = folder / "program.pt2"
+    program.write_bytes(program.read_bytes()[:5000])
+    made = compiled("aoti", Capture.load(folder), tmp_path / "aoti")
+    assert made.error is not None
+    assert not zipfile.is_zipfile(program)
+
+
+def test_no_torchscript_is_an_error_of_that_engine_only(mlp: Built, tmp_path: Path) -> None:
+    without = Capture(mlp.capture.folder, mlp.capture.signature, None, "not wanted")
+    made = compiled("torchscript", without, tmp_path)
+    assert made.error is not None
+    assert "neither scripts nor traces" in made.error
+
+
+@pytest.mark.skipif("x86-64-v2" not in host_cpu_levels(), reason="needs an x86-64 host")
+def test_a_target_that_this_host_cannot_run(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="this host cannot run cpu/aarch64"):
+        compile_here(
+            "exported", str(mlp.capture.program), None, "cpu/aarch64", {}, str(tmp_path)
+        )
