@@ -7,6 +7,7 @@ call afterwards checks nothing but n.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from functools import partial
 
@@ -87,7 +88,7 @@ class Binding:
 
     def resize(self, rows: Rows) -> None:
         """Use another n of the same memory: O(1), nothing else is checked again."""
-        wanted = dict.fromkeys(self.rows, rows) if isinstance(rows, int) else dict(rows)
+        wanted = _row_counts(rows, self.rows)
         if wanted == self.rows:
             return
         if wanted.keys() != self.rows.keys():
@@ -106,6 +107,19 @@ class Binding:
             if self.prepared:
                 self.prepared.replace(i, argument)
         self.rows = wanted
+
+
+def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
+    """Row counts by dimension as plain ints, also from NumPy's integers."""
+    if type(rows) is int:
+        return dict.fromkeys(dims, rows)
+    given = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
+    try:
+        if any(isinstance(n, bool) for n in given.values()):
+            raise TypeError
+        return {dim: operator.index(n) for dim, n in given.items()}
+    except TypeError:
+        raise BindError(f"rows are an integer, or integers by dimension; found {rows!r}") from None
 
 
 def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:

@@ -98,7 +98,7 @@ def benchmark(
     return BenchmarkReport(timings, _fastest(timings, list(sessions)))
 
 
-def race(runs: Mapping[str, Callable[[], None]], seconds: float) -> dict[str, Timing]:
+def race(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
     """Time callables in turns; each turn repeats a short one until it takes a few milliseconds."""
     repeats: dict[str, int] = {}
     once: dict[str, float] = {}

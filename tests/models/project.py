@@ -1,4 +1,4 @@
-"""A user's project on disk (a model, its weights, a config), and the `pipeline` command run on it."""
+"""A user's project on disk: model, weights, config; and the `pipeline` command run on it."""
 
 from __future__ import annotations
 

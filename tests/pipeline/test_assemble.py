@@ -12,6 +12,7 @@ from pipeline.config import Config, load_config
 from runtime.compare import default_tolerance
 from soa.signature import RowRange
 from stages.errors import ReferenceDataError
+from stages.reference import Arrays
 
 CONFIG = """
 name: hits
@@ -124,7 +125,7 @@ def reference(rows, seed):
 """
 
 
-def reference(folder: Path, data: str) -> assemble.Arrays:
+def reference(folder: Path, data: str) -> Arrays:
     """Each time in a folder of its own: a file is imported once in a process."""
     (folder / "data.py").write_text(data)
     config = write(folder, CONFIG)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sqlite3
@@ -25,7 +24,7 @@ from soa.collection import Collection
 from soa.errors import CollectionError
 from soa.layout import Layout, column
 from tests.models import mlps
-from tests.models.project import PASSED, Built, Project, cli, refusal, write_project
+from tests.models.project import Built, Project, refusal, write_project
 
 ROOT = Path(__file__).parents[2]
 
@@ -317,113 +316,6 @@ def test_folder_that_cannot_be_written(jets: Built, tmp_path: Path) -> None:
     )  # fmt: skip
     assert "Not a directory" in line
     assert str(tmp_path / "file") in line
-
-
-# A full disk
-
-DRIVER = """
-import json, os, subprocess, sys
-from pathlib import Path
-from click.testing import CliRunner
-from pipeline.cli import main
-
-disk, cases = sys.argv[1], json.loads(sys.argv[2])
-for size, commands in cases:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
-    for command in commands:
-        result = CliRunner().invoke(main, command)
-        unexpected = not isinstance(result.exception, (SystemExit, type(None)))
-        files = sorted(str(p.relative_to(disk)) for p in Path(disk).rglob("*") if p.is_file())
-        said = repr(result.exception) if unexpected else result.stderr
-        print(json.dumps([result.exit_code, result.stdout, said, files]), flush=True)
-    subprocess.run(["umount", "--lazy", disk], check=True)
-"""
-# Mounts of its own, which end with the process; without root, in a user namespace.
-NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
-
-
-@pytest.fixture(scope="module")
-def small_disks() -> None:
-    if shutil.which("unshare") is None:
-        pytest.skip("no unshare(1)")
-    command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-Case = tuple[int, list[list[str]]]
-
-
-def on_small_disks(disk: Path, cases: list[Case]) -> list[tuple[int, str, str, list[str]]]:
-    """Each case on a fresh disk of so many bytes: exit code, stdout, stderr, files left."""
-    disk.mkdir()
-    done = subprocess.run(
-        [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(cases)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, (found, done.stderr[-2000:])
-    return found
-
-
-@pytest.mark.usefixtures("small_disks")
-def test_full_disk_during_run(jets: Built, project: Project, tmp_path: Path) -> None:
-    """In each file that capture writes, and in the first stage after it."""
-    disk = tmp_path / "disk"
-    names = ("model.ts", "program.pt2", "reference.safetensors")
-    sizes = [jets.bundle.file(name).stat().st_size for name in names]
-    run = ["run", str(project.config), "--work", str(disk / "work")]
-    run += ["--registry", project.registry]
-    filled = [sum(sizes[:i]) + sizes[i] // 2 for i in range(len(sizes))]
-    found = on_small_disks(disk, [(size, [run]) for size in (*filled, sum(sizes) + 12_000)])
-    assert len(found) == len(filled) + 1
-    for code, output, said, files in found:
-        assert (code, output) == (1, ""), said
-        line = said.splitlines()[-1]
-        assert line.startswith("pipeline: the disk is full"), said
-        assert line.endswith(": free some space and run again")
-        assert not any("bundle" in file for file in files)
-    for _, _, _, files in found[:-1]:
-        assert not any(file.endswith("done.json") for file in files)
-    assert not Path(project.registry.removeprefix("sqlite:///")).exists()
-
-
-@pytest.mark.usefixtures("small_disks")
-def test_full_disk_during_pull_and_register(
-    registry: Registry, jets: Built, empty_database: Path, tmp_path: Path
-) -> None:
-    disk = tmp_path / "disk"
-    files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
-    size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
-    registry.promote(registry.find("jets"), "production", PASSED)
-    pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
-    new = ["--registry", f"sqlite:///{disk}/registry.db"]
-    run = ["run", str(jets.project.config), "--work", str(jets.project.work), *new]
-    database = empty_database.stat().st_size
-    half, no_note, no_tables, *registered = on_small_disks(
-        disk,
-        [
-            (size // 2, [pull]),
-            (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
-            (database // 2, [run]),
-            (database + size // 2, [run, ["ls", "--json", *new]]),
-        ],
-    )
-    for code, output, said, left in (half, no_note):
-        assert (code, output, left) == (1, "", [])
-        assert said.count("\n") == 1
-        assert "No space left on device" in said or "the disk is full" in said
-    for code, output, said, left in (no_tables, registered[0]):
-        assert (code, output) == (1, "")
-        assert said.splitlines()[-1].startswith("pipeline: "), said
-        assert "full" in said or "No space left" in said
-        assert not any("manifest.json" in file for file in left)
-    assert json.loads(registered[1][1]) == {}
 
 
 def test_nothing_of_all_this_was_a_traceback(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from pathlib import Path
 
@@ -14,7 +15,15 @@ def test_key_depends_on_what_is_said_not_on_its_order() -> None:
     assert content_key({"a": 1, "b": {"c": 2, "d": 3}}) == content_key(
         {"b": {"d": 3, "c": 2}, "a": 1}
     )
-    keys = [{"a": 1}, {"a": "1"}, {"a": 1.5}, {"a": [1, 2]}, {"a": [2, 1]}, {"b": 1}, {}]
+    keys: list[dict[str, object]] = [
+        {"a": 1},
+        {"a": "1"},
+        {"a": 1.5},
+        {"a": [1, 2]},
+        {"a": [2, 1]},
+        {"b": 1},
+        {},
+    ]
     assert len({content_key(parts) for parts in keys}) == len(keys)
 
 
@@ -69,8 +78,6 @@ def test_failed_result_is_used_but_not_kept(tmp_path: Path) -> None:
 
 
 def test_result_holds_as_long_as_the_files_behind_it(tmp_path: Path) -> None:
-    import hashlib
-
     cache = StageCache(tmp_path / "work")
     source = tmp_path / "model.py"
 

@@ -77,9 +77,10 @@ def test_help_waits_for_no_heavy_import() -> None:
 def test_nothing_yet(tmp_path: Path) -> None:
     """Looking creates no registry."""
     uri = f"sqlite:///{tmp_path}/none/registry.db"
-    assert "registry is empty: fill it with `pipeline run CONFIG`" in cli(
-        "ls", "--registry", uri
-    ).stdout
+    assert (
+        "registry is empty: fill it with `pipeline run CONFIG`"
+        in cli("ls", "--registry", uri).stdout
+    )
     assert cli("ls", "--registry", uri, "--json").stdout == "{}\n"
     assert "nothing is registered in" in refusal("show", "jets", "--registry", uri)
     assert not (tmp_path / "none").exists()
@@ -152,7 +153,9 @@ def test_mlflow_sees_the_same(two: Registry, jets: Built) -> None:
         assert theirs.tags["digest"] == v["digest"]
         assert theirs.tags[f"target.{TARGET.replace('/', '.')}"] == "verified"
         assert theirs.source == v["source"]
-    run = client.get_run(client.get_model_version_by_alias("jets", "previous").run_id)
+    before = client.get_model_version_by_alias("jets", "previous")
+    assert before.run_id is not None
+    run = client.get_run(before.run_id)
     assert run.data.metrics
     names = {file.path for file in client.list_artifacts(run.info.run_id, "bundle")}
     assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/program.pt2"} <= names
@@ -168,9 +171,7 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
         record = manifest["targets"][TARGET]
-        record.update(
-            chosen="exported", candidates={"exported": record["candidates"]["exported"]}
-        )
+        record.update(chosen="exported", candidates={"exported": record["candidates"]["exported"]})
 
     other = resealed(jets.bundle, tmp_path / "other", edit)
     text = cli("validate", other.path, "--target", TARGET, code=1)
@@ -180,9 +181,7 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
 
 def test_bench(registry: Registry, jets: Built) -> None:
     found = answer("bench", "jets", "--seconds", "0.01", registry=registry)[TARGET]
-    assert set(found["timings"]["n=1000"]) == set(
-        jets.bundle.manifest.targets[TARGET].candidates
-    )
+    assert set(found["timings"]["n=1000"]) == set(jets.bundle.manifest.targets[TARGET].candidates)
     assert found["fastest"] in found["timings"]["n=1000"]
     text = said("bench", jets.bundle.path, "--seconds", "0.01", registry=registry)
     assert f"{found['fastest']}" in text
@@ -216,9 +215,7 @@ def test_doctor(registry: Registry, tmp_path: Path) -> None:
     assert "torch" in said("doctor", registry=registry)
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"this is no database" * 100)
-    found = json.loads(
-        cli("doctor", "--registry", f"sqlite:///{broken}", "--json", code=1).stdout
-    )
+    found = json.loads(cli("doctor", "--registry", f"sqlite:///{broken}", "--json", code=1).stdout)
     (bad,) = [f for f in found if f["what"] == "registry"]
     assert (bad["status"], bad["cure"]) == ("missing", "check --registry")
     assert "not a database" in bad["found"]

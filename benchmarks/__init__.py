@@ -1,0 +1,1 @@
+"""Measurements, one command each; what was measured is in RESULTS.md."""
