@@ -64,8 +64,12 @@ class Engine(ABC):
         """The portable file that `open` takes when `compile` makes none."""
 
     @abstractmethod
-    def open(self, file: Path, device: torch.device) -> Executable:
-        """Open an artifact for `device`. Raises EngineError."""
+    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+        """Open an artifact for `device`. Raises EngineError.
+
+        `threads` is how many threads one run may use, for engines that hold a setting of their own;
+        the others follow torch's.
+        """
 
 
 def engine(name: str) -> Engine:

@@ -34,7 +34,7 @@ class ExportedEngine(Engine):
     def portable_file(self, source: Portable) -> Path | None:
         return source.program
 
-    def open(self, file: Path, device: torch.device) -> Executable:
+    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
         with quiet_torch():
             try:
                 program = torch.export.load(file)

@@ -57,7 +57,7 @@ def load(
         _require_promoted(ref, bundle, version)
     chosen, record = _target(bundle.manifest, device, target)
     name = _engine(bundle, chosen, record, engine_name, mode)
-    executable = open_artifact(bundle, chosen, name, device)
+    executable = open_artifact(bundle, chosen, name, device, threads or 1)
     signature = Signature.from_dict(bundle.manifest.signature)
     origin = Origin(
         bundle.manifest.name, str(version.number) if version else None, bundle.digest, chosen, name
@@ -91,14 +91,14 @@ def open_bundle(
 
 
 def open_artifact(
-    bundle: Bundle, target: str, engine_name: str, device: torch.device
+    bundle: Bundle, target: str, engine_name: str, device: torch.device, threads: int = 1
 ) -> Executable:
     """Open one candidate of a bundle, whatever its verdict; the caller has judged it."""
     candidate = bundle.manifest.targets[target].candidates[engine_name]
     if not candidate.files:
         raise LoadError(f"{bundle.path}: {engine_name} made no artifact for {target}")
     check_host_runs(Target.parse(target))
-    return engine(engine_name).open(bundle.file(candidate.files[0]), device)
+    return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads)
 
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:

@@ -269,7 +269,7 @@ def test_outputs_overlap_nothing(offsets: tuple[int, ...], message: str) -> None
 def test_neighbours_do_not_overlap_and_inputs_may() -> None:
     one, two, three, four = map(shared, (0, 0, 384, 768))
     Session(TWO, Records()).bind({"in1": one, "in2": two}, {"out1": three, "out2": four})
-    collection = shared(1024)
+    collection = shared(2048)
     Session(TWO, Records()).bind(
         {"in1": collection, "in2": collection}, {"out1": three, "out2": four}
     )
