@@ -62,7 +62,7 @@ class Subject:
         return given, Collection(self.signature.layouts["outputs"], n)
 
 
-def subject(features: int, highest: int) -> Subject:
+def subject(features: int, highest: int, model: nn.Module | None = None) -> Subject:
     names = tuple(f"x{i}" for i in range(features))
     layouts = {
         "inputs": Layout([column(name, "float32") for name in names]),
@@ -74,7 +74,7 @@ def subject(features: int, highest: int) -> Subject:
         [Block("probabilities", "outputs", ("p", "q", "r"))],
         {"n": RowRange(0, highest, (10,))},
     )
-    model = Mlp(features).eval().requires_grad_(False)
+    model = (model or Mlp(features)).eval().requires_grad_(False)
     inputs = random_inputs(signature, 1, {})
     folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))
     return Subject(

@@ -7,7 +7,7 @@ class Model:
         cls,
         library: str,
         device: str,
-        kernels: str | None,
+        folder: str | None,
         instances: int,
         threads: int = ...,
     ) -> Model: ...

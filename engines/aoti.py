@@ -16,11 +16,13 @@ from engines.errors import EngineError
 from engines.native_runner import NativeExecutable
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
+from engines.weights import writable, write_weights
 
 # Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
 # below AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 _MARCH = {"aarch64": "armv8-a"}
+_CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
 class _TorchRunner:
@@ -40,21 +42,22 @@ class AotiEngine(Engine):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
-        package = out / "package.pt2"
         with quiet_torch():
             program = torch.export.load(source.program)
             if target.device != "cpu":
                 from torch.export.passes import move_to_device_pass
 
                 program = move_to_device_pass(program, "cuda")
-            torch._inductor.aoti_compile_and_package(
-                program,
-                package_path=str(package),
-                inductor_configs=_inductor_configs(target, options),
-            )
-        files = _unpack(package, out)
-        package.unlink()
-        return files
+            configs = _inductor_configs(target, options)
+            if target.device != "cpu":
+                return _build(program, configs, out)
+            files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
+            weights = _constants(program, out / files[0])
+            if not needs_proxy_executor(out / files[0]) and writable(weights):
+                return [*files, *write_weights(weights, out)]
+            for file in files:
+                (out / file).unlink()
+            return _build(program, configs, out)
 
     def portable_file(self, source: Portable) -> Path | None:
         return None
@@ -83,6 +86,29 @@ def needs_proxy_executor(library: Path) -> bool:
             return content.find(b"aoti_torch_proxy_executor_call_function") >= 0
     except (OSError, ValueError) as error:
         raise EngineError(f"{library.name} cannot be read: {error}") from error
+
+
+def _build(program: torch.export.ExportedProgram, configs: dict[str, Any], out: Path) -> list[str]:
+    """Compile into `out`, unpacked; the library comes first."""
+    package = out / "package.pt2"
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=str(package), inductor_configs=configs
+    )
+    files = _unpack(package, out)
+    package.unlink()
+    return files
+
+
+def _constants(program: torch.export.ExportedProgram, library: Path) -> dict[str, torch.Tensor]:
+    """The tensors a library without constants asks for, by its own names for them."""
+    from torch._C import _aoti
+
+    values = {**program.state_dict, **program.constants}
+    names = _aoti.AOTIModelContainerRunnerCpu(str(library), 1).get_constant_names_to_original_fqns()
+    missing = sorted(set(names.values()) - values.keys())
+    if missing:
+        raise EngineError(f"the library wants constants the program does not have: {missing}")
+    return {name: values[original] for name, original in names.items()}
 
 
 def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,11 +143,8 @@ def choose_target(available: list[str], device: str, flags: frozenset[str] | Non
             raise TargetError(
                 f"no artifact for the CPU; this version holds: {', '.join(available) or 'none'}"
             )
-        lacking = "; ".join(
-            f"{name} needs "
-            f"{', '.join(missing_flags(name.partition('/')[2], flags)) or 'another processor family'}"
-            for name in cpu
-        )
+        missing = {name: missing_flags(name.partition("/")[2], flags) for name in cpu}
+        lacking = "; ".join(f"{name} needs {_needs(name, flags)}" for name in cpu)
         raise TargetError(f"no artifact that this CPU can run: {lacking}")
     kind, _, index = device.partition(":")
     if kind != "cuda" or not (index or "0").isdecimal():
@@ -158,3 +155,7 @@ def choose_target(available: list[str], device: str, flags: frozenset[str] | Non
             f"no artifact for {found}; this version holds: {', '.join(available) or 'none'}"
         )
     return found
+
+
+def _needs(target: str, flags: frozenset[str] | None) -> str:
+    return ", ".join(missing_flags(target.partition("/")[2], flags)) or "another processor family"

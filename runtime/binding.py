@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from functools import partial
+from typing import SupportsIndex
 
 import torch
 
@@ -22,7 +23,7 @@ from soa.layout import Layout
 from soa.signature import Signature
 
 Collections = Collection | Mapping[str, Collection]
-Rows = int | Mapping[str, int]
+Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
 
 class Binding:
@@ -157,6 +158,11 @@ def check_collections(
                 "load the model on the device where the data is"
             )
     for name, collection in outputs.items():
+        if inputs.get(name, collection) is not collection:
+            raise BindError(
+                f"the model reads and writes collection {name!r}: give the same one as input and "
+                "as output"
+            )
         if collection.readonly:
             raise BindError(f"output collection {name!r} is read-only memory")
     _check_overlap(inputs, outputs)

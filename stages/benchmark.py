@@ -153,7 +153,8 @@ def filled_collections(
             fill_column(collection, column, inputs[name][column.name])
         given[name] = collection if device.type == "cpu" else collection.to(device)
     written = {
-        name: Collection(signature.layouts[name], case[signature.rows_of[name]], device)
+        name: given.get(name)
+        or Collection(signature.layouts[name], case[signature.rows_of[name]], device)
         for name in signature.output_collections
     }
     return given, written

@@ -127,8 +127,22 @@ def check_inputs(signature: Signature, given: Mapping[str, Mapping[str, Any]]) -
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
             )
-        checked[name] = {c.name: _check_column(name, c, given[name], n) for c in layout.columns}
+        columns = {**_written_columns(signature, name, n), **given[name]}
+        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.columns}
     return checked
+
+
+def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
+    """Zeros for the columns of an input collection that the model itself writes."""
+    layout = signature.layouts[name]
+    written = [c for b in signature.outputs if b.block.collection == name for c in b.block.columns]
+    return {
+        c: torch.zeros(
+            () if layout[c].kind == "scalar" else (n, *layout[c].shape),
+            dtype=torch_dtype(layout[c].dtype),
+        )
+        for c in written
+    }
 
 
 def _check_column(

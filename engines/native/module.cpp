@@ -51,19 +51,19 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
 }
 
 PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
-  static const char *keywords[] = {"library", "device",  "kernels",
+  static const char *keywords[] = {"library", "device",  "folder",
                                    "instances", "threads", nullptr};
-  const char *library = nullptr, *device = nullptr, *kernels = nullptr;
+  const char *library = nullptr, *device = nullptr, *folder = nullptr;
   int instances = 1, threads = 1;
   if (!PyArg_ParseTupleAndKeywords(arguments, names, "sszi|i", const_cast<char **>(keywords), &library,
-                                   &device, &kernels, &instances, &threads)) {
+                                   &device, &folder, &instances, &threads)) {
     return nullptr;
   }
   char message[kMessage] = "";
   soa_model *opened = nullptr;
   int code = SOA_OK;
   Py_BEGIN_ALLOW_THREADS
-  code = soa_model_open(library, device, kernels, instances, threads, &opened, message, sizeof message);
+  code = soa_model_open(library, device, folder, instances, threads, &opened, message, sizeof message);
   Py_END_ALLOW_THREADS
   if (code != SOA_OK) return raise(code, message);
   auto *self = reinterpret_cast<Model *>(type->tp_alloc(type, 0));

@@ -2,6 +2,10 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +38,11 @@ using Constant = int32_t (*)();
 using CreateContainer = int32_t (*)(Container *, size_t, const char *, const char *);
 using DeleteContainer = int32_t (*)(Container);
 using CountInputs = int32_t (*)(Container, size_t *);
+struct ConstantEntry {
+  const char *name;
+  Tensor tensor;
+};
+using SetConstants = int32_t (*)(Container, const ConstantEntry *, size_t, bool, bool);
 using Run = int32_t (*)(Container, Tensor *, size_t, Tensor *, size_t, void *, void *);
 
 int fail(int code, char *message, size_t size, const char *format, ...) {
@@ -127,8 +137,15 @@ struct soa_model_state {
   void (*set_threads)(int) = nullptr;
   int (*set_mkl_threads)(int) = nullptr;  // of this thread alone; returns what it was, 0: not set
 
+  // Weights that lie beside the library: tensors over a read-only mapping that the container borrows.
+  void *mapping = nullptr;
+  size_t mapped = 0;
+  std::vector<Tensor> weights;
+
   ~soa_model_state() {
     if (container != nullptr) delete_container(container);
+    for (Tensor tensor : weights) shim.delete_tensor(tensor);
+    if (mapping != nullptr) munmap(mapping, mapped);
   }
 };
 
@@ -187,6 +204,89 @@ bool find(void *library, const char *name, Function *function, char *message, si
   return false;
 }
 
+int32_t dtype_code(const soa_model_state &model, const char *name) {
+  for (size_t i = 0; i < std::size(kDtypes); ++i) {
+    if (std::strcmp(kDtypes[i], name) == 0) return model.shim.dtypes[i];
+  }
+  return -1;
+}
+
+// Map folder/weights.bin and hand its tensors to the container. Lines of weights.txt, after the first:
+// NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
+int map_weights(soa_model_state &model, void *library, const std::string &folder, char *message,
+                size_t size) {
+  std::ifstream index(folder + "/weights.txt");
+  if (!index) return SOA_OK;  // the weights are in the library
+  SetConstants set = nullptr;
+  if (!find(library, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", &set, message,
+            size)) {
+    return SOA_OPEN_FAILED;
+  }
+  const std::string path = folder + "/weights.bin";
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat found;
+  if (file < 0 || ::fstat(file, &found) != 0) {
+    const int why = errno;
+    if (file >= 0) ::close(file);
+    return fail(SOA_OPEN_FAILED, message, size, "%s: %s", path.c_str(), std::strerror(why));
+  }
+  const auto length = static_cast<uint64_t>(found.st_size);
+  if (length > 0) {
+    void *mapping = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, file, 0);
+    if (mapping != MAP_FAILED) {
+      model.mapping = mapping;
+      model.mapped = length;
+    }
+  }
+  ::close(file);
+  if (length > 0 && model.mapping == nullptr) {
+    return fail(SOA_OPEN_FAILED, message, size, "%s: cannot be mapped", path.c_str());
+  }
+  std::string line;
+  if (!std::getline(index, line) || line != "soa-weights 1") {
+    return fail(SOA_OPEN_FAILED, message, size, "%s/weights.txt: not an index of weights", folder.c_str());
+  }
+  std::vector<std::string> names;
+  while (std::getline(index, line)) {
+    std::istringstream fields(line);
+    std::string name, dtype;
+    uint64_t itemsize = 0, offset = 0;
+    size_t ndim = 0;
+    fields >> name >> dtype >> itemsize >> offset >> ndim;
+    bool fits = !fields.fail() && ndim <= 16;
+    std::vector<int64_t> sizes(fits ? ndim : 0), strides(fits ? ndim : 0);
+    for (int64_t &extent : sizes) fields >> extent;
+    for (int64_t &stride : strides) fields >> stride;
+    uint64_t last = 0;
+    bool empty = false;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      fits = fits && sizes[i] >= 0 && strides[i] >= 0;
+      empty = empty || sizes[i] == 0;
+      if (fits && !empty) last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+    }
+    const int32_t code = dtype_code(model, dtype.c_str());
+    fits = fits && !fields.fail() && code >= 0 &&
+           (empty || (offset <= length && last < (length - offset) / std::max<uint64_t>(itemsize, 1)));
+    Tensor tensor = nullptr;
+    if (!fits || model.shim.create_tensor(
+                     static_cast<char *>(model.mapping) + offset, static_cast<int64_t>(ndim),
+                     sizes.data(), strides.data(), 0, code, model.device_type, model.device_index,
+                     &tensor) != 0) {
+      return fail(SOA_OPEN_FAILED, message, size, "%s/weights.txt does not fit weights.bin: %s",
+                  folder.c_str(), line.c_str());
+    }
+    names.push_back(name);
+    model.weights.push_back(tensor);
+  }
+  std::vector<ConstantEntry> constants;
+  for (size_t i = 0; i < names.size(); ++i) constants.push_back({names[i].c_str(), model.weights[i]});
+  if (set(model.container, constants.data(), constants.size(), false, true) != 0) {
+    return fail(SOA_OPEN_FAILED, message, size, "%s/weights.txt: not this artifact's weights (see stderr)",
+                folder.c_str());
+  }
+  return SOA_OK;
+}
+
 int make_tensor(const soa_model_state &model, const soa_tensor *given, size_t index, Tensor *made,
                 char *message, size_t size) {
   if (given == nullptr || given->dtype == nullptr || given->ndim < 1 || given->ndim > 2) {
@@ -204,10 +304,7 @@ int make_tensor(const soa_model_state &model, const soa_tensor *given, size_t in
     return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: null pointer for %lld elements", index,
                 static_cast<long long>(elements));
   }
-  int32_t dtype = -1;
-  for (size_t i = 0; i < std::size(kDtypes); ++i) {
-    if (std::strcmp(kDtypes[i], given->dtype) == 0) dtype = model.shim.dtypes[i];
-  }
+  const int32_t dtype = dtype_code(model, given->dtype);
   if (dtype < 0) {
     return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: unknown dtype %s", index, given->dtype);
   }
@@ -276,7 +373,7 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
 
 extern "C" {
 
-int soa_model_open(const char *library, const char *device, const char *kernels, int32_t instances,
+int soa_model_open(const char *library, const char *device, const char *folder, int32_t instances,
                    int32_t threads, soa_model **model, char *message, size_t size) {
   if (library == nullptr || device == nullptr || model == nullptr || instances < 1 || threads < 0) {
     return fail(SOA_BAD_ARGUMENT, message, size, "a library, a device and at least 1 instance are needed");
@@ -317,7 +414,7 @@ int soa_model_open(const char *library, const char *device, const char *kernels,
     const char *colon = std::strchr(device, ':');
     state->device_index = colon != nullptr ? std::atoi(colon + 1) : 0;
     size_t outputs = 0;
-    if (create(&state->container, static_cast<size_t>(instances), device, kernels) != 0 ||
+    if (create(&state->container, static_cast<size_t>(instances), device, folder) != 0 ||
         count_inputs(state->container, &state->inputs) != 0 ||
         count_outputs(state->container, &outputs) != 0) {
       return fail(SOA_OPEN_FAILED, message, size, "AOTInductor cannot open it on %s (see stderr)", device);
@@ -326,6 +423,10 @@ int soa_model_open(const char *library, const char *device, const char *kernels,
       return fail(SOA_OPEN_FAILED, message, size,
                   "it returns %zu outputs: not in the calling convention, which writes them in place",
                   outputs);
+    }
+    if (folder != nullptr) {
+      const int code = map_weights(*state, handle, folder, message, size);
+      if (code != SOA_OK) return code;
     }
     *model = new soa_model{std::move(state)};
     return SOA_OK;

@@ -44,12 +44,13 @@ typedef struct soa_tensor {
   int64_t sizes[2];
 } soa_tensor;
 
-/* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". kernels: the folder of
- * the GPU kernels, or null. At most `instances` threads run at the same moment; more wait. The
+/* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". folder: the artifact's
+ * folder, with its GPU kernels; if it holds weights.bin (described by weights.txt), the weights are
+ * mapped from there, read-only, so that processes share their pages. May be null. At most `instances` threads run at the same moment; more wait. The
  * weights are held once, whatever `instances` is. threads: how many OpenMP threads torch's kernels
  * may use inside one run, whichever thread it is called from; with 1 every calling thread gets the
  * same bits, with 0 each keeps its own setting. The setting of the calling thread is put back. */
-int soa_model_open(const char *library, const char *device, const char *kernels,
+int soa_model_open(const char *library, const char *device, const char *folder,
                    int32_t instances, int32_t threads, soa_model **model, char *message,
                    size_t message_size);
 

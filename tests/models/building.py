@@ -89,5 +89,7 @@ def reference_collections(
     written: dict[str, Collection] = {}
     for name in signature.output_collections:
         n = case[signature.rows_of[name]]
-        written[name] = Collection(signature.layouts[name], n, capacity=n + spare)
+        written[name] = given.get(name) or Collection(
+            signature.layouts[name], n, capacity=n + spare
+        )
     return given, written

@@ -1,7 +1,7 @@
 """Executables written by hand, as no compiler should: each breaks one rule.
 
-They take the arguments of `building.mlp_signature()`: carrier (n, 0), features (6, S), answers (3, S).
-The right answers are three times the first three features.
+They take the arguments of `building.mlp_signature()`: carrier (n, 0), features (6, S), answers
+(3, S). The right answers are three times the first three features.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def reference(signature: Signature | None = None) -> Reference:
 class Rogue:
     """Does the right thing, then something else, which gets n, the features and the answers."""
 
-    def __init__(self, then: Callable[[int, Tensor, Tensor], object] = lambda n, x, y: None) -> None:
+    def __init__(
+        self, then: Callable[[int, Tensor, Tensor], object] = lambda n, x, y: None
+    ) -> None:
         self.then = then
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:

@@ -209,8 +209,14 @@ def test_rows_of_two_dimensions_are_independent() -> None:
     def made(n: int, m: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
         size = {"n": n, "m": m}
         return (
-            {c: session.collection(c, size[signature.rows_of[c]]) for c in ("hits", "arrow", "pairs")},
-            {c: session.collection(c, size[signature.rows_of[c]]) for c in ("found", "loose", "links")},
+            {
+                c: session.collection(c, size[signature.rows_of[c]])
+                for c in ("hits", "arrow", "pairs")
+            },
+            {
+                c: session.collection(c, size[signature.rows_of[c]])
+                for c in ("found", "loose", "links")
+            },
         )
 
     binding = session.bind(*made(7, 60))
@@ -380,3 +386,19 @@ def test_a_failure_of_the_artifact_is_its_own() -> None:
     binding: Binding = Session(mlp_signature(), rogues.Fails()).bind(jets(), tags())
     with pytest.raises(RuntimeError, match="illegal memory access"):
         binding()
+
+
+def test_a_collection_that_is_read_and_written_is_one() -> None:
+    layout = Layout([column("a", "float32"), column("x", "float32")])
+    signature = Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", ("a",))],
+        [Block("y", "jets", ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+    session = Session(signature, Records())
+    one, other = Collection(layout, 5), Collection(layout, 5)
+    session.bind(one, one)()
+    assert refusal(one, other, session) == (
+        "the model reads and writes collection 'jets': give the same one as input and as output"
+    )

@@ -149,7 +149,12 @@ def test_a_collection_that_is_missing() -> None:
 
 def test_row_major_inputs_by_hand() -> None:
     layout = Layout(
-        [column("a", "float32"), eigen("m", "float32", 2, 2), scalar("s", "int32"), column("b", "int8")]
+        [
+            column("a", "float32"),
+            eigen("m", "float32", 2, 2),
+            scalar("s", "int32"),
+            column("b", "int8"),
+        ]
     )
     signature = Signature.build(
         {"i": layout, "o": Layout([column("y", "float32")])},
@@ -231,3 +236,18 @@ def test_a_failure_names_the_size() -> None:
         compute_reference(
             AtThree(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), ({"n": 2}, {"n": 3})
         )
+
+
+def test_columns_that_the_model_writes_need_no_values() -> None:
+    layout = Layout([column("x", "float32"), column("y", "float32"), eigen("z", "int32", 2)])
+    signature = Signature.build(
+        {"hits": layout},
+        [Block("features", "hits", ("x",))],
+        [Block("answers", "hits", ("y",)), Block("more", "hits", ("z",))],
+        {"n": RowRange(0, 10)},
+    )
+    checked = check_inputs(signature, {"hits": {"x": np.ones(10, dtype=np.float32)}})["hits"]
+    assert checked["y"].tolist() == [0.0] * 10
+    assert checked["z"].shape == (10, 2)
+    with pytest.raises(ReferenceDataError, match=r"hits\.x is missing"):
+        check_inputs(signature, {"hits": {}})

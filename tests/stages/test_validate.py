@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from engines import ENGINES, Executable, engine
+from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
 from runtime.session import Session
+from soa import Block, Layout, RowRange, Signature, column
+from stages.benchmark import benchmark
 from stages.capture import capture
 from stages.reference import Reference, random_inputs
 from stages.validate import ValidationReport, validate_candidate, validate_session
@@ -114,7 +117,9 @@ def test_the_honest_executable_is_valid(reference: Reference) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
 )
-def test_each_fault_has_its_reason(executable: Executable, reason: str, reference: Reference) -> None:
+def test_each_fault_has_its_reason(
+    executable: Executable, reason: str, reference: Reference
+) -> None:
     report = judged(executable, reference)
     assert not report.valid
     assert report.reason == reason
@@ -146,7 +151,11 @@ def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
 def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
     """Exporting drops the branch without a word; a trace keeps the side it saw."""
     built = build(
-        mlps.SpecialAtOneRow(), mlp_signature(), tmp_path, ("torchscript", "exported"), route="trace"
+        mlps.SpecialAtOneRow(),
+        mlp_signature(),
+        tmp_path,
+        ("torchscript", "exported"),
+        route="trace",
     )
     reference = Reference.load(built.capture.reference)
     for name in built.files:
@@ -240,3 +249,61 @@ def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
     )
     engine("exported").open(tmp_path / "program.pt2", torch.device("cpu"))
     assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
+
+
+# -- a collection that the model both reads and writes --------------------------------------------
+
+
+def one_collection() -> Signature:
+    """A layout whose last columns are the answers, as when a framework adds scores to its jets."""
+    layout = Layout([column(c, "float32") for c in (*mlps.FEATURES, *mlps.CLASSES, "spectator")])
+    return Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", mlps.FEATURES)],
+        [Block("probabilities", "jets", mlps.CLASSES)],
+        {"n": RowRange(0, 100)},
+    )
+
+
+def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
+    signature = one_collection()
+    built = build(rogues.Triple(), signature, tmp_path, ("torchscript", "exported"))
+    reference = Reference.load(built.capture.reference)
+    for name in built.files:
+        assert validate_session(built.session(name), name, reference, TIGHT).reason is None
+    checked = CheckedSession(
+        signature, built.executable("torchscript"), built.executable("exported"), TIGHT
+    )
+    jets, _ = built.collections({"n": 33}, spare=3)
+    checked.run(jets, jets)
+    assert torch.equal(jets["jets"]["y"], jets["jets"]["b"] * 3)
+    report = benchmark(signature, {"a": built.session("exported")}, built.inputs, seconds=0.01)
+    assert report.fastest == "a"
+
+
+@pytest.mark.parametrize(
+    ("executable", "reason"),
+    [
+        (rogues.honest(), None),
+        (rogues.off_by(1e-3), "output 'probabilities' at n=1, row 0: max abs deviation 0.001"),
+        (
+            rogues.writes_padding(),
+            "at n=0: the artifact wrote outside its columns or rows in collection 'jets'",
+        ),
+        (
+            rogues.changes_inputs(),
+            "at n=1: the artifact wrote outside its columns or rows in collection 'jets'",
+        ),
+        (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
+    ],
+)
+def test_faults_in_one_collection(executable: Executable, reason: str | None) -> None:
+    signature = one_collection()
+    report = validate_session(
+        Session(signature, executable), "by hand", rogues.reference(signature), TIGHT
+    )
+    if reason is None:
+        assert report.reason is None
+    else:
+        assert report.reason is not None
+        assert report.reason.startswith(reason)
