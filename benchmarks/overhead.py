@@ -24,11 +24,13 @@ def main() -> None:
     print_machine()
     made = subject(features=6, highest=4096)
     session = made.session()
+    tuned = made.session(max_autotune=True)
     row_major = row_major_package(made)
     columns = {}
     for n in (1, 10, 100):
         runs: dict[str, Callable[[], object]] = {}
         runs["bound call (ours)"] = session.bind(*made.collections(n))
+        runs["bound call, max_autotune (ours)"] = tuned.bind(*made.collections(n))
         bindings = [session.bind(*made.collections(n)) for _ in range(_MANY)]
         runs[f"run_many of {_MANY} (ours)"] = partial(session.run_many, bindings)
         runs |= _torch_ways(made, row_major, n)

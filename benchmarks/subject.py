@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,17 +43,17 @@ class Subject:
     folder: Path
     names: tuple[str, ...]
 
-    def executable(self, name: str) -> Executable:
+    def executable(self, name: str, **options: Any) -> Executable:
         """Compile with one engine, here, and open it."""
-        out = self.folder / name
+        out = self.folder / "-".join([name, *options])
         out.mkdir(exist_ok=True)
         source = Portable(self.capture.program, self.capture.script)
-        files = engine(name).compile(source, Target.parse("cpu"), {}, out)
+        files = engine(name).compile(source, Target.parse("cpu"), options, out)
         file = artifact_file(name, tuple(files), out, self.capture)
         return engine(name).open(file, torch.device("cpu"))
 
-    def session(self, name: str = "aoti") -> Session:
-        return Session(self.signature, self.executable(name))
+    def session(self, name: str = "aoti", **options: Any) -> Session:
+        return Session(self.signature, self.executable(name, **options))
 
     def collections(self, n: int) -> tuple[Collection, Collection]:
         """Input columns filled with the first n reference rows, and output columns."""

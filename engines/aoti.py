@@ -53,7 +53,7 @@ class AotiEngine(Engine):
                 return _build(program, configs, out)
             files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
             weights = _constants(program, out / files[0])
-            if not needs_proxy_executor(out / files[0]) and writable(weights):
+            if weights is not None and not needs_proxy_executor(out / files[0]):
                 return [*files, *write_weights(weights, out)]
             for file in files:
                 (out / file).unlink()
@@ -99,16 +99,23 @@ def _build(program: torch.export.ExportedProgram, configs: dict[str, Any], out: 
     return files
 
 
-def _constants(program: torch.export.ExportedProgram, library: Path) -> dict[str, torch.Tensor]:
-    """The tensors a library without constants asks for, by its own names for them."""
+def _constants(
+    program: torch.export.ExportedProgram, library: Path
+) -> dict[str, torch.Tensor] | None:
+    """The tensors a library without constants asks for, by its own names for them.
+
+    None where they cannot lie beside it: Inductor made some itself (packed or folded weights), or
+    one is of a dtype that the format does not hold.
+    """
     from torch._C import _aoti
 
     values = {**program.state_dict, **program.constants}
-    names = _aoti.AOTIModelContainerRunnerCpu(str(library), 1).get_constant_names_to_original_fqns()
-    missing = sorted(set(names.values()) - values.keys())
-    if missing:
-        raise EngineError(f"the library wants constants the program does not have: {missing}")
-    return {name: values[original] for name, original in names.items()}
+    runner = _aoti.AOTIModelContainerRunnerCpu(str(library), 1)
+    names = runner.get_constant_names_to_original_fqns()
+    if not set(names.values()) <= values.keys():
+        return None
+    found = {name: values[original] for name, original in names.items()}
+    return found if writable(found) else None
 
 
 def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:

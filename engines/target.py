@@ -143,7 +143,6 @@ def choose_target(available: list[str], device: str, flags: frozenset[str] | Non
             raise TargetError(
                 f"no artifact for the CPU; this version holds: {', '.join(available) or 'none'}"
             )
-        missing = {name: missing_flags(name.partition("/")[2], flags) for name in cpu}
         lacking = "; ".join(f"{name} needs {_needs(name, flags)}" for name in cpu)
         raise TargetError(f"no artifact that this CPU can run: {lacking}")
     kind, _, index = device.partition(":")

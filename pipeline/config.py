@@ -148,7 +148,10 @@ class ReferenceConfig(_Part):
 
 
 class CompileConfig(_Part):
+    """`options.aoti`: any setting of Inductor, such as `max_autotune: true`."""
+
     timeout_s: Positive = 600.0
+    options: dict[Literal["aoti"], dict[str, Any]] = {}
 
 
 class GatesConfig(_Part):

@@ -196,10 +196,16 @@ def _capture(state: _Run, key: str) -> Capture:
 
 def _target(state: _Run, captured: Capture, target: Target, capture_key: str) -> TargetResult:
     config = state.config
+    options = {str(name): each for name, each in config.compile.options.items()}
     compiled: dict[str, Compiled] = {}
     reports: dict[str, ValidationReport] = {}
     for name in config.engines:
-        parts = {"capture": capture_key, "engine": name, "target": str(target)}
+        parts = {
+            "capture": capture_key,
+            "engine": name,
+            "target": str(target),
+            "options": options.get(name, {}),
+        }
         compiled[name] = _compile(state, captured, target, name, content_key(parts))
         if compiled[name].error:
             reports[name] = ValidationReport.failed(
@@ -215,7 +221,7 @@ def _target(state: _Run, captured: Capture, target: Target, capture_key: str) ->
         reports[name] = _validate(state, captured, target, compiled[name], content_key(judged_by))
     valid = [name for name, report in reports.items() if report.valid]
     timed = _benchmark(state, captured, target, compiled, valid, capture_key) if valid else None
-    return TargetResult(str(target), {}, compiled, reports, timed)
+    return TargetResult(str(target), options, compiled, reports, timed)
 
 
 def _compile(state: _Run, captured: Capture, target: Target, name: str, key: str) -> Compiled:
@@ -224,7 +230,12 @@ def _compile(state: _Run, captured: Capture, target: Target, name: str, key: str
     def build(folder: Path) -> bool:
         with state.step(f"compile {name} for {target}"):
             found = compile_candidate(
-                name, captured, target, {}, folder, state.config.compile.timeout_s
+                name,
+                captured,
+                target,
+                dict(state.config.compile.options.get(name, {})),  # type: ignore[call-overload]
+                folder,
+                state.config.compile.timeout_s,
             )
         made.append(found)
         record = {**asdict(found), "folder": str(found.folder)}
@@ -279,7 +290,13 @@ def _benchmark(
     capture_key: str,
 ) -> BenchmarkReport:
     key = content_key(
-        {"capture": capture_key, "target": str(target), "engines": valid, "host": host()}
+        {
+            "capture": capture_key,
+            "target": str(target),
+            "engines": valid,
+            "options": state.config.compile.options,
+            "host": host(),
+        }
     )
 
     def build(folder: Path) -> None:

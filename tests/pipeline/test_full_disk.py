@@ -26,6 +26,9 @@ disk, cases = sys.argv[1], json.loads(sys.argv[2])
 for size, commands in cases:
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
     for command in commands:
+        if command == ["free some space"]:
+            subprocess.run(["mount", "-o", "remount,size=100M", disk], check=True)
+            continue
         result = CliRunner().invoke(main, command)
         unexpected = not isinstance(result.exception, (SystemExit, type(None)))
         files = sorted(str(p.relative_to(disk)) for p in Path(disk).rglob("*") if p.is_file())
@@ -97,25 +100,30 @@ def test_during_pull_and_register(
     size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
     registry.promote(registry.find("jets"), "production", PASSED)
     pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
-    new = ["--registry", f"sqlite:///{disk}/registry.db"]
-    run = ["run", str(jets.project.config), "--work", str(jets.project.work), *new]
+    # Two names, since one process refuses a file that was replaced behind its back.
+    one, two = (["--registry", f"sqlite:///{disk}/{name}.db"] for name in ("one", "two"))
+    run = ["run", str(jets.project.config), "--work", str(jets.project.work)]
+    more = ["free some space"]
     database = empty_database.stat().st_size
-    half, no_note, no_tables, *registered = on_small_disks(
+    half, no_note, no_tables, later, no_bundle, listed, at_last = on_small_disks(
         disk,
         [
             (size // 2, [pull]),
             (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
-            (database // 2, [run]),
-            (database + size // 2, [run, ["ls", "--json", *new]]),
+            (database // 2, [[*run, *one], more, [*run, *one]]),
+            (database + size // 2, [[*run, *two], ["ls", "--json", *two], more, [*run, *two]]),
         ],
     )
     for code, output, said, left in (half, no_note):
         assert (code, output, left) == (1, "", [])
         assert said.count("\n") == 1
         assert "No space left on device" in said or "the disk is full" in said
-    for code, output, said, left in (no_tables, registered[0]):
+    for code, output, said, left in (no_tables, no_bundle):
         assert (code, output) == (1, "")
         assert said.splitlines()[-1].startswith("pipeline: "), said
         assert "full" in said or "No space left" in said
         assert not any("manifest.json" in file for file in left)
-    assert json.loads(registered[1][1]) == {}
+    assert json.loads(listed[1]) == {}
+    for code, output, _, _ in (later, at_last):
+        assert code == 0
+        assert "registered jets/1" in output
