@@ -32,6 +32,8 @@ class Outcome:
     error: str | None
     log: Path
     script: Path
+    killed: bool = False
+    """By the time limit, or by SIGKILL as for want of memory: it may end otherwise next time."""
 
     @property
     def ok(self) -> bool:
@@ -73,7 +75,7 @@ def run_isolated(
             code = child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             _kill(child)
-            return Outcome(None, f"no answer within {timeout_s:g} s", log, script)
+            return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
         except BaseException:
             _kill(child)
             raise
@@ -82,7 +84,8 @@ def run_isolated(
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     if code < 0:
-        return Outcome(None, f"killed by {signal.Signals(-code).name}", log, script)
+        found = signal.Signals(-code)
+        return Outcome(None, f"killed by {found.name}", log, script, killed=found is signal.SIGKILL)
     try:
         data = json.loads(answer.read_text())
     except (OSError, ValueError):

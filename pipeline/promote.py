@@ -76,7 +76,8 @@ def promote(
         allow_unverified=allow_unverified,
     )
     promoted = registry.promote(version, alias, decisions)
-    return Promoted(promoted, tuple(decisions), replaced)
+    other = replaced if replaced and replaced.number != version.number else None
+    return Promoted(promoted, tuple(decisions), other)
 
 
 def revalidate(
@@ -156,7 +157,12 @@ def _compare_speed(
     """Both versions side by side in this process, each on its own reference inputs."""
     if replaced is None or replaced.number == version.number:
         return None
-    other = registry.open(replaced)
+    try:
+        other = registry.open(replaced)
+    except BundleError as error:
+        # A broken version in production is the one that most needs replacing.
+        say(f"{replaced.ref} cannot be opened, so there is nothing to compare with: {error}")
+        return None
     points: list[SpeedPoint] = []
     for target in runnable(targets):
         records = [b.manifest.targets.get(target) for b in (bundle, other)]

@@ -18,6 +18,7 @@ from registry.manifest import Provenance
 _PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "onnx", "onnxruntime", "mlflow-skinny")
 # What an artifact depends on: the folders whose code makes it, checks it and runs it.
 _CODE = ("soa", "engines", "runtime", "stages")
+_SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 
 
 @cache
@@ -31,7 +32,7 @@ def tools() -> dict[str, str]:
             continue
     compiler = _output("g++", "--version")
     if compiler:
-        found["g++"] = compiler.splitlines()[0]
+        found["g++"] = compiler.splitlines()[0].split()[-1]
     return found
 
 
@@ -52,7 +53,8 @@ def code_digest() -> str:
     root = Path(__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for folder in _CODE:
-        for path in sorted((root / folder).rglob("*.py")):
+        sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)
+        for path in sorted(sources):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())
     return digest.hexdigest()

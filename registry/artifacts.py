@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from registry.bundle import Bundle, write_atomically
+from registry.bundle import SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
@@ -66,8 +66,11 @@ def _download(access: Access, version: Version, into: Path) -> None:
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        Bundle.open(local, verify=False)  # before the copy: links and special files are refused
-        shutil.copytree(local, into, symlinks=True, dirs_exist_ok=True)
+        # Opened before the copy: links and special files are refused. Not copytree: it goes on
+        # where the disk is full, and its error is a list.
+        for name in (*Bundle.open(local, verify=False).files, SUMS):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(local / name, into / name, follow_symlinks=False)
         return
     with access.client() as client:
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

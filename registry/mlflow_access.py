@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import sqlite3
+import uuid
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -93,6 +94,8 @@ class Access:
             if not nested:
                 self._require_answer(write)
             self._require_same_file()
+            if write and self.sqlite is not None and not self.sqlite.exists():
+                _create(self.sqlite)
             if self._client is None:
                 self._client = _connect(self.uri)
                 self._remember_file()
@@ -220,18 +223,44 @@ def _ask_sqlite(path: Path, write: bool) -> None:
             connection.close()
 
 
+def _create(path: Path) -> None:
+    """Make MLflow's tables, all of them or no file: it cannot go on from a half-made one, such as
+    a full disk or Ctrl-C leaves."""
+    _prepare()
+    from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
+
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        engine = create_sqlalchemy_engine_with_retry(  # type: ignore[no-untyped-call]
+            f"{_SQLITE}{partial}"
+        )
+        try:
+            _initialize_tables(engine)  # type: ignore[no-untyped-call]
+        finally:
+            engine.dispose()
+        with contextlib.suppress(FileExistsError):  # another process was quicker: it is as good
+            os.link(partial, path)
+    finally:
+        for file in path.parent.glob(f"{partial.name}*"):  # SQLite's journal too
+            file.unlink(missing_ok=True)
+
+
 def _connect(uri: str) -> MlflowClient:
-    # A production process calls nobody's statistics server. Whoever wants that says so.
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    _prepare()
     from mlflow.tracking import MlflowClient
 
+    # Both URIs: with one, the other comes from the environment or is an mlflow.db in the working
+    # folder.
+    return MlflowClient(tracking_uri=uri, registry_uri=uri)
+
+
+def _prepare() -> None:
+    # A production process calls nobody's statistics server. Whoever wants that says so.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in _CHATTY:
         logger = logging.getLogger(name)
         if not any(isinstance(each, _Quiet) for each in logger.filters):
             logger.addFilter(_Quiet())
-    # Both URIs: with one, the other comes from the environment or is an mlflow.db in the working
-    # folder.
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 # MLflow logs each step of making its tables, and a whole traceback for each database error that

@@ -23,7 +23,6 @@ from runtime.session import Origin, Session
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
-PRODUCTION_ALIASES = ("production", "previous")
 
 
 def load(

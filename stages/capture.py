@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from torch.export import Dim, ExportedProgram
 from engines.torch_quiet import quiet_torch
 from soa.arguments import argument_tensors
 from soa.collection import Collection
-from soa.signature import Signature
+from soa.dtypes import itemsize
+from soa.signature import Argument, Signature
 from soa.transfer import fill_column
 from stages.blame import first_line, mutation_line, where_raised, why_not_exported
 from stages.convention import SoaProgram, TracedProgram
@@ -122,7 +123,7 @@ def capture(
     say("scripting")
     made, note = _torchscript(model, signature, arguments, soa_arguments, route, folder)
     with quiet_torch():
-        torch.export.save(program, folder / "program.pt2")
+        _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
     result = Capture(folder, signature, made, note)
     result.save()
@@ -225,10 +226,7 @@ def _export_convention(
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
         if argument.kind == "matrix":
-            # A padded column is never shorter than the rows in it. (Torch also wants it never equal
-            # to a fixed row count, which its narrow does not need; validation runs that case.)
-            rows = signature.ranges[argument.rows]
-            shapes.append({1: Dim(f"padded_{i}", min=rows.min + (rows.min == rows.max))})
+            shapes.append({1: Dim(f"padded_{i}", min=_least_padded(signature, argument))})
         elif argument.kind == "scalar":
             shapes.append(None)
         else:
@@ -248,6 +246,17 @@ def _export_convention(
                 "the model exports alone, but not in the calling convention "
                 f"({where_raised(error)}): {first_line(error)}"
             ) from error
+
+
+def _least_padded(signature: Signature, argument: Argument) -> int:
+    """What export may take for the least padded length S: the rows, and one aligned line.
+
+    Torch asks for more where it sorts strides (S > 2) and where the rows are fixed (S != n), though
+    the operations do not need it. No engine checks that at run time; validation runs such sizes.
+    """
+    rows = signature.ranges[argument.rows]
+    line = signature.layouts[argument.collection].alignment // itemsize(argument.dtype)
+    return max(rows.min + (rows.min == rows.max), line, 4)
 
 
 def _torchscript(
@@ -292,8 +301,15 @@ def _torchscript(
             traced = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
         except Exception as error:
             return None, "; ".join([*notes, f"does not trace: {first_line(error)}"])
-        torch.jit.save(traced, folder / "model.ts")
+        _write(folder / "model.ts", lambda buffer: torch.jit.save(traced, buffer))
     return made, "; ".join(notes) or None
+
+
+def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
+    """Through memory: where a disk is full, torch's own writer ends the whole process."""
+    buffer = BytesIO()
+    save(buffer)
+    path.write_bytes(buffer.getbuffer())
 
 
 def _from_torchscript(

@@ -29,6 +29,8 @@ class Compiled:
     error: str | None
     log: str
     script: str
+    passing: bool = False
+    """Whether the failure may pass: the time limit, or a kill, as for want of memory."""
 
 
 def compile_candidate(
@@ -64,6 +66,7 @@ def compile_candidate(
         error=outcome.error,
         log=str(outcome.log),
         script=str(outcome.script),
+        passing=outcome.killed,
     )
 
 

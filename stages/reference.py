@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.layout import Column, Layout
@@ -44,7 +44,8 @@ class Reference:
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
         metadata = {"cases": json.dumps(list(self.cases))}
-        save_file({k: v.contiguous() for k, v in tensors.items()}, path, metadata)
+        # Not save_file: its error on a full disk is no OSError.
+        path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
     @classmethod
     def load(cls, path: Path) -> Reference:

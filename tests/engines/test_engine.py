@@ -44,8 +44,7 @@ def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:
     folder = mlp.files["aoti"].parent
     assert mlp.files["aoti"].suffix == ".so"
     suffixes = {file.suffix for file in folder.iterdir()}
-    assert ".so" in suffixes
-    assert suffixes <= {".so", ".json"}  # no package, no sources, no object files
+    assert suffixes <= {".so", ".json", ".bin", ".txt"}  # no package, no sources, no object files
 
 
 def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, tmp_path: Path) -> None:

@@ -60,7 +60,12 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
     theirs, expected = bound(mlp, session, n)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    _aoti.AOTIModelContainerRunnerCpu(str(mlp.files["aoti"]), 1).run(theirs._arguments)
+    runner = _aoti.AOTIModelContainerRunnerCpu(str(mlp.files["aoti"]), 1)
+    weights = mlp.model.state_dict()  # the library holds none: torch's runner wants them given
+    names = runner.get_constant_names_to_original_fqns()
+    given = {name: weights[own.removeprefix("model.")] for name, own in names.items()}
+    runner.update_constant_buffer(given, False, True)
+    runner.run(theirs._arguments)
     torch.set_num_threads(threads)
     assert torch.equal(values(tags), values(expected))
     assert n == 0 or values(tags).sum() > 0
@@ -186,7 +191,7 @@ def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
 
 
 def test_arguments_that_make_no_tensor(library: Path) -> None:
-    model = _native.Model(str(library), "cpu", None, 1)
+    model = _native.Model(str(library), "cpu", str(library.parent), 1)
     assert model.arguments == 3
     buffer = torch.zeros(6 * 32)
     good = [

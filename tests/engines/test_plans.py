@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from engines import ENGINES
@@ -118,7 +118,8 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
 
 
 @settings(
-    max_examples=8,
+    max_examples=60,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking would take minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(problem=problems(), data=st.data())

@@ -64,7 +64,12 @@ BAD = [
     ("scalar: true", "scalar: yes", 15, "scalar: found 'yes'; expected true or false"),
     ("scalar: true", "scalar: true, eigen: [2]", 15, "columns[3]: found both eigen and scalar"),
     ("alignment: 64", "alignment: 48", 16, "jets.alignment: found 48; expected a power of two"),
-    ("alignment: 64", "alignment: 2", 16, "at least the 4 bytes of the widest column"),
+    (
+        "alignment: 64\n    storage: columns",
+        "alignment: 2\n    storage: buffer",
+        16,
+        "at least the 4 bytes of the widest column",
+    ),
     ("storage: columns", "storage: column", 17, "storage: found 'column' (did you mean 'columns'"),
     ("    rows: n", "    rows: m", 18, "collections.jets.rows: 'rows' has no range for it: found"),
     ("  tags:", "  t-ags:", 19, "collections.t-ags: found 't-ags'; allowed: letters"),
