@@ -26,6 +26,8 @@ HITS = Layout(
     ]
 )
 ARROW = Layout([column("u", "float32"), eigen("w", "float32", 2, 2)], 64, "columns")
+# An alignment of one element: the padded length is the row count itself, also at n = 1.
+PACKED = Layout([eigen("e", "float32", 1, 2), column("f", "float32")], 4)
 PAIRS = Layout([column("i", "float32"), column("j", "float32")])
 FOUND = Layout(
     [
@@ -57,6 +59,8 @@ INPUTS = [
     Block("scalars", "hits", ("field", "run"), "float32"),
     Block("separate", "arrow", ("w", "u")),
     Block("separate_matrix", "arrow", ("w",)),
+    Block("packed_matrix", "packed", ("e",)),
+    Block("packed", "packed", ("f", "e")),
     Block("pairs", "pairs", ("j", "i")),
 ]
 OUTPUTS = [
@@ -78,6 +82,7 @@ def signature() -> Signature:
         {
             "hits": HITS,
             "arrow": ARROW,
+            "packed": PACKED,
             "pairs": PAIRS,
             "found": FOUND,
             "loose": LOOSE,
@@ -98,7 +103,7 @@ class Detector(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer(
-            "weights", (torch.arange(43 * 18) * 7 % 13 - 6).reshape(43, 18).float()
+            "weights", (torch.arange(48 * 18) * 7 % 13 - 6).reshape(48, 18).float()
         )
 
     def forward(
@@ -115,6 +120,8 @@ class Detector(nn.Module):
         scalars: Tensor,
         separate: Tensor,
         separate_matrix: Tensor,
+        packed_matrix: Tensor,
+        packed: Tensor,
         pairs: Tensor,
     ) -> tuple[Tensor, ...]:
         row = torch.cat(
@@ -130,6 +137,8 @@ class Detector(nn.Module):
                 vector64,
                 separate,
                 (separate_matrix - separate_matrix.transpose(1, 2)).flatten(1)[:, 1:2],
+                packed_matrix.flatten(1),
+                packed,
             ],
             dim=1,
         )

@@ -157,7 +157,7 @@ def test_outputs_are_named_as_outputs() -> None:
 def test_one_collection_where_the_model_has_several() -> None:
     session = Session(detector.signature(), Records())
     text = refusal(Collection(detector.HITS, 1), {}, session)
-    assert text == "the model has input collections hits, arrow, pairs: give a dict"
+    assert text == "the model has input collections hits, arrow, packed, pairs: give a dict"
 
 
 def test_another_device() -> None:
@@ -211,11 +211,11 @@ def test_rows_of_two_dimensions_are_independent() -> None:
         return (
             {
                 c: session.collection(c, size[signature.rows_of[c]])
-                for c in ("hits", "arrow", "pairs")
+                for c in signature.input_collections
             },
             {
                 c: session.collection(c, size[signature.rows_of[c]])
-                for c in ("found", "loose", "links")
+                for c in signature.output_collections
             },
         )
 
