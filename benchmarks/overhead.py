@@ -27,7 +27,7 @@ def main() -> None:
     tuned = made.session(max_autotune=True)
     row_major = row_major_package(made)
     columns = {}
-    for n in (1, 10, 100):
+    for n in (1, 10, 100, 1000):
         runs: dict[str, Callable[[], object]] = {}
         runs["bound call (ours)"] = session.bind(*made.collections(n))
         runs["bound call, max_autotune (ours)"] = tuned.bind(*made.collections(n))
