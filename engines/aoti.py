@@ -54,7 +54,8 @@ class AotiEngine(Engine):
             files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
             weights = _constants(program, out / files[0])
             if weights is not None and not needs_proxy_executor(out / files[0]):
-                return [*files, *write_weights(weights, out)]
+                library = (out / files[0]).rename((out / files[0]).with_suffix(".bare.so"))
+                return [library.name, *files[1:], *write_weights(weights, out)]
             for file in files:
                 (out / file).unlink()
             return _build(program, configs, out)

@@ -213,10 +213,20 @@ int32_t dtype_code(const soa_model_state &model, const char *name) {
 
 // Map folder/weights.bin and hand its tensors to the container. Lines of weights.txt, after the first:
 // NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
-int map_weights(soa_model_state &model, void *library, const std::string &folder, char *message,
-                size_t size) {
+int map_weights(soa_model_state &model, void *library, const std::string &path_of_library,
+                const std::string &folder, char *message, size_t size) {
   std::ifstream index(folder + "/weights.txt");
-  if (!index) return SOA_OK;  // the weights are in the library
+  if (!index) {
+    // By its name, since a library without weights runs until it reads one.
+    const std::string bare = ".bare.so";
+    const bool needed = path_of_library.size() > bare.size() &&
+                        path_of_library.compare(path_of_library.size() - bare.size(), bare.size(),
+                                                bare) == 0;
+    if (!needed) return SOA_OK;
+    return fail(SOA_OPEN_FAILED, message, size,
+                "%s holds no weights, and there is no weights.txt in '%s'", path_of_library.c_str(),
+                folder.c_str());
+  }
   SetConstants set = nullptr;
   if (!find(library, "AOTInductorModelContainerUpdateUserManagedConstantBufferPairs", &set, message,
             size)) {
@@ -278,6 +288,7 @@ int map_weights(soa_model_state &model, void *library, const std::string &folder
     names.push_back(name);
     model.weights.push_back(tensor);
   }
+  if (names.empty()) return SOA_OK;  // a model without weights
   std::vector<ConstantEntry> constants;
   for (size_t i = 0; i < names.size(); ++i) constants.push_back({names[i].c_str(), model.weights[i]});
   if (set(model.container, constants.data(), constants.size(), false, true) != 0) {
@@ -424,10 +435,9 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
                   "it returns %zu outputs: not in the calling convention, which writes them in place",
                   outputs);
     }
-    if (folder != nullptr) {
-      const int code = map_weights(*state, handle, folder, message, size);
-      if (code != SOA_OK) return code;
-    }
+    const int code =
+        map_weights(*state, handle, library, folder != nullptr ? folder : "", message, size);
+    if (code != SOA_OK) return code;
     *model = new soa_model{std::move(state)};
     return SOA_OK;
   } catch (const std::exception &error) {

@@ -46,7 +46,8 @@ typedef struct soa_tensor {
 
 /* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". folder: the artifact's
  * folder, with its GPU kernels; if it holds weights.bin (described by weights.txt), the weights are
- * mapped from there, read-only, so that processes share their pages. May be null. At most `instances` threads run at the same moment; more wait. The
+ * mapped from there, read-only, so that processes share their pages. A library named *.bare.so needs
+ * them. May be null otherwise. At most `instances` threads run at the same moment; more wait. The
  * weights are held once, whatever `instances` is. threads: how many OpenMP threads torch's kernels
  * may use inside one run, whichever thread it is called from; with 1 every calling thread gets the
  * same bits, with 0 each keeps its own setting. The setting of the calling thread is put back. */

@@ -11,7 +11,8 @@ import torch
 from engines.errors import RunError
 from engines.native_runner import NativeExecutable
 from engines.weights import writable, write_weights
-from tests.models.building import Built
+from soa import Block, Layout, RowRange, Signature, column
+from tests.models.building import Built, build
 
 CPU = torch.device("cpu")
 
@@ -96,6 +97,31 @@ def test_weights_that_are_cut_off_or_missing(artifact: Path) -> None:
     binary.unlink()
     with pytest.raises(RunError, match=r"weights\.bin: No such file"):
         NativeExecutable(artifact, CPU)
+
+
+def test_a_library_without_its_index_is_refused(artifact: Path) -> None:
+    (artifact.parent / "weights.txt").unlink()
+    with pytest.raises(RunError, match=r"holds no weights, and there is no weights\.txt"):
+        NativeExecutable(artifact, CPU)
+
+
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    signature = Signature.build(
+        {"a": Layout([column("x", "float32")]), "b": Layout([column("y", "float32")])},
+        [Block("x", "a", ("x",))],
+        [Block("y", "b", ("y",))],
+        {"n": RowRange(0, 50)},
+    )
+    made = build(Absolute(), signature, tmp_path, engines=("aoti",))
+    given, written = made.collections({"n": 33})
+    made.session("aoti").run(given, written)
+    assert torch.equal(written["b"]["y"], given["a"]["x"].abs())
+    assert (tmp_path / "aoti" / "weights.bin").read_bytes() == b""
+
+
+class Absolute(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs()
 
 
 def test_weights_of_another_model(artifact: Path, capfd: pytest.CaptureFixture[str]) -> None:
