@@ -300,12 +300,11 @@ def test_unreachable(jets: Built, tmp_path: Path) -> None:
     assert "write sqlite:///" in refusal("ls", "--registry", "./mlruns")
 
 
-def test_unreachable_at_the_end_of_a_run(project: Project) -> None:
-    """What was built is kept; only the registration is left for the next run."""
+def test_unreachable_is_said_before_any_work(project: Project) -> None:
     at = ("--registry", "http://127.0.0.1:9")
     line = refusal("run", project.config, "--work", project.work, *at)
     assert "no answer from the server" in line
-    assert project.run()["worked"] == ["register"]
+    assert not project.work.exists()
 
 
 def test_folder_that_cannot_be_written(jets: Built, tmp_path: Path) -> None:
