@@ -18,7 +18,7 @@ help: ## list the targets
 
 setup: $(STAMP) ## make .venv with everything that demo and test need
 
-demo: $(STAMP) ## take the demo model through its whole life, from training to production
+demo: $(STAMP) ## take the demo model through its whole life, from its config to production
 	$(BIN)/python -m pipeline.demo
 
 test: lint ## check style and types, then run all tests

@@ -8,7 +8,7 @@ call afterwards checks nothing but n.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import SupportsIndex
 
@@ -65,7 +65,11 @@ class Binding:
         prepare = getattr(executable, "prepare", None)
         self.prepared: PreparedCall | None = prepare(self._arguments) if prepare else None
         """The native call behind this binding, where the engine has one."""
-        self._run = self.prepared.run if self.prepared else partial(executable, self._arguments)
+        self._run: Callable[[], None] = partial(executable, self._arguments)
+        if self.prepared:
+            self._run = self.prepared.run
+            if device.type == "cuda":
+                self._run = partial(_run_on_current_stream, self.prepared, device)
         # Arguments whose shape is n itself, with the whole memory behind each.
         self._by_rows = [
             (
@@ -108,6 +112,10 @@ class Binding:
             if self.prepared:
                 self.prepared.replace(i, argument)
         self.rows = wanted
+
+
+def _run_on_current_stream(prepared: PreparedCall, device: torch.device) -> None:
+    prepared.run(torch.cuda.current_stream(device).cuda_stream)
 
 
 def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:

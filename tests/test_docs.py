@@ -29,6 +29,13 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
         assert re.search(rf"^{key}:", text, re.MULTILINE), key
 
 
+def test_the_python_of_the_layout_page_runs() -> None:
+    found = blocks(ROOT / "docs" / "layout.md", "python")
+    assert len(found) == 2
+    for text in found:
+        exec(compile(text, "docs/layout.md", "exec"), {})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):

@@ -122,7 +122,7 @@ def test_blocks_are_checked_where_they_are_named() -> None:
     with pytest.raises(BlockError, match="block 'x', collection 'jets': no column 'phi'"):
         build([Block("x", "jets", ("phi",))])
     mixed = Block("mixed", "tags", ("b", "n"), "float32")
-    with pytest.raises(BlockError, match="output block 'mixed' mixes floating-point and integer"):
+    with pytest.raises(BlockError, match="output block 'mixed' has columns of float32, int32"):
         build(outputs=[mixed])
 
 
@@ -156,6 +156,8 @@ def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObj
         if outputs:
             floats = data.draw(st.booleans())
             able = [c for c in able if is_float(c.dtype) == floats]
+            if not floats:  # integers of one dtype: a mixture has no type that holds them all
+                able = [c for c in able if c.dtype == able[0].dtype]
         assume(able)
         picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]
         return Block(name, collection, tuple(c.name for c in picked), "float32")
