@@ -6,6 +6,7 @@ Python threads that each run their own binding of one session, and `run_many` ov
 from __future__ import annotations
 
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -44,6 +45,24 @@ def main(counts: list[int]) -> None:
             ]
             table.add_row(f"n={n}, {name}", *cells)
     console().print(table)
+    print(f"the machine itself: {_machine():.2f} times the work of one process with two at once")
+
+
+def _machine() -> float:
+    """What a second core is worth here and now: separate processes that share nothing."""
+    code = (
+        "import time; b = time.perf_counter(); sum(range(30_000_000)); "
+        "print(time.perf_counter() - b)"
+    )
+
+    def seconds(count: int) -> float:
+        children = [
+            subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
+        ]
+        return statistics.mean(float(child.communicate()[0]) for child in children)
+
+    return 2 * seconds(1) / seconds(2)
 
 
 def _python(made: Subject, session: Session, n: int, count: int) -> Callable[[], float]:
