@@ -169,16 +169,19 @@ def test_slower_than_the_version_in_place(registry: Registry, heavy: Built) -> N
 
 
 def test_version_in_place_is_broken(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """It is the one that most needs replacing: said, and no obstacle."""
+    """There is nothing to compare with: the gate says so, and there is no promotion in passing."""
     registry.promote(registry.find("jets/1"), "production", PASSED)
     folder = registry.local_path(registry.find("jets/1"))
     assert folder is not None
     (folder / "model.ts").unlink()
     ref = registry.register(described(jets.bundle, tmp_path / "other", "other")).ref
+    before = state(registry)
     said: list[str] = []
-    promote(registry, ref, "production", say=said.append)
-    assert registry.find("jets@production").ref == ref
+    with pytest.raises(PromotionRefused, match="not measured beside jets/1") as refused:
+        promote(registry, ref, "production", say=said.append)
+    assert [d.gate for d in refused.value.decisions if not d.passed] == ["speed"]
     assert any("model.ts is missing" in text and "jets/1" in text for text in said)
+    assert state(registry) == before
 
 
 def test_alias_of_ones_own_compares_with_its_holder(
