@@ -36,6 +36,20 @@ class Executable(Protocol):
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None: ...
 
 
+class Prepared(Protocol):
+    """Arguments tied to an artifact, to run again and again: what an executable may offer.
+
+    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive; two
+    threads may not use one at once, and are refused with RunError.
+    """
+
+    def run(self, stream: int = 0, /) -> None:
+        """Run once. `stream` is a GPU's raw stream handle; nothing is synchronised."""
+
+    def replace(self, index: int, argument: torch.Tensor) -> None:
+        """Another tensor of the same kind in place of one argument: another n, or memory."""
+
+
 @dataclass(frozen=True)
 class Portable:
     """The captured, portable files of a version that engines start from."""
