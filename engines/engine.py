@@ -46,8 +46,8 @@ class Prepared(Protocol):
     def run(self, stream: int = 0, /) -> None:
         """Run once. `stream` is a GPU's raw stream handle; nothing is synchronised."""
 
-    def replace(self, index: int, argument: torch.Tensor) -> None:
-        """Another tensor of the same kind in place of one argument: another n, or memory."""
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Other tensors of the same kind, by argument: another n, or memory. All or none."""
 
 
 @dataclass(frozen=True)

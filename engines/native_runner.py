@@ -6,7 +6,7 @@ See native/soa_runner.h for what it promises; this file ties tensors to it and k
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ _native.set_error(RunError)
 class NativeExecutable:
     """An opened library, its weights held once for any number of threads.
 
-    `instances` is how many threads run at the same moment (more wait): by default one a core.
+    `instances` is how many threads run at the same moment (more wait): by default one a core. With
+    0, one runs at a time and a run may be recorded into a CUDA graph.
     `threads` is how many OpenMP threads one run may use; with 1, every thread gets the same bits,
     whatever torch is set to there.
     """
@@ -36,7 +37,7 @@ class NativeExecutable:
             str(library),
             str(device),
             str(library.parent),
-            instances or os.cpu_count() or 1,
+            (os.cpu_count() or 1) if instances is None else instances,
             threads,
         )
 
@@ -63,10 +64,11 @@ class PreparedCall:
         self._arguments = list(arguments)
         self.run: Callable[..., None] = call.run
 
-    def replace(self, index: int, argument: torch.Tensor) -> None:
-        """Another tensor of the same kind in place of one argument: another n, or memory."""
-        self.call.set(index, _described(argument))
-        self._arguments[index] = argument
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Other tensors of the same kind, by argument: another n, or memory. All or none."""
+        self.call.update([(i, _described(tensor)) for i, tensor in changes.items()])
+        for i, tensor in changes.items():
+            self._arguments[i] = tensor
 
 
 def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:

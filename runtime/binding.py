@@ -8,15 +8,17 @@ call afterwards checks nothing but n.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import SupportsIndex
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 import torch
 
-from engines.engine import Executable
-from engines.native_runner import PreparedCall
+from engines.engine import Executable, Prepared
+from engines.errors import RunError
 from runtime.errors import BindError
+from runtime.streams import raw_stream, torch_stream
 from soa.arguments import argument_tensors, carrier
 from soa.collection import Collection
 from soa.layout import Layout
@@ -30,9 +32,10 @@ class Binding:
     """A callable that runs the model on the bound memory; made by `Session.bind`.
 
     `binding()` runs on the rows bound; `binding(n)` on the first n of them (a mapping where there
-    are several row dimensions), up to the collection's capacity and the compiled maximum. It
-    borrows the memory and keeps the collections alive. One thread at a time may use a binding;
-    different bindings of one session may run at once.
+    are several row dimensions), up to the collection's capacity and the compiled maximum. On a GPU
+    it runs on `stream=` (torch's current one by default), synchronises nothing, and the outputs
+    are ready in stream order. It borrows the memory and keeps the collections alive. One thread at
+    a time may use a binding; different bindings of one session may run at once.
     """
 
     def __init__(
@@ -43,79 +46,162 @@ class Binding:
         outputs: Mapping[str, Collection],
         device: torch.device,
     ) -> None:
-        check_collections(signature, inputs, outputs, device)
         self.signature = signature
-        self.inputs = dict(inputs)
-        self.outputs = dict(outputs)
-        self.rows: dict[str, int] = _common_rows(signature, {**inputs, **outputs})
-        self._limits = {
-            dim: min(
-                signature.ranges[dim].max,
-                *(
-                    c.capacity
-                    for name, c in {**inputs, **outputs}.items()
-                    if signature.rows_of[name] == dim
-                ),
-            )
-            for dim in signature.dims
-        }
-        check_rows(signature, self.rows)
         self._device = device
-        self._arguments = argument_tensors(signature, {**inputs, **outputs}, self.rows)
+        self._executable = executable
+        self._alone = _Alone()
+        tied = _tie(signature, inputs, outputs, device)
+        self._arguments = list(tied.arguments)
         prepare = getattr(executable, "prepare", None)
-        self.prepared: PreparedCall | None = prepare(self._arguments) if prepare else None
-        """The native call behind this binding, where the engine has one."""
-        self._run: Callable[[], None] = partial(executable, self._arguments)
-        if self.prepared:
-            self._run = self.prepared.run
-            if device.type == "cuda":
-                self._run = partial(_run_on_current_stream, self.prepared, device)
-        # Arguments whose shape is n itself, with the whole memory behind each.
-        self._by_rows = [
-            (
-                i,
-                a.rows,
-                None if a.kind == "carrier" else self._whole(a.collection, a.column, a.component),
-            )
-            for i, a in enumerate(signature.arguments)
-            if a.kind in ("carrier", "column")
-        ]
+        self.prepared: Prepared | None = prepare(self._arguments) if prepare else None
+        """The engine's own call behind this binding, where it has one."""
+        self._take(tied)
 
-    def _whole(self, collection: str, column: str, component: int) -> torch.Tensor:
-        owner = self.inputs.get(collection) or self.outputs[collection]
-        return owner.component(column, component)
+    def _take(self, tied: _Tied) -> None:
+        self._tied = tied
+        self.inputs = tied.inputs
+        self.outputs = tied.outputs
+        self.rows = tied.rows
+        self.writes = _writes(self.signature, tied.rows)
+        """Whether there is an output element at all; where there is none, a call does nothing."""
 
-    def __call__(self, rows: Rows | None = None) -> None:
-        """Run. Raises BindError if a new n lies outside the compiled range or the buffers."""
+    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
+        """Run. Raises BindError if a new n lies outside the compiled range or the buffers.
+
+        `stream`: a torch or CuPy stream of the model's GPU, or a raw handle.
+        """
         if rows is not None:
-            self.resize(rows)
-        self._run()
+            with self._alone:
+                self._resize(rows)
+                self._launch(stream)
+            return
+        self._launch(stream)
+
+    def _launch(self, stream: Any) -> None:
+        if stream is not None or self._device.type != "cpu":
+            self._run_on(raw_stream(stream, self._device))
+        elif self.writes:
+            if self.prepared:
+                self.prepared.run()
+            else:
+                self._executable(self._arguments)
+
+    def _run_on(self, handle: int) -> None:
+        if not self.writes:
+            return
+        if self.prepared:
+            self.prepared.run(handle)
+            return
+        with torch.cuda.stream(torch_stream(handle, self._device)):
+            self._executable(self._arguments)
 
     def resize(self, rows: Rows) -> None:
         """Use another n of the same memory: O(1), nothing else is checked again."""
+        with self._alone:
+            self._resize(rows)
+
+    def _resize(self, rows: Rows) -> None:
         wanted = _row_counts(rows, self.rows)
         if wanted == self.rows:
             return
         if wanted.keys() != self.rows.keys():
             raise BindError(f"rows for {sorted(wanted)}, this model has {sorted(self.rows)}")
         for dim, n in wanted.items():
-            low, high = self.signature.ranges[dim].min, self._limits[dim]
+            low, high = self.signature.ranges[dim].min, self._tied.limits[dim]
             if not low <= n <= high:
                 raise BindError(
                     f"{dim} = {n} is outside {low} … {high} (compiled for up to "
                     f"{self.signature.ranges[dim].max}, and the bound memory holds {high})"
                 )
-        for i, dim, whole in self._by_rows:
-            n = wanted[dim]
-            argument = carrier(n, self._device) if whole is None else whole.narrow(0, 0, n)
-            self._arguments[i] = argument
-            if self.prepared:
-                self.prepared.replace(i, argument)
+        self._replace(
+            {
+                i: carrier(wanted[dim], self._device)
+                if whole is None
+                else whole.narrow(0, 0, wanted[dim])
+                for i, dim, whole in self._tied.by_rows
+            }
+        )
         self.rows = wanted
+        self.writes = _writes(self.signature, wanted)
+
+    def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Other collections of the same layouts, checked as `Session.bind` checks them: O(1) in n.
+
+        Raises BindError, and the binding is then what it was. The memory bound before is let go.
+        """
+        with self._alone:
+            tied = _tie(
+                self.signature,
+                by_name(inputs, self.signature.input_collections, "input"),
+                by_name(outputs, self.signature.output_collections, "output"),
+                self._device,
+            )
+            self._replace(dict(enumerate(tied.arguments)))
+            self._take(tied)
+
+    def _replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        if self.prepared:
+            self.prepared.replace(changes)
+        for i, argument in changes.items():
+            self._arguments[i] = argument
 
 
-def _run_on_current_stream(prepared: PreparedCall, device: torch.device) -> None:
-    prepared.run(torch.cuda.current_stream(device).cuda_stream)
+@dataclass(frozen=True)
+class _Tied:
+    """Collections that passed every check, and what follows from them."""
+
+    inputs: dict[str, Collection]
+    outputs: dict[str, Collection]
+    rows: dict[str, int]
+    limits: dict[str, int]
+    arguments: list[torch.Tensor]
+    by_rows: list[tuple[int, str, torch.Tensor | None]]
+    """Arguments whose shape is n itself, with the whole memory behind each; None for a carrier."""
+
+
+def _tie(
+    signature: Signature,
+    inputs: Mapping[str, Collection],
+    outputs: Mapping[str, Collection],
+    device: torch.device,
+) -> _Tied:
+    check_collections(signature, inputs, outputs, device)
+    every = {**inputs, **outputs}
+    rows = _common_rows(signature, every)
+    check_rows(signature, rows)
+    limits = {dim: signature.ranges[dim].max for dim in signature.dims}
+    for name, collection in every.items():
+        dim = signature.rows_of[name]
+        limits[dim] = min(limits[dim], collection.capacity)
+    by_rows = [
+        (
+            i,
+            a.rows,
+            None if a.kind == "carrier" else every[a.collection].component(a.column, a.component),
+        )
+        for i, a in enumerate(signature.arguments)
+        if a.kind in ("carrier", "column")
+    ]
+    arguments = argument_tensors(signature, every, rows)
+    return _Tied(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
+
+
+class _Alone:
+    """Refuses a second thread, where waiting would hide that two share one binding."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise RunError("another thread is using this binding: give each thread its own")
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
+def _writes(signature: Signature, rows: Mapping[str, int]) -> bool:
+    return any(bound.plan.kind == "scalars" or rows[bound.rows] for bound in signature.outputs)
 
 
 def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:

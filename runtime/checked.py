@@ -101,14 +101,14 @@ class _CheckedBinding(Binding):
         super().__init__(session.signature, executable, inputs, outputs, session.device)
         self._session = session
 
-    def __call__(self, rows: Rows | None = None) -> None:
+    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         if rows is not None:
             self.resize(rows)
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
         before = {name: snapshot(c) for name, c in given.items()}
         begun = time.perf_counter()
-        super().__call__()
+        super().__call__(stream=stream)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         us = (time.perf_counter() - begun) * 1e6

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 
 from engines.engine import Executable
-from engines.native_runner import run_many
+from engines.native_runner import PreparedCall, run_many
 from runtime.binding import Binding, Collections, by_name
+from runtime.streams import raw_stream
 from soa.collection import Collection
 from soa.layout import Layout
 from soa.signature import Signature
@@ -63,23 +65,29 @@ class Session:
         """
         return Binding(self.signature, self._executable, *self._named(inputs, outputs), self.device)
 
-    def run(self, inputs: Collections, outputs: Collections) -> None:
-        """Bind and run once; the outputs are written in place."""
-        self.bind(inputs, outputs)()
+    def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
+        """Bind and run once; the outputs are written in place, on a GPU in stream order."""
+        self.bind(inputs, outputs)(stream=stream)
 
-    def run_many(self, bindings: Sequence[Binding], threads: int = 1) -> None:
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
         """Run bindings of this session in one call: for many tiny events.
 
         With the native runner that is one call without the GIL, on `threads` native threads; the
         bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
         of the first that fails; later ones may not have run.
         """
-        prepared = [binding.prepared for binding in bindings]
-        if all(type(b) is Binding for b in bindings) and all(prepared):
-            run_many([call for call in prepared if call], threads)
+        calls = [binding.prepared for binding in bindings if binding.writes]
+        if all(type(b) is Binding for b in bindings) and all(
+            isinstance(call, PreparedCall) for call in calls
+        ):
+            on_gpu = stream is not None or self.device.type != "cpu"
+            handle = raw_stream(stream, self.device) if on_gpu else 0
+            run_many(cast(list[PreparedCall], calls), threads, handle)
             return
         for binding in bindings:
-            binding()
+            binding(stream=stream)
 
     def close(self) -> None:
         """Release the artifact once running calls have ended; bindings then raise RunError."""

@@ -150,18 +150,28 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
   Py_RETURN_NONE;
 }
 
-PyObject *call_set(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-  if (count != 2) {
-    PyErr_SetString(PyExc_TypeError, "set(index, (address, dtype, sizes))");
-    return nullptr;
+// [(index, (address, dtype, sizes)), ...]: all of them or none.
+PyObject *call_update(PyObject *self, PyObject *given) {
+  PyObject *items = PySequence_Fast(given, "changes must be a sequence");
+  if (items == nullptr) return nullptr;
+  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(items));
+  std::vector<soa_tensor> tensors(count);
+  std::vector<size_t> indices(count);
+  for (size_t k = 0; k < count; ++k) {
+    PyObject *described = nullptr;
+    Py_ssize_t index = 0;
+    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(k)), "nO!", &index,
+                          &PyTuple_Type, &described) ||
+        !read_tensor(described, &tensors[k])) {
+      Py_DECREF(items);
+      return nullptr;
+    }
+    indices[k] = static_cast<size_t>(index);
   }
-  const Py_ssize_t index = PyLong_AsSsize_t(arguments[0]);
-  if (index == -1 && PyErr_Occurred()) return nullptr;
-  soa_tensor tensor;
-  if (!read_tensor(arguments[1], &tensor)) return nullptr;
   char message[kMessage] = "";
-  const int code = soa_call_set(reinterpret_cast<Call *>(self)->call, static_cast<size_t>(index),
-                                &tensor, message, sizeof message);
+  const int code = soa_call_update(reinterpret_cast<Call *>(self)->call, indices.data(), tensors.data(),
+                                   count, message, sizeof message);
+  Py_DECREF(items);
   if (code != SOA_OK) return raise(code, message);
   Py_RETURN_NONE;
 }
@@ -217,8 +227,8 @@ PyGetSetDef model_getters[] = {
 PyMethodDef call_methods[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_run)), METH_FASTCALL,
      "run([stream]): run once, without the GIL."},
-    {"set", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_set)), METH_FASTCALL,
-     "set(index, (address, dtype, sizes)): replace one argument."},
+    {"update", call_update, METH_O,
+     "update([(index, (address, dtype, sizes)), ...]): replace arguments, all of them or none."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyObject *set_error(PyObject *, PyObject *given) {

@@ -126,6 +126,8 @@ struct soa_model_state {
   bool closed = false;
   Shim shim;
   Run run = nullptr;
+  bool single = false;  // `run` touches no event and no queue of instances, and so runs one at a time
+  std::mutex turn;
   DeleteContainer delete_container = nullptr;
   Container container = nullptr;
   size_t inputs = 0;
@@ -373,6 +375,8 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
     }
   }
   const ThreadCount count(model);
+  std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
+  if (model.single) turn.lock();
   if (model.run(model.container, call->stolen.data(), call->stolen.size(), nullptr, 0, stream,
                 nullptr) != 0) {
     return fail(SOA_RUN_FAILED, message, size, "the artifact failed while running (see stderr)");
@@ -386,8 +390,8 @@ extern "C" {
 
 int soa_model_open(const char *library, const char *device, const char *folder, int32_t instances,
                    int32_t threads, soa_model **model, char *message, size_t size) {
-  if (library == nullptr || device == nullptr || model == nullptr || instances < 1 || threads < 0) {
-    return fail(SOA_BAD_ARGUMENT, message, size, "a library, a device and at least 1 instance are needed");
+  if (library == nullptr || device == nullptr || model == nullptr || instances < 0 || threads < 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "a library, a device and a count of instances are needed");
   }
   try {
     if (!whole_library(library, message, size)) return SOA_OPEN_FAILED;
@@ -397,10 +401,14 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     CreateContainer create = nullptr;
     CountInputs count_inputs = nullptr, count_outputs = nullptr;
     Constant device_type = nullptr;
+    state->single = instances == 0;
     const bool gpu = std::strncmp(device, "cuda", 4) == 0;
     if (!find(handle, "AOTInductorModelContainerCreateWithDevice", &create, message, size) ||
         !find(handle, "AOTInductorModelContainerDelete", &state->delete_container, message, size) ||
-        !find(handle, "AOTInductorModelContainerRun", &state->run, message, size) ||
+        !find(handle,
+              state->single ? "AOTInductorModelContainerRunSingleThreaded"
+                            : "AOTInductorModelContainerRun",
+              &state->run, message, size) ||
         !find(handle, "AOTInductorModelContainerGetNumInputs", &count_inputs, message, size) ||
         !find(handle, "AOTInductorModelContainerGetNumOutputs", &count_outputs, message, size) ||
         !find(handle, "aoti_torch_create_tensor_from_blob", &state->shim.create_tensor, message, size) ||
@@ -425,7 +433,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     const char *colon = std::strchr(device, ':');
     state->device_index = colon != nullptr ? std::atoi(colon + 1) : 0;
     size_t outputs = 0;
-    if (create(&state->container, static_cast<size_t>(instances), device, folder) != 0 ||
+    if (create(&state->container, static_cast<size_t>(std::max(instances, 1)), device, folder) != 0 ||
         count_inputs(state->container, &state->inputs) != 0 ||
         count_outputs(state->container, &outputs) != 0) {
       return fail(SOA_OPEN_FAILED, message, size, "AOTInductor cannot open it on %s (see stderr)", device);
@@ -485,18 +493,39 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
 }
 
 int soa_call_set(soa_call *call, size_t index, const soa_tensor *argument, char *message, size_t size) {
-  if (call == nullptr || index >= call->arguments.size()) {
-    return fail(SOA_BAD_ARGUMENT, message, size, "no argument %zu", index);
+  return soa_call_update(call, &index, argument, 1, message, size);
+}
+
+int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arguments, size_t count,
+                    char *message, size_t size) {
+  if (call == nullptr || ((indices == nullptr || arguments == nullptr) && count > 0)) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "a call, indices and arguments are needed");
+  }
+  if (count > call->arguments.size()) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "%zu changes, the artifact takes %zu arguments", count,
+                call->arguments.size());
+  }
+  for (size_t k = 0; k < count; ++k) {
+    if (indices[k] >= call->arguments.size()) {
+      return fail(SOA_BAD_ARGUMENT, message, size, "no argument %zu", indices[k]);
+    }
   }
   bool idle = false;
   if (!call->busy.compare_exchange_strong(idle, true)) {
     return fail(SOA_BUSY, message, size, "another thread is running this binding");
   }
-  Tensor made = nullptr;
-  const int code = make_tensor(*call->model, argument, index, &made, message, size);
-  if (code == SOA_OK) {
-    call->model->shim.delete_tensor(call->arguments[index]);
-    call->arguments[index] = made;
+  // All are made before any is put in place: a run never sees half of a change.
+  int code = SOA_OK;
+  size_t made = 0;
+  for (; made < count && code == SOA_OK; ++made) {
+    call->stolen[made] = nullptr;
+    code = make_tensor(*call->model, arguments + made, indices[made], &call->stolen[made], message,
+                       size);
+  }
+  for (size_t k = 0; k < made; ++k) {
+    if (code == SOA_OK) std::swap(call->arguments[indices[k]], call->stolen[k]);
+    if (call->stolen[k] != nullptr) call->model->shim.delete_tensor(call->stolen[k]);
+    call->stolen[k] = nullptr;
   }
   call->busy.store(false);
   return code;

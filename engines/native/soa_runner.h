@@ -48,7 +48,9 @@ typedef struct soa_tensor {
  * folder, with its GPU kernels; if it holds weights.bin (described by weights.txt), the weights are
  * mapped from there, read-only, so that processes share their pages. A library named *.bare.so needs
  * them. May be null otherwise. At most `instances` threads run at the same moment; more wait. The
- * weights are held once, whatever `instances` is. threads: how many OpenMP threads torch's kernels
+ * weights are held once, whatever `instances` is. With 0 instances one thread runs at a time and a
+ * run may be recorded into a CUDA graph (AOTInductor's ordinary run asks events that a graph cannot
+ * answer). threads: how many OpenMP threads torch's kernels
  * may use inside one run, whichever thread it is called from; with 1 every calling thread gets the
  * same bits, with 0 each keeps its own setting. The setting of the calling thread is put back. */
 int soa_model_open(const char *library, const char *device, const char *folder,
@@ -68,6 +70,10 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
 /* Replace one argument: another n, or another address of the same layout. */
 int soa_call_set(soa_call *call, size_t index, const soa_tensor *argument, char *message,
                  size_t message_size);
+
+/* Replace several arguments: all of them or, on an error, none. */
+int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arguments, size_t count,
+                    char *message, size_t message_size);
 
 /* Run once. stream: the raw stream handle on a GPU, else null; nothing is synchronised. */
 int soa_call_run(soa_call *call, void *stream, char *message, size_t message_size);

@@ -207,14 +207,61 @@ def test_arguments_that_make_no_tensor(library: Path) -> None:
         with pytest.raises(RunError, match=message):
             model.prepare([good[0], bad, good[2]])
         with pytest.raises(RunError, match=message):
-            call.set(1, bad)
+            call.update([(0, good[0]), (1, bad)])
     with pytest.raises(RunError, match="2 arguments, the artifact takes 3"):
         model.prepare(good[:2])
     with pytest.raises(RunError, match="no argument 3"):
-        call.set(3, good[0])
+        call.update([(3, good[0])])
+    with pytest.raises(RunError, match="4 changes, the artifact takes 3"):
+        call.update([(0, good[0])] * 4)
     with pytest.raises(ValueError, match="1 or 2 sizes"):
-        call.set(0, (0, "float32", ()))
+        call.update([(0, (0, "float32", ()))])
     call.run()  # still what it was
+
+
+def test_arguments_change_together_or_not_at_all(library: Path) -> None:
+    model = _native.Model(str(library), "cpu", str(library.parent), 1)
+    features, answers = torch.rand(6, 32), torch.zeros(3, 32)
+    call = model.prepare(
+        [
+            (0, "float32", (10, 0)),
+            (features.data_ptr(), "float32", (6, 32)),
+            (answers.data_ptr(), "float32", (3, 32)),
+        ]
+    )
+    with pytest.raises(RunError, match="null pointer"):
+        call.update([(0, (0, "float32", (4, 0))), (1, (0, "float32", (6, 32)))])
+    call.run()
+    assert (answers[:, 9] != 0).all()  # ten rows, not four
+    answers.zero_()
+    call.update([(0, (0, "float32", (4, 0)))])
+    call.run()
+    assert (answers[:, :4] != 0).all()
+    assert not answers[:, 4:].any()
+
+
+def test_the_run_for_cuda_graphs_gives_the_same_bits(mlp: Built, library: Path) -> None:
+    """No graph here: the single-threaded entry that recording one needs, from several threads."""
+    given, expected = mlp.collections({"n": 100})
+    mlp.session("aoti").run(given, expected)
+    session = Session(mlp.signature, NativeExecutable(library, CPU, instances=0), CPU)
+    wrong: list[int] = []
+
+    def work(thread: int) -> None:
+        tags = session.collection("tags", 100)
+        binding = session.bind(given, tags)
+        for _ in range(50):
+            tags.memory()[0].zero_()
+            binding()
+            if not torch.equal(tags.memory()[0], expected["tags"].memory()[0]):
+                wrong.append(thread)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_the_proxy_executor_is_recognised(tmp_path: Path, library: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from engines.errors import RunError
 from runtime.binding import Binding
 from runtime.errors import BindError
 from runtime.session import Session
@@ -402,3 +404,95 @@ def test_a_collection_that_is_read_and_written_is_one() -> None:
     assert refusal(one, other, session) == (
         "the model reads and writes collection 'jets': give the same one as input and as output"
     )
+
+
+def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
+    """Some kernels die at n = 0 (torch 2.13's max_autotune, of SIGFPE): there is nothing to ask."""
+    records = Records()
+    session = Session(mlp_signature(100), records)
+    binding = session.bind(jets(0, capacity=9), tags(0, capacity=9))
+    binding()
+    session.run_many([binding])
+    assert records.calls == []
+    binding(3)
+    binding(0)
+    binding(0)
+    assert [call[0].shape[0] for call in records.calls] == [3]
+
+
+def test_a_scalar_output_is_written_without_rows() -> None:
+    layout = Layout([column("a", "float32"), scalar("total", "float32")])
+    signature = Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", ("a",))],
+        [Block("sum", "jets", ("total",))],
+        {"n": RowRange(0, 10)},
+    )
+    records = Records()
+    both = Collection(layout, 0)
+    Session(signature, records).run(both, both)
+    assert len(records.calls) == 1
+
+
+# -- other memory ----------------------------------------------------------------------------------
+
+
+def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
+    """Another address, another n, another padded length: in every engine."""
+    for name in mlp.files:
+        session = mlp.session(name)
+        given, written = mlp.collections({"n": 33})
+        binding = session.bind(given, written)
+        for n, spare in ((100, 0), (7, 60), (33, 31), (0, 5), (1000, 1)):
+            inputs, outputs = mlp.collections({"n": n}, spare)
+            _, expected = mlp.collections({"n": n})
+            binding.rebind(inputs, outputs)
+            binding()
+            session.run(mlp.collections({"n": n})[0], expected)
+            assert binding.rows == {"n": n}
+            for c in CLASSES:
+                assert torch.equal(outputs["tags"][c], expected["tags"][c]), (name, n)
+        assert not written["tags"].memory()[0].any()  # the first memory was let go
+
+
+def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
+    session = Session(mlp_signature(100, (), 2), Records())
+    given, written = jets(), tags()
+    binding = session.bind(given, written)
+    short = Collection(Layout(floats("abcde")), 5)
+    for inputs, outputs, message in [
+        (short, tags(), "collection 'jets' has no column 'f'"),
+        (jets(5), tags(6), "both are rows of 'n'"),
+        (jets(1), tags(1), "n = 1 is outside the compiled range"),
+        ({"tracks": jets()}, tags(), "input collections tracks given"),
+    ]:
+        with pytest.raises(BindError, match=message):
+            binding.rebind(inputs, outputs)
+    assert binding.inputs["jets"] is given
+    assert binding.outputs["tags"] is written
+    assert binding.rows == {"n": 5}
+
+
+def test_two_threads_on_one_binding_are_refused() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(arguments: Sequence[torch.Tensor]) -> None:
+        inside.set()
+        leave.wait(60)
+
+    binding = Session(mlp_signature(100, (), 2), slow).bind(jets(5, 50), tags(5, 50))
+    other = threading.Thread(target=binding, args=(7,))
+    other.start()
+    assert inside.wait(60)
+    for use in (
+        lambda: binding(8),
+        lambda: binding.resize(8),
+        lambda: binding.rebind(jets(), tags()),
+    ):
+        with pytest.raises(RunError, match="another thread is using this binding"):
+            use()
+    leave.set()
+    other.join()
+    assert binding.rows == {"n": 7}
+    binding.rebind(jets(6), tags(6))
+    assert binding.rows == {"n": 6}

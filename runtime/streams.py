@@ -1,0 +1,50 @@
+"""Streams: what a caller may give as `stream=`, as the raw handle that an artifact takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from runtime.errors import BindError
+
+
+def raw_stream(stream: Any, device: torch.device) -> int:
+    """The raw handle of `stream` on the GPU `device`; torch's current stream for None.
+
+    Takes a torch stream, a CuPy stream, anything with `__cuda_stream__` (cuda-python's protocol),
+    or the raw handle itself, as alpaka's queues give it, whose device nobody can check. Raises
+    BindError for anything else, and for a stream of another device.
+    """
+    if device.type == "cpu":
+        raise BindError("stream= was given, but the model runs on the CPU, which has no streams")
+    if stream is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream < 0:
+            raise BindError(f"stream {stream} is no raw handle: give the address as it is")
+        return stream
+    if isinstance(stream, torch.cuda.Stream):
+        _require_device(stream.device, device)
+        return int(stream.cuda_stream)
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1])
+    if hasattr(stream, "ptr") and hasattr(stream, "device_id"):  # CuPy's, before the protocol
+        if stream.device_id >= 0:  # -1: the null stream, which every device has
+            _require_device(torch.device("cuda", stream.device_id), device)
+        return int(stream.ptr)
+    raise BindError(
+        f"stream is a {type(stream).__name__}: give a torch or CuPy stream, or a raw handle"
+    )
+
+
+def torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
+    """The stream of a raw handle, for what runs through torch."""
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device)
+
+
+def _require_device(found: torch.device, device: torch.device) -> None:
+    if (found.index or 0) != (device.index or 0) or found.type != device.type:
+        raise BindError(f"the stream is of {found}, the model runs on {device}")
