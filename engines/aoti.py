@@ -63,10 +63,12 @@ class AotiEngine(Engine):
     def portable_file(self, source: Portable) -> Path | None:
         return None
 
-    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
         """Through the native runner; through torch's where an operation has no C shim."""
         if not needs_proxy_executor(file):
-            return NativeExecutable(file, device, threads=threads)
+            return NativeExecutable(file, device, instances, threads)
         from torch._C import _aoti
 
         try:

@@ -78,11 +78,14 @@ class Engine(ABC):
         """The portable file that `open` takes when `compile` makes none."""
 
     @abstractmethod
-    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
         """Open an artifact for `device`. Raises EngineError.
 
         `threads` is how many threads one run may use, for engines that hold a setting of their own;
-        the others follow torch's.
+        the others follow torch's. `instances` is how many runs there may be at the same moment, for
+        engines that keep a pool (None: one a core); with the others there is no limit.
         """
 
 

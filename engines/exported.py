@@ -36,7 +36,9 @@ class ExportedEngine(Engine):
     def portable_file(self, source: Portable) -> Path | None:
         return source.program
 
-    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
         with quiet_torch():
             try:
                 program = torch.export.load(file)

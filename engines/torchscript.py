@@ -43,7 +43,9 @@ class TorchScriptEngine(Engine):
     def portable_file(self, source: Portable) -> Path | None:
         return source.torchscript
 
-    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
         with quiet_torch():
             try:
                 return _Script(torch.jit.load(file, map_location=device))

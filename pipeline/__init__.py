@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
     from registry import Registry
-    from runtime import BindError, Binding, CheckedSession, DeviationError, LoadError, Session, load
+    from runtime import (
+        BindError,
+        Binding,
+        CheckedSession,
+        DeviationError,
+        LoadError,
+        MultiDeviceSession,
+        QueueFullError,
+        Scheduler,
+        Session,
+        Staging,
+        load,
+    )
     from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
 
 _HOME = {
@@ -39,7 +51,11 @@ _HOME = {
     "CheckedSession": "runtime.checked",
     "DeviationError": "runtime.errors",
     "LoadError": "runtime.errors",
+    "MultiDeviceSession": "runtime.devices",
+    "QueueFullError": "runtime.errors",
+    "Scheduler": "runtime.scheduler",
     "Session": "runtime.session",
+    "Staging": "runtime.staging",
     "load": "runtime.loader",
     "Block": "soa.block",
     "Collection": "soa.collection",
@@ -61,11 +77,15 @@ __all__ = [
     "DeviationError",
     "Layout",
     "LoadError",
+    "MultiDeviceSession",
+    "QueueFullError",
     "Registry",
     "RunResult",
+    "Scheduler",
     "Session",
     "Signature",
     "SoaPipelineError",
+    "Staging",
     "column",
     "eigen",
     "load",

@@ -154,6 +154,13 @@ class CompileConfig(_Part):
     options: dict[Literal["aoti"], dict[str, Any]] = {}
 
 
+class SessionConfig(_Part):
+    """How sessions run it: threads inside one run, and runs at one moment (None: one a core)."""
+
+    threads: PositiveInt = 1
+    instances: PositiveInt | None = None
+
+
 class GatesConfig(_Part):
     """What a promotion asks for. `required_targets`: None for every target of this config."""
 
@@ -175,6 +182,7 @@ class Config(_Part):
     engines: Names = ENGINES
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
+    session: SessionConfig = SessionConfig()
 
     _files: Files = PrivateAttr(default_factory=Files)
 

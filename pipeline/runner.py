@@ -27,6 +27,7 @@ from pipeline.config import Config, load_config
 from pipeline.provenance import code_digest, host, provenance, tools
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError
+from registry.manifest import SessionSettings
 from registry.store import Registry
 from registry.version import Version
 from runtime.session import Session
@@ -169,6 +170,7 @@ def _build(state: _Run, key: dict[str, str]) -> Bundle:
                     results,
                     tolerances_of(config, captured.signature),
                     classifiers_of(config),
+                    SessionSettings(**config.session.model_dump()),
                     provenance(config, state.path),
                 )
             )

@@ -75,6 +75,14 @@ class BenchmarkStats(_Record):
     p95_us: float
 
 
+class SessionSettings(_Record):
+    """How a session runs the artifact where its user does not say."""
+
+    threads: int = Field(default=1, ge=1)
+    instances: int | None = Field(default=None, ge=1)
+    """Runs at one moment; None for one a core."""
+
+
 class Candidate(_Record):
     """What one engine made for one target."""
 
@@ -141,6 +149,7 @@ class Manifest(_Record):
     """By output."""
     classifiers: list[str] = Field(default_factory=list)
     """Outputs whose arg-max agreement is reported."""
+    session: SessionSettings = SessionSettings()
     provenance: Provenance
 
     def files(self) -> dict[str, str]:

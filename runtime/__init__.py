@@ -5,9 +5,12 @@ from __future__ import annotations
 from runtime.binding import Binding
 from runtime.checked import CheckedSession, CheckReport
 from runtime.compare import Deviation, Tolerance
-from runtime.errors import BindError, DeviationError, LoadError
+from runtime.devices import MultiDeviceSession
+from runtime.errors import BindError, DeviationError, LoadError, QueueFullError
 from runtime.loader import load
+from runtime.scheduler import Scheduler
 from runtime.session import Origin, Session
+from runtime.staging import Staging
 
 __all__ = [
     "BindError",
@@ -17,8 +20,12 @@ __all__ = [
     "Deviation",
     "DeviationError",
     "LoadError",
+    "MultiDeviceSession",
     "Origin",
+    "QueueFullError",
+    "Scheduler",
     "Session",
+    "Staging",
     "Tolerance",
     "load",
 ]

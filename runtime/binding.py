@@ -18,13 +18,12 @@ import torch
 from engines.engine import Executable, Prepared
 from engines.errors import RunError
 from runtime.errors import BindError
+from runtime.memory_rules import Collections, by_name, check_memory, require_device
 from runtime.streams import raw_stream, torch_stream
 from soa.arguments import argument_tensors, carrier
 from soa.collection import Collection
-from soa.layout import Layout
 from soa.signature import Signature
 
-Collections = Collection | Mapping[str, Collection]
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
 
@@ -47,7 +46,7 @@ class Binding:
         device: torch.device,
     ) -> None:
         self.signature = signature
-        self._device = device
+        self.device = device
         self._executable = executable
         self._alone = _Alone()
         tied = _tie(signature, inputs, outputs, device)
@@ -78,8 +77,8 @@ class Binding:
         self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
-        if stream is not None or self._device.type != "cpu":
-            self._run_on(raw_stream(stream, self._device))
+        if stream is not None or self.device.type != "cpu":
+            self._run_on(raw_stream(stream, self.device))
         elif self.writes:
             if self.prepared:
                 self.prepared.run()
@@ -92,7 +91,7 @@ class Binding:
         if self.prepared:
             self.prepared.run(handle)
             return
-        with torch.cuda.stream(torch_stream(handle, self._device)):
+        with torch.cuda.stream(torch_stream(handle, self.device)):
             self._executable(self._arguments)
 
     def resize(self, rows: Rows) -> None:
@@ -115,7 +114,7 @@ class Binding:
                 )
         self._replace(
             {
-                i: carrier(wanted[dim], self._device)
+                i: carrier(wanted[dim], self.device)
                 if whole is None
                 else whole.narrow(0, 0, wanted[dim])
                 for i, dim, whole in self._tied.by_rows
@@ -134,7 +133,7 @@ class Binding:
                 self.signature,
                 by_name(inputs, self.signature.input_collections, "input"),
                 by_name(outputs, self.signature.output_collections, "output"),
-                self._device,
+                self.device,
             )
             self._replace(dict(enumerate(tied.arguments)))
             self._take(tied)
@@ -165,10 +164,9 @@ def _tie(
     outputs: Mapping[str, Collection],
     device: torch.device,
 ) -> _Tied:
-    check_collections(signature, inputs, outputs, device)
     every = {**inputs, **outputs}
-    rows = _common_rows(signature, every)
-    check_rows(signature, rows)
+    require_device(every, device)
+    rows = check_memory(signature, inputs, outputs)
     limits = {dim: signature.ranges[dim].max for dim in signature.dims}
     for name, collection in every.items():
         dim = signature.rows_of[name]
@@ -215,133 +213,3 @@ def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
         return {dim: operator.index(n) for dim, n in given.items()}
     except TypeError:
         raise BindError(f"rows are an integer, or integers by dimension; found {rows!r}") from None
-
-
-def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
-    """One collection, or several by name, as a dict; raises BindError if they are not those."""
-    if isinstance(given, Collection):
-        if len(names) != 1:
-            raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
-        return {names[0]: given}
-    if not isinstance(given, Mapping):
-        raise BindError(
-            f"{role} is a {type(given).__name__}: give a Collection, or a dict of them by name"
-        )
-    if set(given) != set(names):
-        raise BindError(
-            f"{role} collections {', '.join(sorted(given)) or 'none'} given, "
-            f"the model has {', '.join(names)}"
-        )
-    return dict(given)
-
-
-def check_collections(
-    signature: Signature,
-    inputs: Mapping[str, Collection],
-    outputs: Mapping[str, Collection],
-    device: torch.device,
-) -> None:
-    """Type, layout, device, writability and overlap of every collection. Raises BindError."""
-    for name, collection in {**inputs, **outputs}.items():
-        if not isinstance(collection, Collection):
-            raise BindError(f"{name!r} is a {type(collection).__name__}, not a Collection")
-        _check_layout(name, collection.layout, signature.layouts[name])
-        if collection.device != device and not _same_device(collection.device, device):
-            raise BindError(
-                f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
-                "load the model on the device where the data is"
-            )
-    for name, collection in outputs.items():
-        if inputs.get(name, collection) is not collection:
-            raise BindError(
-                f"the model reads and writes collection {name!r}: give the same one as input and "
-                "as output"
-            )
-        if collection.readonly:
-            raise BindError(f"output collection {name!r} is read-only memory")
-    _check_overlap(inputs, outputs)
-
-
-def _same_device(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
-
-
-def _check_layout(name: str, found: Layout, wanted: Layout) -> None:
-    if found == wanted:
-        return
-    where = f"collection {name!r}"
-    for column in wanted.columns:
-        have = found.by_name.get(column.name)
-        if have is None:
-            raise BindError(f"{where} has no column {column.name!r}")
-        if have.dtype != column.dtype:
-            raise BindError(
-                f"{where}: column {column.name!r} is {have.dtype}, "
-                f"the model was compiled for {column.dtype}"
-            )
-        if (have.kind, have.shape) != (column.kind, column.shape):
-            raise BindError(
-                f"{where}: column {column.name!r} is {have.kind} {list(have.shape)}, "
-                f"the model was compiled for {column.kind} {list(column.shape)}"
-            )
-    extra = [c.name for c in found.columns if c.name not in wanted.by_name]
-    if extra:
-        raise BindError(f"{where} has a column {extra[0]!r} that the model's layout does not have")
-    if [c.name for c in found.columns] != [c.name for c in wanted.columns]:
-        raise BindError(
-            f"{where} has its columns in another order: "
-            f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
-            f"{', '.join(c.name for c in wanted.columns)}"
-        )
-    if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
-        return  # separate columns that are aligned better than needed
-    if found.alignment != wanted.alignment:
-        raise BindError(
-            f"{where} is aligned to {found.alignment} bytes, "
-            f"the model was compiled for {wanted.alignment}"
-        )
-    raise BindError(
-        f"{where} is stored as {found.storage!r}, the model was compiled for {wanted.storage!r}"
-    )
-
-
-def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
-    """An output may share no byte with any other bound memory."""
-    spans = [
-        (piece.data_ptr(), piece.data_ptr() + piece.nbytes, name, name in outputs)
-        for name, collection in {**inputs, **outputs}.items()
-        for piece in collection.memory()
-        if piece.nbytes
-    ]
-    spans.sort()
-    reach, holder, holder_out = 0, "", False
-    for start, end, name, is_output in spans:
-        if start < reach and (is_output or holder_out):
-            raise BindError(f"collections {holder!r} and {name!r} overlap in memory")
-        if end > reach:
-            reach, holder, holder_out = end, name, is_output
-
-
-def _common_rows(signature: Signature, collections: Mapping[str, Collection]) -> dict[str, int]:
-    rows: dict[str, int] = {}
-    by: dict[str, str] = {}
-    for name, collection in collections.items():
-        dim = signature.rows_of[name]
-        if rows.setdefault(dim, collection.n) != collection.n:
-            raise BindError(
-                f"collection {name!r} has {collection.n} rows, {by[dim]!r} has {rows[dim]}: "
-                f"both are rows of {dim!r}"
-            )
-        by.setdefault(dim, name)
-    return {dim: rows[dim] for dim in signature.dims}
-
-
-def check_rows(signature: Signature, rows: Mapping[str, int]) -> None:
-    """Raise BindError if a row count lies outside the compiled range."""
-    for dim, n in rows.items():
-        low, high = signature.ranges[dim].min, signature.ranges[dim].max
-        if not low <= n <= high:
-            raise BindError(
-                f"{dim} = {n} is outside the compiled range {low} … {high}: "
-                "split the batch, or build the model with a larger rows: max"
-            )

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from engines.engine import Executable
-from runtime.binding import Binding, Collections, Rows
+from runtime.binding import Binding, Rows
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.errors import DeviationError
 from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from soa.arguments import argument_tensors
 from soa.collection import Collection
@@ -109,8 +110,8 @@ class _CheckedBinding(Binding):
         before = {name: snapshot(c) for name, c in given.items()}
         begun = time.perf_counter()
         super().__call__(stream=stream)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         us = (time.perf_counter() - begun) * 1e6
         self._check_memory(given, before)
         expected = self._run_reference(given)

@@ -15,3 +15,7 @@ class BindError(SoaPipelineError):
 
 class DeviationError(SoaPipelineError):
     """In test mode: an event whose answer is not the reference's, or memory that was touched."""
+
+
+class QueueFullError(SoaPipelineError):
+    """A scheduler whose queue is full, and that was told to say so rather than to wait."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 
@@ -18,11 +20,39 @@ from registry.store import Registry
 from registry.version import Version
 from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
+from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.session import Origin, Session
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
+
+
+@overload
+def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another result
+    ref: str | Path,
+    *,
+    device: Literal["auto"],
+    mode: Mode = ...,
+    registry: Registry | str | None = ...,
+    engine_name: str | None = ...,
+    threads: int | None = ...,
+    instances: int | None = ...,
+) -> MultiDeviceSession: ...
+
+
+@overload
+def load(
+    ref: str | Path,
+    *,
+    device: str | torch.device = ...,
+    mode: Mode = ...,
+    registry: Registry | str | None = ...,
+    target: str | None = ...,
+    engine_name: str | None = ...,
+    threads: int | None = ...,
+    instances: int | None = ...,
+) -> Session: ...
 
 
 def load(
@@ -34,8 +64,12 @@ def load(
     target: str | None = None,
     engine_name: str | None = None,
     threads: int | None = None,
-) -> Session:
+    instances: int | None = None,
+) -> Session | MultiDeviceSession:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
+
+    `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
+    wherever its data is and deploys the model on a device at the first event there.
 
     `mode="production"` takes only what a gate let into production (the version, or a folder that
     `pipeline pull` made of it), runs without any check beyond those made when memory is bound,
@@ -44,32 +78,78 @@ def load(
     the reference too; it leaves torch's threads alone.
 
     `target` and `engine_name` override the best target of this host and the engine that was chosen
-    for it. Every file's digest is checked before anything in the bundle is used.
+    for it. `threads` and `instances` (how many runs there may be at one moment) override what the
+    version's config says under `session`. Every file's digest is checked before anything in the
+    bundle is used.
 
     Raises LoadError, or the typed error of what went wrong: registry, bundle, target or engine.
     """
     if mode not in ("test", "production"):
         raise LoadError(f"mode {mode!r} is neither 'test' nor 'production'")
-    device = _device(device)
+    for name, count in (("threads", threads), ("instances", instances)):
+        if count is not None and count < 1:
+            raise LoadError(f"{name}={count}: at least 1 is needed")
+    auto = device == "auto"
+    if auto and target is not None:
+        raise LoadError(f"target {target!r} with device 'auto': each device has its own target")
+    where = torch.device("cpu") if auto else _device(device)
     bundle, version = open_bundle(ref, registry)
     if mode == "production":
         _require_promoted(ref, bundle, version)
-    chosen, record = _target(bundle.manifest, device, target)
-    name = _engine(bundle, chosen, record, engine_name, mode)
-    executable = open_artifact(bundle, chosen, name, device, threads or 1)
-    signature = Signature.from_dict(bundle.manifest.signature)
-    origin = Origin(
-        bundle.manifest.name, str(version.number) if version else None, bundle.digest, chosen, name
+    settings = bundle.manifest.session
+    wanted = _Wanted(
+        mode,
+        target,
+        engine_name,
+        settings.threads if threads is None else threads,
+        settings.instances if instances is None else instances,
     )
     if mode == "production":
-        torch.set_num_threads(threads or 1)
-        return Session(signature, executable, device, origin)
-    if threads is not None:
+        _quiet_torch(wanted.threads)
+    elif threads is not None:
         torch.set_num_threads(threads)
+    if not auto:
+        return _open(bundle, version, where, wanted)
+    return MultiDeviceSession(
+        Signature.from_dict(bundle.manifest.signature),
+        lambda found: _open(bundle, version, found, wanted),
+    )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """How a version is to be opened, on whichever device."""
+
+    mode: Mode
+    target: str | None
+    engine_name: str | None
+    threads: int
+    instances: int | None
+
+
+def _open(
+    bundle: Bundle, version: Version | None, device: torch.device, wanted: _Wanted
+) -> Session:
+    chosen, record = _target(bundle.manifest, device, wanted.target)
+    name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
+    executable = open_artifact(bundle, chosen, name, device, wanted.threads, wanted.instances)
+    signature = Signature.from_dict(bundle.manifest.signature)
+    number = str(version.number) if version else None
+    origin = Origin(bundle.manifest.name, number, bundle.digest, chosen, name)
+    if wanted.mode == "production":
+        return Session(signature, executable, device, origin)
     reference = engine("exported").open(bundle.file(bundle.manifest.program), device)
     return CheckedSession(
         signature, executable, reference, tolerances_of(bundle.manifest), device, origin
     )
+
+
+def _quiet_torch(threads: int) -> None:
+    """The caller's thread does the work: torch starts none of its own beyond `threads`."""
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() != 1:
+        with suppress(RuntimeError):  # torch takes this setting once, before its first use
+            torch.set_num_interop_threads(1)
 
 
 def open_bundle(
@@ -90,14 +170,19 @@ def open_bundle(
 
 
 def open_artifact(
-    bundle: Bundle, target: str, engine_name: str, device: torch.device, threads: int = 1
+    bundle: Bundle,
+    target: str,
+    engine_name: str,
+    device: torch.device,
+    threads: int = 1,
+    instances: int | None = None,
 ) -> Executable:
     """Open one candidate of a bundle, whatever its verdict; the caller has judged it."""
     candidate = bundle.manifest.targets[target].candidates[engine_name]
     if not candidate.files:
         raise LoadError(f"{bundle.path}: {engine_name} made no artifact for {target}")
     check_host_runs(Target.parse(target))
-    return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads)
+    return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads, instances)
 
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
@@ -134,7 +219,11 @@ def _device(device: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        raise LoadError(f"device {device!r}: use 'cpu', 'cuda' or 'cuda:1' (ROCm too is 'cuda')")
+        raise LoadError(
+            f"device {device!r}: use 'cpu', 'cuda' or 'cuda:1' (ROCm too is 'cuda'), or 'auto'"
+        )
+    if found.type == "cuda" and found.index is None and torch.cuda.is_available():
+        found = torch.device("cuda", torch.cuda.current_device())
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
     return found

@@ -10,7 +10,8 @@ import torch
 
 from engines.engine import Executable
 from engines.native_runner import PreparedCall, run_many
-from runtime.binding import Binding, Collections, by_name
+from runtime.binding import Binding
+from runtime.memory_rules import Collections, by_name
 from runtime.streams import raw_stream
 from soa.collection import Collection
 from soa.layout import Layout

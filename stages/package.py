@@ -16,6 +16,7 @@ from registry.manifest import (
     Candidate,
     Manifest,
     Provenance,
+    SessionSettings,
     TargetRecord,
     Worst,
 )
@@ -57,6 +58,7 @@ def package(
     results: Mapping[str, TargetResult],
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str],
+    session: SessionSettings,
     provenance: Provenance,
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
@@ -81,6 +83,7 @@ def package(
         targets={target: _record(result) for target, result in results.items()},
         tolerances={output: ToleranceRecord(**asdict(t)) for output, t in tolerances.items()},
         classifiers=sorted(classifiers),
+        session=session,
         provenance=provenance,
     )
     with write_atomically(dest) as folder:

@@ -46,6 +46,7 @@ def test_every_key_is_read(folder: Path) -> None:
     assert config.reference.ranges == {"pt": (20.0, 500.0)}
     assert config.compile.timeout_s == 60.0
     assert config.gates.required_targets == ("cpu/x86-64-v3",)
+    assert (config.session.threads, config.session.instances) == (2, 8)
     assert config.gates.max_outside == 1e-6
 
 
@@ -59,6 +60,7 @@ def test_defaults(folder: Path) -> None:
     assert config.outputs[0].tolerance is None
     assert (config.gates.max_slowdown, config.gates.max_outside) == (1.1, 0.0)
     assert config.gates.required_targets is None
+    assert (config.session.threads, config.session.instances) == (1, None)
     assert config.reference.seed == 1
 
 

@@ -122,6 +122,8 @@ BAD = [
     ("timeout_s: 60", "timeout_s: 0", 42, "compile.timeout_s: found 0; it should be greater th"),
     ("timeout_s: 60", "timeout_s: [60]", 42, "compile.timeout_s: found a list; expected a number"),
     ("max_outside: 1e-6", "max_outside: 2", 45, "gates.max_outside: found 2; it should be less"),
+    ("threads: 2", "threads: 0", 47, "session.threads: found 0; it should be greater than 0"),
+    ("instances: 8", "instances: all", 47, "session.instances: found 'all'; expected a whole"),
     ("[cpu/x86-64-v3]", "[gpu]", 46, "gates.required_targets[0]: found 'gpu'; allowed: cpu, cp"),
 ]
 
@@ -140,7 +142,7 @@ def test_all_mistakes_are_listed_in_the_order_of_the_file(folder: Path) -> None:
     assert refused(folder, text) == [
         "1: config: the key 'model' is missing",
         "3: modle: unknown key (did you mean 'model'?); allowed: name, description, model, "
-        "collections, inputs, outputs, rows, reference, targets, engines, compile, gates",
+        "collections, inputs, outputs, rows, reference, targets, engines, compile, gates, session",
         "36: rows.n.max: found 'many'; expected a whole number",
     ]
 

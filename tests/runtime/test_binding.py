@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -460,12 +460,13 @@ def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
     given, written = jets(), tags()
     binding = session.bind(given, written)
     short = Collection(Layout(floats("abcde")), 5)
-    for inputs, outputs, message in [
+    refused: list[tuple[Any, Any, str]] = [
         (short, tags(), "collection 'jets' has no column 'f'"),
         (jets(5), tags(6), "both are rows of 'n'"),
         (jets(1), tags(1), "n = 1 is outside the compiled range"),
         ({"tracks": jets()}, tags(), "input collections tracks given"),
-    ]:
+    ]
+    for inputs, outputs, message in refused:
         with pytest.raises(BindError, match=message):
             binding.rebind(inputs, outputs)
     assert binding.inputs["jets"] is given
@@ -484,11 +485,12 @@ def test_two_threads_on_one_binding_are_refused() -> None:
     other = threading.Thread(target=binding, args=(7,))
     other.start()
     assert inside.wait(60)
-    for use in (
+    uses: list[Callable[[], None]] = [
         lambda: binding(8),
         lambda: binding.resize(8),
         lambda: binding.rebind(jets(), tags()),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(RunError, match="another thread is using this binding"):
             use()
     leave.set()

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from engines.errors import TargetError
+from engines.errors import RunError, TargetError
 from engines.target import host_cpu_levels
 from pipeline.pull import pull
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.promoted import Promoted, write_promoted
 from registry.store import Registry
 from runtime.checked import CheckedSession
+from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.session import Session
@@ -210,13 +211,54 @@ def test_neither(registry: Registry, ref: str) -> None:
 
 def test_unknown_mode(pulled: Path) -> None:
     with pytest.raises(LoadError, match="mode 'fast' is neither 'test' nor 'production'"):
-        load(pulled, mode="fast")  # type: ignore[arg-type]
+        load(pulled, mode="fast")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("device", ["gpu", "meta", "cpu:x", ""])
 def test_unknown_device(pulled: Path, device: str) -> None:
     with pytest.raises(LoadError, match=f"device '{device}': use 'cpu', 'cuda' or 'cuda:1'"):
         load(pulled, device=device)
+
+
+def test_where_the_data_is(pulled: Path, jets: Built) -> None:
+    """Nothing is opened until there is an event; then it is the session of that device."""
+    session = load(pulled, device="auto", instances=3)
+    assert isinstance(session, MultiDeviceSession)
+    assert session.devices == []
+    given, written = session.collection("jets", 40), session.collection("tags", 40)
+    for c in given.layout.columns:
+        given[c.name].copy_(torch.linspace(1, 40, 40))
+    session.run(given, written)
+    assert session.devices == [torch.device("cpu")]
+    expected = session.collection("tags", 40)
+    load(pulled).run(given, expected)
+    assert torch.equal(written.memory()[0], expected.memory()[0])
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.bind(given, written)
+
+
+def test_auto_takes_no_target(pulled: Path) -> None:
+    with pytest.raises(LoadError, match="with device 'auto': each device has its own target"):
+        load(pulled, device="auto", target=TARGET)
+
+
+@pytest.mark.parametrize("name", ["threads", "instances"])
+def test_counts_below_one(pulled: Path, name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name}=0: at least 1 is needed"):
+        load(pulled, **{name: 0})  # type: ignore[call-overload]
+
+
+def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
+    """In a process of its own: torch takes the inter-op setting once."""
+    code = (
+        "import sys, torch; from runtime.loader import load; load(sys.argv[1]);"
+        "print(torch.get_num_threads(), torch.get_num_interop_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(pulled)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "1"]
 
 
 def test_device_that_is_not_there(pulled: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,11 +64,12 @@ def test_the_cpu_has_no_streams() -> None:
     given, written = session.collection("jets", 3), session.collection("tags", 3)
     binding = session.bind(given, written)
     message = "stream= was given, but the model runs on the CPU, which has no streams"
-    for use in (
+    uses: list[Callable[[], None]] = [
         lambda: binding(stream=0),
         lambda: session.run(given, written, stream=1),
         lambda: session.run_many([binding], stream=1),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(BindError, match=message):
             use()
 

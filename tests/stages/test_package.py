@@ -11,7 +11,7 @@ import torch
 from engines import Target, engine
 from registry.bundle import Bundle
 from registry.errors import BundleError
-from registry.manifest import Provenance
+from registry.manifest import Provenance, SessionSettings
 from runtime.compare import Tolerance
 from runtime.session import Session
 from stages.benchmark import benchmark
@@ -73,12 +73,14 @@ def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:
         {TARGET: result(mlp, valid)},
         TIGHT,
         frozenset({"probabilities"}),
+        SessionSettings(threads=2, instances=5),
         PROVENANCE,
     )
 
 
 def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path: Path) -> None:
     bundle = packaged(mlp, tmp_path / "bundle")
+    assert bundle.manifest.session == SessionSettings(threads=2, instances=5)
     record = bundle.manifest.targets[TARGET]
     assert (record.status, record.chosen) == ("verified", "exported")
     assert {name: c.status for name, c in record.candidates.items()} == {
