@@ -6,7 +6,9 @@ See native/soa_runner.h for what it promises; this file ties tensors to it and k
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +35,9 @@ class NativeExecutable:
         instances: int | None = None,
         threads: int = 1,
     ) -> None:
+        self._open = partial(NativeExecutable, library, device, 0, threads)
+        self._recordable: NativeExecutable | None = None
+        self._lock = threading.Lock()
         self._model = _native.Model(
             str(library),
             str(device),
@@ -48,8 +53,21 @@ class NativeExecutable:
         """Tie arguments to the artifact, to run again and again."""
         return PreparedCall(self._model.prepare([_described(a) for a in arguments]), arguments)
 
+    def recordable(self) -> NativeExecutable:
+        """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
+
+        On a GPU that holds the weights a second time.
+        """
+        with self._lock:
+            if self._recordable is None:
+                self._recordable = self._open()
+            return self._recordable
+
     def close(self) -> None:
         """Let running calls end; refuse later ones with RunError."""
+        with self._lock:
+            if self._recordable is not None:
+                self._recordable.close()
         self._model.close()
 
 

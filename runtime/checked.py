@@ -73,7 +73,8 @@ class CheckedSession(Session):
         self.report = CheckReport()
         self._lock = threading.Lock()
 
-    def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
+        """As `Session.bind`; test mode runs what it checks without a graph."""
         return _CheckedBinding(self, self._executable, *self._named(inputs, outputs))
 
     def add(

@@ -63,9 +63,9 @@ class MultiDeviceSession:
         """A new, zeroed collection of the model's layout."""
         return Collection(self.layout(name), n, device, capacity=capacity)
 
-    def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind where the memory lies. Raises BindError where it lies on several devices."""
-        return self.on(data_device(inputs, outputs)).bind(inputs, outputs)
+        return self.on(data_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once."""

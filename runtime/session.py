@@ -11,6 +11,7 @@ import torch
 from engines.engine import Executable
 from engines.native_runner import PreparedCall, run_many
 from runtime.binding import Binding
+from runtime.cuda_graph import GraphBinding
 from runtime.memory_rules import Collections, by_name
 from runtime.streams import raw_stream
 from soa.collection import Collection
@@ -59,12 +60,14 @@ class Session:
         """A new, zeroed collection of the model's layout on the session's device."""
         return Collection(self.layout(name), n, self.device, capacity=capacity)
 
-    def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Check the memory once; the binding that comes back runs on it without a copy.
 
-        Raises BindError naming the collection, what was found and what is needed.
+        `graph`: replay a CUDA graph where one can be recorded, see `GraphBinding`. Raises BindError
+        naming the collection, what was found and what is needed.
         """
-        return Binding(self.signature, self._executable, *self._named(inputs, outputs), self.device)
+        kind = GraphBinding if graph else Binding
+        return kind(self.signature, self._executable, *self._named(inputs, outputs), self.device)
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once; the outputs are written in place, on a GPU in stream order."""

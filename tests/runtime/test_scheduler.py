@@ -46,7 +46,7 @@ class Elsewhere(Session):
         super().__init__(SIGNATURE, executable, "cpu")
         self.device = torch.device("cpu", 1)
 
-    def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), CPU)
 
 
