@@ -140,7 +140,9 @@ inline void read_description(const std::filesystem::path &file, State &state) {
 // A model tied to memory. One thread at a time may run it; others get soa::Error.
 class Binding {
  public:
+  // Runs; where there is no output element (n = 0) there is nothing to do.
   void operator()(void *stream = nullptr) {
+    if (!writes_) return;
     char message[512] = "";
     detail::check(soa_call_run(call_.get(), stream, message, sizeof message), message);
   }
@@ -153,14 +155,22 @@ class Binding {
       }
     }
     check_rows(dim, n);
-    rows_[dim] = n;
-    char message[512] = "";
+    std::map<std::string, std::int64_t> rows = rows_;
+    rows[dim] = n;
+    std::vector<std::size_t> indices;
+    std::vector<soa_tensor> tensors;
     for (std::size_t i = 0; i < state_->arguments.size(); ++i) {
       const auto &argument = state_->arguments[i];
       if (argument.rows != dim || (argument.kind != "carrier" && argument.kind != "column")) continue;
-      const soa_tensor tensor = describe(argument);
-      detail::check(soa_call_set(call_.get(), i, &tensor, message, sizeof message), message);
+      indices.push_back(i);
+      tensors.push_back(describe(argument, rows));
     }
+    char message[512] = "";
+    detail::check(soa_call_update(call_.get(), indices.data(), tensors.data(), indices.size(), message,
+                                  sizeof message),
+                  message);
+    rows_ = std::move(rows);
+    writes_ = writes();
   }
 
  private:
@@ -193,13 +203,20 @@ class Binding {
       }
     }
     std::vector<soa_tensor> tensors;
-    for (const auto &argument : state_->arguments) tensors.push_back(describe(argument));
+    for (const auto &argument : state_->arguments) tensors.push_back(describe(argument, rows_));
     char message[512] = "";
     soa_call *call = nullptr;
     detail::check(soa_call_create(state_->model.get(), tensors.data(), tensors.size(), &call, message,
                                   sizeof message),
                   message);
     call_.reset(call);
+    writes_ = writes();
+  }
+
+  bool writes() const {
+    return std::any_of(state_->arguments.begin(), state_->arguments.end(), [&](const auto &argument) {
+      return argument.role == "output" && (argument.kind == "scalar" || rows_.at(argument.rows) > 0);
+    });
   }
 
   void check_rows(const std::string &dim, std::int64_t n) const {
@@ -210,8 +227,9 @@ class Binding {
     }
   }
 
-  soa_tensor describe(const detail::Argument &argument) const {
-    const std::int64_t n = rows_.at(argument.rows);
+  soa_tensor describe(const detail::Argument &argument,
+                      const std::map<std::string, std::int64_t> &rows) const {
+    const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
     if (argument.kind == "carrier") return tensor;
     const Memory &memory = *std::find_if(
@@ -236,6 +254,7 @@ class Binding {
   std::shared_ptr<detail::State> state_;
   std::vector<Memory> memory_;
   std::map<std::string, std::int64_t> rows_;
+  bool writes_ = true;
   std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
 };
 
