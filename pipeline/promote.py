@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from registry.manifest import Manifest, Worst
 from registry.promotion import Decision, SpeedComparison, SpeedPoint, decide
 from registry.store import Registry
 from registry.version import Version
-from runtime.loader import open_artifact, tolerances_of
+from runtime.loader import open_choice, tolerances_of
 from runtime.session import Session
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, filled_collections, race
@@ -130,12 +130,21 @@ def _revalidate(
         record = bundle.manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
-        report = revalidate(bundle, target, record.chosen, say)
-        found[target] = _worst(bundle.manifest, report)
+        reports = [revalidate(bundle, target, name, say) for name in record.engines()]
+        found[target] = _worst_of_all([_worst(bundle.manifest, report) for report in reports])
     return found
 
 
-def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst] | None:
+def _worst_of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
+    """The worst of each output over the engines that share a target's row counts."""
+    return {
+        name: max((part[name] for part in parts), key=lambda w: (w.outside, w.max_abs))
+        for name in parts[0]
+        if all(name in part for part in parts)
+    }
+
+
+def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
     """Worst deviations by output; a run that failed for another reason counts as all outside."""
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
@@ -202,9 +211,7 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
 
 
 def _session(bundle: Bundle, target: str, signature: Signature) -> Session:
-    chosen = bundle.manifest.targets[target].chosen
-    assert chosen is not None
-    return Session(signature, open_artifact(bundle, target, chosen, torch.device("cpu")))
+    return Session(signature, open_choice(bundle, target, torch.device("cpu")))
 
 
 def _fits(signature: Signature, case: Mapping[str, int]) -> bool:

@@ -78,7 +78,11 @@ def print_benchmark(out: Console, title: str, report: BenchmarkReport) -> None:
     names = list(dict.fromkeys(name for rows in report.timings.values() for name in rows))
     table = new_table(title, "", *report.timings)
     for name in names:
-        shown = f"{name} (chosen)" if name == report.fastest else name
+        shown = name
+        if name == report.fastest:
+            shown = f"{name} (chosen)"
+        elif limits := [rows for rows, small in report.below if small == name]:
+            shown = f"{name} (chosen below {limits[-1]} rows)"
         cells = []
         for rows in report.timings.values():
             t = rows.get(name)
@@ -116,7 +120,11 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
             f"{target}: {record.status}", "engine", "status", "worst max abs", "median"
         )
         for engine, candidate in record.candidates.items():
-            shown = f"{engine} (chosen)" if engine == record.chosen else engine
+            shown = engine
+            if engine == record.chosen:
+                shown = f"{engine} (chosen)"
+            elif limits := [b.rows for b in record.below if b.engine == engine]:
+                shown = f"{engine} (chosen below {limits[-1]} rows)"
             worst = max((w.max_abs for w in candidate.worst.values()), default=None)
             medians = ", ".join(
                 f"n={n}: {microseconds(t.median_us)}" for n, t in candidate.benchmark.items()

@@ -97,11 +97,20 @@ class Candidate(_Record):
     """By row count, as text."""
 
 
+class Below(_Record):
+    """The engine that runs fewer than `rows` rows."""
+
+    rows: int = Field(ge=1)
+    engine: str
+
+
 class TargetRecord(_Record):
     """One target. `unverified`: built, but no device of this kind has run it."""
 
     status: Literal["verified", "unverified", "failed"]
     chosen: str | None = None
+    below: list[Below] = Field(default_factory=list)
+    """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
     candidates: dict[str, Candidate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -110,16 +119,29 @@ class TargetRecord(_Record):
             if self.status == "verified":
                 raise ValueError("a verified target names the chosen engine")
             return self
-        if self.chosen not in self.candidates:
-            raise ValueError(
-                f"chosen engine {self.chosen!r} is not among {sorted(self.candidates)}"
-            )
-        candidate = self.candidates[self.chosen]
-        if not candidate.files:
-            raise ValueError(f"chosen engine {self.chosen!r} has no files")
-        if self.status == "verified" and candidate.status != "valid":
-            raise ValueError(f"chosen engine {self.chosen!r} is {candidate.status}, not valid")
+        for engine in self.engines():
+            if engine not in self.candidates:
+                raise ValueError(f"chosen engine {engine!r} is not among {sorted(self.candidates)}")
+            candidate = self.candidates[engine]
+            if not candidate.files:
+                raise ValueError(f"chosen engine {engine!r} has no files")
+            if self.status == "verified" and candidate.status != "valid":
+                raise ValueError(f"chosen engine {engine!r} is {candidate.status}, not valid")
+        limits = [each.rows for each in self.below]
+        if limits != sorted(set(limits)):
+            raise ValueError(f"the row counts under 'below' do not ascend: {limits}")
         return self
+
+    def engines(self) -> list[str]:
+        """Every engine that a session of this target runs; empty where none was chosen."""
+        if self.chosen is None:
+            return []
+        return list(dict.fromkeys([self.chosen, *(each.engine for each in self.below)]))
+
+    def choice(self) -> str:
+        """The choice for people: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
+        small = ", ".join(f"{each.engine} below {each.rows} rows" for each in self.below)
+        return f"{self.chosen} ({small})" if small else f"{self.chosen}"
 
 
 class Provenance(_Record):

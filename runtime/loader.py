@@ -22,6 +22,7 @@ from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
+from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
 from soa.signature import Signature
 
@@ -132,7 +133,11 @@ def _open(
 ) -> Session:
     chosen, record = _target(bundle.manifest, device, wanted.target)
     name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
-    executable = open_artifact(bundle, chosen, name, device, wanted.threads, wanted.instances)
+    if wanted.engine_name is None:
+        executable = open_choice(bundle, chosen, device, wanted.threads, wanted.instances)
+        name = record.choice()
+    else:
+        executable = open_artifact(bundle, chosen, name, device, wanted.threads, wanted.instances)
     signature = Signature.from_dict(bundle.manifest.signature)
     number = str(version.number) if version else None
     origin = Origin(bundle.manifest.name, number, bundle.digest, chosen, name)
@@ -183,6 +188,26 @@ def open_artifact(
         raise LoadError(f"{bundle.path}: {engine_name} made no artifact for {target}")
     check_host_runs(Target.parse(target))
     return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads, instances)
+
+
+def open_choice(
+    bundle: Bundle,
+    target: str,
+    device: torch.device,
+    threads: int = 1,
+    instances: int | None = None,
+) -> Executable:
+    """Open what was chosen for a target: one artifact, or several that share the row counts."""
+    record = bundle.manifest.targets[target]
+    opened = {
+        name: open_artifact(bundle, target, name, device, threads, instances)
+        for name in record.engines()
+    }
+    if not record.below:
+        return opened[str(record.chosen)]
+    return RangedExecutable(
+        [(each.rows, opened[each.engine]) for each in record.below], opened[str(record.chosen)]
+    )
 
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:

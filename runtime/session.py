@@ -82,7 +82,11 @@ class Session:
         bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
         of the first that fails; later ones may not have run.
         """
-        calls = [binding.prepared for binding in bindings if binding.writes]
+        calls = [
+            getattr(binding.prepared, "current", binding.prepared)
+            for binding in bindings
+            if binding.writes
+        ]
         if all(type(b) is Binding for b in bindings) and all(
             isinstance(call, PreparedCall) for call in calls
         ):

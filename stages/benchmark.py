@@ -7,11 +7,12 @@ the speed of a shared machine drifts.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from stages.reference import Arrays, Case, label
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
 _TURN_S = 0.002
+_WORTH = 0.8  # of the time of the candidate that is best overall: a fifth of it saved
 _MIN_ROUNDS = 7
 
 
@@ -43,11 +45,15 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none."""
+    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none.
+
+    `below`: `(rows, candidate)`, ascending, where another candidate is worth it for fewer rows.
+    """
 
     timings: dict[str, dict[str, Timing]]
     fastest: str | None
     threads: int = 1
+    below: tuple[tuple[int, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +64,8 @@ class BenchmarkReport:
             case: {name: Timing(**t) for name, t in rows.items()}
             for case, rows in data["timings"].items()
         }
-        return cls(timings, data["fastest"], data["threads"])
+        below = tuple((int(rows), str(name)) for rows, name in data["below"])
+        return cls(timings, data["fastest"], data["threads"], below)
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:
@@ -81,7 +88,8 @@ def benchmark(
 ) -> BenchmarkReport:
     """Time every session, and the eager model where given, for about `seconds` a size.
 
-    One torch thread, as production runs. The fastest has the smallest geometric mean of medians.
+    One torch thread, as production runs. The fastest has the smallest geometric mean of medians;
+    with one row dimension, another is taken for the sizes at which it saves a fifth.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -95,7 +103,14 @@ def benchmark(
             timings[label(case)] = race(runs, seconds)
     finally:
         torch.set_num_threads(threads)
-    return BenchmarkReport(timings, _fastest(timings, list(sessions)))
+    fastest = _fastest(timings, list(sessions))
+    if fastest is None or len(signature.dims) > 1:
+        return BenchmarkReport(timings, fastest)
+    (dim,) = signature.dims
+    sizes = [case[dim] for case in benchmark_cases(signature)]
+    medians = [{name: timings[label({dim: n})][name].median_us for name in sessions} for n in sizes]
+    chosen, below = choose_by_rows(sizes, medians, fastest)
+    return BenchmarkReport(timings, chosen, below=below)
 
 
 def race(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
@@ -140,6 +155,26 @@ def _fastest(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> s
         return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
 
     return min(names, key=mean) if names else None
+
+
+def choose_by_rows(
+    sizes: Sequence[int], medians: Sequence[Mapping[str, float]], overall: str
+) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Who runs at the largest size, and who below which row count.
+
+    `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
+    Between two sizes the change lies at their geometric mean.
+    """
+    best: list[tuple[int, str]] = []
+    for n, times in sorted(zip(sizes, medians, strict=True), key=lambda pair: pair[0]):
+        first = min(times, key=lambda name: times[name])
+        best.append((n, first if times[first] < times[overall] * _WORTH else overall))
+    below = tuple(
+        (max(math.ceil(math.sqrt(max(n, 1) * m)), n + 1), name)
+        for (n, name), (m, following) in itertools.pairwise(best)
+        if name != following
+    )
+    return best[-1][1], below
 
 
 def filled_collections(

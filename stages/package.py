@@ -12,6 +12,7 @@ from typing import Any
 from engines.engine import Portable, engine
 from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomically
 from registry.manifest import (
+    Below,
     BenchmarkStats,
     Candidate,
     Manifest,
@@ -156,6 +157,10 @@ def _record(result: TargetResult) -> TargetRecord:
     return TargetRecord(
         status="verified" if result.chosen else "failed",
         chosen=result.chosen,
+        below=[
+            Below(rows=rows, engine=name)
+            for rows, name in (result.benchmark.below if result.benchmark else ())
+        ],
         candidates=candidates,
     )
 

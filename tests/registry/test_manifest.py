@@ -108,6 +108,24 @@ def test_bad_fields(manifest_data: dict[str, Any], field: str, value: object, me
             "is invalid, not valid",
         ),
         (
+            {
+                "status": "verified",
+                "chosen": "a",
+                "below": [{"rows": 9, "engine": "b"}],
+                "candidates": {"a": {"status": "valid", "files": ["f"]}},
+            },
+            "'b' is not among",
+        ),
+        (
+            {
+                "status": "verified",
+                "chosen": "a",
+                "below": [{"rows": 9, "engine": "a"}, {"rows": 9, "engine": "a"}],
+                "candidates": {"a": {"status": "valid", "files": ["f"]}},
+            },
+            "do not ascend",
+        ),
+        (
             {"status": "failed", "candidates": {"a": {"status": "valid", "files": ["../f"]}}},
             "leaves its folder",
         ),

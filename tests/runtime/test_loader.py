@@ -344,3 +344,25 @@ def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"no valid artifact on .*: aoti: too far off; exported: "):
         load(folder, mode="test", target=TARGET)
     require_right(load(folder, mode="test", target=TARGET, engine_name="exported"))
+
+
+def test_another_engine_below_some_rows(jets: Built, tmp_path: Path) -> None:
+    """The manifest's choice by rows, through `load`: each n has the bits of its own engine."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        record["chosen"] = "torchscript"
+        record["below"] = [{"rows": 50, "engine": "aoti"}]
+
+    folder = resealed(jets.bundle, tmp_path / "edited", edit).path
+    session = load(folder, mode="test")
+    assert session.origin is not None
+    assert session.origin.engine == "torchscript (aoti below 50 rows)"
+    for n, name in ((49, "aoti"), (50, "torchscript")):
+        given, written = session.collection("jets", n), session.collection("tags", n)
+        expected = session.collection("tags", n)
+        for k, c in enumerate(given.layout.columns):
+            given[c.name].copy_(torch.linspace(1, 9 + k, n))
+        session.run(given, written)
+        load(folder, mode="test", engine_name=name).run(given, expected)
+        assert torch.equal(written.memory()[0], expected.memory()[0])

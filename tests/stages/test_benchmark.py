@@ -18,6 +18,7 @@ from stages.benchmark import (
     _row_major_way,
     benchmark,
     benchmark_cases,
+    choose_by_rows,
     filled_collections,
     race,
 )
@@ -73,6 +74,35 @@ def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastes
     timings["n=1"][EAGER] = Timing(0.001, 0.0, 0.0, 7)  # not a candidate
     assert _fastest(timings, list(medians)) == fastest
     assert _fastest(timings, []) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "medians", "chosen", "below"),
+    [
+        # Saves a fifth at the smallest size only: the change lies between 1 and 100.
+        ((1, 100), {"a": (10, 20), "b": (7, 90)}, "a", ((10, "b"),)),
+        ((100, 1), {"a": (20, 10), "b": (90, 7)}, "a", ((10, "b"),)),
+        ((1, 100), {"a": (10, 20), "b": (9, 90)}, "a", ()),  # a tenth is not worth it
+        ((1, 100), {"a": (10, 20), "b": (90, 10)}, "b", ((10, "a"),)),
+        ((0, 1, 2), {"a": (1, 1, 1), "b": (0.1, 9, 9)}, "a", ((1, "b"),)),
+        ((1, 2), {"a": (1, 1), "b": (0.1, 9)}, "a", ((2, "b"),)),
+        (
+            (1, 16, 256),
+            {"a": (10, 10, 10), "b": (1, 20, 20), "c": (20, 20, 1)},
+            "c",
+            ((4, "b"), (64, "a")),
+        ),
+        ((5,), {"a": (1,), "b": (2,)}, "a", ()),
+    ],
+)
+def test_another_candidate_for_few_rows(
+    sizes: tuple[int, ...],
+    medians: dict[str, tuple[float, ...]],
+    chosen: str,
+    below: tuple[tuple[int, str], ...],
+) -> None:
+    by_size = [{name: times[i] for name, times in medians.items()} for i in range(len(sizes))]
+    assert choose_by_rows(sizes, by_size, "a") == (chosen, below)
 
 
 def test_nobody_to_choose_from() -> None:
