@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engines.engine import ENGINES, Engine, Executable, Portable, engine
 from engines.errors import EngineError, TargetError
-from engines.target import Target, check_host_runs, choose_target, host_cpu_levels
+from engines.target import Target, check_host_runs, choose_target, host_cpu_levels, host_runs
 
 __all__ = [
     "ENGINES",
@@ -18,4 +18,5 @@ __all__ = [
     "choose_target",
     "engine",
     "host_cpu_levels",
+    "host_runs",
 ]

@@ -62,6 +62,8 @@ class Engine(ABC):
     """One way to compile and execute a program in the calling convention."""
 
     name: str
+    anywhere: bool = False
+    """Whether `compile` needs no device of the target: its artifact is portable."""
 
     @abstractmethod
     def compile(

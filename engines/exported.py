@@ -27,6 +27,7 @@ class _Program:
 
 class ExportedEngine(Engine):
     name = "exported"
+    anywhere = True
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path

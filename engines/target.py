@@ -35,6 +35,11 @@ class Target:
     def __str__(self) -> str:
         return f"{self.device}/{self.arch}"
 
+    @property
+    def torch_device(self) -> str:
+        """What torch calls the device: ROCm too is `cuda`."""
+        return "cpu" if self.device == "cpu" else "cuda"
+
     @classmethod
     def parse(cls, text: str) -> Target:
         """Read `cpu/x86-64-v3`; plain `cpu` is this host's best level up to x86-64-v3."""
@@ -113,6 +118,15 @@ def check_host_runs(target: Target) -> None:
     found = gpu_target(0)
     if found != target:
         raise TargetError(f"this host cannot run {target}: its GPU is {found}")
+
+
+def host_runs(target: Target) -> bool:
+    """Whether `check_host_runs` passes."""
+    try:
+        check_host_runs(target)
+    except TargetError:
+        return False
+    return True
 
 
 def gpu_target(index: int) -> Target:

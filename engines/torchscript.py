@@ -28,12 +28,15 @@ class _Script:
 
 class TorchScriptEngine(Engine):
     name = "torchscript"
+    anywhere = True
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         if source.torchscript is None:
             raise EngineError("the model neither scripts nor traces: there is no TorchScript file")
+        if target.device != "cpu":
+            return []  # freezing would bind the weights to this host's device
         with quiet_torch():
             module = torch.jit.load(source.torchscript, map_location="cpu").eval()
             frozen = torch.jit.freeze(module)

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from engines.errors import TargetError
-from engines.target import Target, check_host_runs
+from engines.target import Target, check_host_runs, host_runs
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError
 from registry.manifest import Manifest, Worst
@@ -105,14 +104,7 @@ def revalidate(
 
 def runnable(targets: list[str]) -> list[str]:
     """Those of the targets that this host runs."""
-    found = []
-    for target in targets:
-        try:
-            check_host_runs(Target.parse(target))
-        except TargetError:
-            continue
-        found.append(target)
-    return found
+    return [target for target in targets if host_runs(Target.parse(target))]
 
 
 def _holder(registry: Registry, name: str, alias: str) -> Version | None:

@@ -56,7 +56,7 @@ def print_validation(out: Console, title: str, reports: Sequence[ValidationRepor
         "verdict",
     )  # fmt: skip
     for report in reports:
-        verdict = "valid" if report.valid else "refused"
+        verdict = "valid" if report.valid else "unverified" if report.unverified else "refused"
         if not report.worst:
             table.add_row(report.engine, "", "", "", "", "", "", verdict)
         for output, d in report.worst.items():

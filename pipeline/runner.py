@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from engines.target import Target
+from engines.engine import Executable, engine
+from engines.target import Target, host_runs
 from pipeline.assemble import (
     classifiers_of,
     reference_fingerprint,
@@ -220,6 +221,9 @@ def _target(state: _Run, captured: Capture, target: Target, capture_key: str) ->
                 name, f"{compiled[name].error} (repeat with: {compiled[name].script})"
             )
             continue
+        if not host_runs(target):
+            reports[name] = ValidationReport.not_run(name, str(target))
+            continue
         tolerances = tolerances_of(config, captured.signature)
         judged_by = {
             **parts,
@@ -277,6 +281,7 @@ def _validate(
                 classifiers_of(state.config),
                 folder / "child",
                 state.config.compile.timeout_s,
+                target.torch_device,
             )
         made.append(report)
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
@@ -310,9 +315,11 @@ def _benchmark(
 
     def build(folder: Path) -> None:
         with state.step(f"benchmark on {target}"):
-            device = torch.device("cpu")
+            device = torch.device(target.torch_device)
             sessions = {
-                name: Session(captured.signature, open_candidate(compiled[name], captured), device)
+                name: Session(
+                    captured.signature, open_candidate(compiled[name], captured, device), device
+                )
                 for name in valid
             }
             report = benchmark(
@@ -327,9 +334,7 @@ def _benchmark(
     return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
 
 
-def open_candidate(compiled: Compiled, captured: Capture) -> Any:
+def open_candidate(compiled: Compiled, captured: Capture, device: torch.device) -> Executable:
     """Open a candidate that was validated, in this process."""
-    from engines.engine import engine
-
     file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
-    return engine(compiled.engine).open(file, torch.device("cpu"))
+    return engine(compiled.engine).open(file, device)

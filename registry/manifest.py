@@ -86,7 +86,7 @@ class SessionSettings(_Record):
 class Candidate(_Record):
     """What one engine made for one target."""
 
-    status: Literal["valid", "invalid", "failed"]
+    status: Literal["valid", "invalid", "failed", "unverified"]
     reason: str | None = None
     files: list[BundlePath] = Field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""

@@ -80,10 +80,12 @@ def compile_here(
 ) -> list[str]:
     """What the child does: the engine's own compile."""
     chosen = Target.parse(target)
-    check_host_runs(chosen)
+    made_by = engine(name)
+    if not made_by.anywhere:
+        check_host_runs(chosen)
     source = Portable(Path(program), Path(torchscript) if torchscript else None)
     folder = Path(out)
-    files = engine(name).compile(source, chosen, options, folder)
+    files = made_by.compile(source, chosen, options, folder)
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from engines.engine import Portable, engine
 from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomically
@@ -48,7 +48,16 @@ class TargetResult:
 
     @property
     def chosen(self) -> str | None:
-        return self.benchmark.fastest if self.benchmark else None
+        """The fastest valid candidate; else the first that only wants a device to prove it."""
+        if self.benchmark and self.benchmark.fastest:
+            return self.benchmark.fastest
+        return next((name for name, report in self.reports.items() if report.unverified), None)
+
+    @property
+    def status(self) -> Literal["verified", "unverified", "failed"]:
+        if self.chosen is None:
+            return "failed"
+        return "unverified" if self.reports[self.chosen].unverified else "verified"
 
 
 def package(
@@ -64,9 +73,10 @@ def package(
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
 
-    A version of which no target has a valid artifact is refused.
+    A version of which no target has a valid artifact is refused: what was proven nowhere is no
+    version, whatever device it waits for.
     """
-    if not any(result.chosen for result in results.values()):
+    if not any(result.status == "verified" for result in results.values()):
         reasons = "; ".join(
             f"{target} {name}: {report.reason}"
             for target, result in results.items()
@@ -132,7 +142,11 @@ def _record(result: TargetResult) -> TargetRecord:
     candidates: dict[str, Candidate] = {}
     for engine_name, compiled in result.compiled.items():
         report = result.reports[engine_name]
-        status = "failed" if compiled.error else "valid" if report.valid else "invalid"
+        status: Literal["valid", "invalid", "failed", "unverified"] = "invalid"
+        if compiled.error:
+            status = "failed"
+        elif report.valid or report.unverified:
+            status = "valid" if report.valid else "unverified"
         timings = result.benchmark.timings if result.benchmark else {}
         candidates[engine_name] = Candidate(
             status=status,
@@ -155,7 +169,7 @@ def _record(result: TargetResult) -> TargetRecord:
             },
         )
     return TargetRecord(
-        status="verified" if result.chosen else "failed",
+        status=result.status,
         chosen=result.chosen,
         below=[
             Below(rows=rows, engine=name)

@@ -43,7 +43,10 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The verdict on one artifact. `reason` says why it is refused; None if it is valid."""
+    """The verdict on one artifact. `reason` says why it is refused; None if it is valid.
+
+    `unverified`: it is not refused, but no device here could run it.
+    """
 
     engine: str
     valid: bool
@@ -51,6 +54,7 @@ class ValidationReport:
     cases: tuple[CaseReport, ...] = ()
     worst: dict[str, Deviation] = field(default_factory=dict)
     seconds: float = 0.0
+    unverified: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -71,7 +75,13 @@ class ValidationReport:
             ),
             {name: Deviation(**d) for name, d in data["worst"].items()},
             data["seconds"],
+            data["unverified"],
         )
+
+    @classmethod
+    def not_run(cls, engine_name: str, target: str) -> ValidationReport:
+        reason = f"no device here runs {target}: it was not validated"
+        return cls(engine_name, False, reason, unverified=True)
 
     @classmethod
     def failed(cls, engine_name: str, reason: str) -> ValidationReport:

@@ -84,12 +84,12 @@ def test_the_honest_executable_is_valid(reference: Reference) -> None:
         ),
         (
             rogues.writes_padding(),
-            "at n=0: the artifact wrote outside its columns or rows in collection 'tags'",
+            "at n=1: the artifact wrote outside its columns or rows in collection 'tags'",
         ),
         (rogues.changes_inputs(), "at n=1: the artifact changed its input collection 'jets'"),
         (
             rogues.changes_input_padding(),
-            "at n=0: the artifact changed its input collection 'jets'",
+            "at n=1: the artifact changed its input collection 'jets'",
         ),
         (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
         (
@@ -112,7 +112,7 @@ def test_the_honest_executable_is_valid(reference: Reference) -> None:
         ),
         (
             rogues.Fails(),
-            "at n=0: the artifact failed: RuntimeError: CUDA error: an illegal memory access",
+            "at n=1: the artifact failed: RuntimeError: CUDA error: an illegal memory access",
         ),
     ],
     ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
@@ -288,7 +288,7 @@ def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
         (rogues.off_by(1e-3), "output 'probabilities' at n=1, row 0: max abs deviation 0.001"),
         (
             rogues.writes_padding(),
-            "at n=0: the artifact wrote outside its columns or rows in collection 'jets'",
+            "at n=1: the artifact wrote outside its columns or rows in collection 'jets'",
         ),
         (
             rogues.changes_inputs(),
