@@ -1,5 +1,7 @@
 #include "soa_runner.h"
 
+#include "cpu_level.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -199,6 +201,30 @@ bool whole_library(const char *path, char *message, size_t size) {
   }
   if (!whole) fail(SOA_OPEN_FAILED, message, size, "%s: not a whole 64-bit ELF library", path);
   return whole;
+}
+
+// Whether this host runs what folder/target.txt says the library was built for. Asked before it is
+// loaded: code of a higher CPU level would end the process by SIGILL.
+bool runs_here(const std::string &folder, const char *device, char *message, size_t size) {
+  std::ifstream file(folder + "/target.txt");
+  if (!file) return true;  // an artifact that does not say
+  std::string line, target;
+  if (!std::getline(file, line) || line != "soa-target 1" || !std::getline(file, target) ||
+      target.find('/') == std::string::npos) {
+    fail(SOA_OPEN_FAILED, message, size, "%s/target.txt: not a target", folder.c_str());
+    return false;
+  }
+  if ((target.compare(0, 4, "cpu/") == 0) != (std::strncmp(device, "cpu", 3) == 0)) {
+    fail(SOA_OPEN_FAILED, message, size, "the artifact was built for %s: it cannot be opened on %s",
+         target.c_str(), device);
+    return false;
+  }
+  if (target.compare(0, 4, "cpu/") != 0) return true;
+  const std::string lacking = soa_cpu::missing_here(target.substr(4));
+  if (lacking.empty()) return true;
+  fail(SOA_OPEN_FAILED, message, size, "this host cannot run %s: it lacks %s", target.c_str(),
+       lacking.c_str());
+  return false;
 }
 
 template <typename Function>
@@ -409,6 +435,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
   }
   try {
     if (!whole_library(library, message, size)) return SOA_OPEN_FAILED;
+    if (folder != nullptr && !runs_here(folder, device, message, size)) return SOA_OPEN_FAILED;
     auto state = std::make_shared<soa_model_state>();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return fail(SOA_OPEN_FAILED, message, size, "%s", dlerror());

@@ -417,6 +417,11 @@ void bad_artifacts(const std::string &library, const fs::path &scratch) {
   attempt("weights.txt", edited(line).substr(0, at), "not this artifact's weights");
   attempt("weights.bin", weights.substr(0, weights.size() - 100), unfit);
   attempt("weights.bin", "", unfit);
+  for (const char *text : {"", "soa-target 2\ncpu/x86-64-v2\n", "soa-target 1\n", "soa-target 1\nx86-64-v2\n"}) {
+    attempt("target.txt", text, "not a target");
+  }
+  attempt("target.txt", "soa-target 1\ncpu/x86-64-v5\n", "lacks another processor family");
+  attempt("target.txt", "soa-target 1\ncuda/sm_90\n", "built for cuda/sm_90: it cannot be opened on cpu");
   refuses(soa_model_open((scratch / "none.so").c_str(), "cpu", nullptr, 1, 1, nullptr, message, sizeof message),
           SOA_BAD_ARGUMENT, message, "are needed", "nowhere");
   soa_model *model = nullptr;
