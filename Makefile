@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 WEAVER := weaver-core==0.4.17
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test sanitize lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
@@ -23,6 +23,9 @@ demo: $(STAMP) ## take the demo model through its whole life, from its config to
 
 test: lint ## check style and types, then run all tests
 	$(BIN)/python -m pytest
+
+sanitize: $(STAMP) ## run the native runner under AddressSanitizer, UBSan and ThreadSanitizer
+	$(BIN)/python -m tests.engines.native.sanitize
 
 lint: $(STAMP) ## check style (ruff) and types (mypy)
 	$(BIN)/ruff check

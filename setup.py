@@ -7,7 +7,7 @@ setup(
         Extension(
             "engines._native",
             sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
-            depends=["engines/native/soa_runner.h"],
+            depends=["engines/native/soa_runner.h", "engines/native/cpu_level.h"],
             extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
             libraries=["dl", "pthread"],
             language="c++",

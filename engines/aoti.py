@@ -22,6 +22,7 @@ from engines.weights import writable, write_weights
 # below AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 _MARCH = {"aarch64": "armv8-a"}
+TARGET = "target.txt"
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
@@ -42,6 +43,13 @@ class AotiEngine(Engine):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
+        files = self._compile(source, target, options, out)
+        (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
+        return [*files, TARGET]
+
+    def _compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
         with quiet_torch():
             program = torch.export.load(source.program)
             if target.device != "cpu":

@@ -1,5 +1,7 @@
 #include "soa_runner.h"
 
+#include "cpu_level.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -55,8 +57,14 @@ int fail(int code, char *message, size_t size, const char *format, ...) {
   return code;
 }
 
-const char *const kDtypes[] = {"bool",   "int8",   "int16",    "int32",   "int64",   "uint8",
-                               "uint16", "uint32", "float16", "bfloat16", "float32", "float64"};
+struct Dtype {
+  const char *name;
+  uint64_t bytes;
+};
+const Dtype kDtypes[] = {{"bool", 1},    {"int8", 1},    {"int16", 2},    {"int32", 4},
+                         {"int64", 8},   {"uint8", 1},   {"uint16", 2},   {"uint32", 4},
+                         {"float16", 2}, {"bfloat16", 2}, {"float32", 4}, {"float64", 8}};
+constexpr size_t kUnknown = std::size(kDtypes);
 
 struct Shim {
   CreateTensor create_tensor = nullptr;
@@ -123,7 +131,7 @@ class Pool {
 // and AOTInductor libraries register state that does not survive unloading.
 struct soa_model_state {
   std::shared_mutex guard;  // shared while running, exclusive to close
-  bool closed = false;
+  std::atomic<bool> closed{false};
   Shim shim;
   Run run = nullptr;
   bool single = false;  // `run` touches no event and no queue of instances, and so runs one at a time
@@ -197,6 +205,30 @@ bool whole_library(const char *path, char *message, size_t size) {
   return whole;
 }
 
+// Whether this host runs what folder/target.txt says the library was built for. Asked before it is
+// loaded: code of a higher CPU level would end the process by SIGILL.
+bool runs_here(const std::string &folder, const char *device, char *message, size_t size) {
+  std::ifstream file(folder + "/target.txt");
+  if (!file) return true;  // an artifact that does not say
+  std::string line, target;
+  if (!std::getline(file, line) || line != "soa-target 1" || !std::getline(file, target) ||
+      target.find('/') == std::string::npos) {
+    fail(SOA_OPEN_FAILED, message, size, "%s/target.txt: not a target", folder.c_str());
+    return false;
+  }
+  if ((target.compare(0, 4, "cpu/") == 0) != (std::strncmp(device, "cpu", 3) == 0)) {
+    fail(SOA_OPEN_FAILED, message, size, "the artifact was built for %s: it cannot be opened on %s",
+         target.c_str(), device);
+    return false;
+  }
+  if (target.compare(0, 4, "cpu/") != 0) return true;
+  const std::string lacking = soa_cpu::missing_here(target.substr(4));
+  if (lacking.empty()) return true;
+  fail(SOA_OPEN_FAILED, message, size, "this host cannot run %s: it lacks %s", target.c_str(),
+       lacking.c_str());
+  return false;
+}
+
 template <typename Function>
 bool find(void *library, const char *name, Function *function, char *message, size_t size) {
   *function = reinterpret_cast<Function>(dlsym(library, name));
@@ -206,11 +238,10 @@ bool find(void *library, const char *name, Function *function, char *message, si
   return false;
 }
 
-int32_t dtype_code(const soa_model_state &model, const char *name) {
-  for (size_t i = 0; i < std::size(kDtypes); ++i) {
-    if (std::strcmp(kDtypes[i], name) == 0) return model.shim.dtypes[i];
-  }
-  return -1;
+size_t dtype_index(const char *name) {
+  size_t i = 0;
+  while (i < kUnknown && std::strcmp(kDtypes[i].name, name) != 0) ++i;
+  return i;
 }
 
 // Map folder/weights.bin and hand its tensors to the container. Lines of weights.txt, after the first:
@@ -269,21 +300,23 @@ int map_weights(soa_model_state &model, void *library, const std::string &path_o
     std::vector<int64_t> sizes(fits ? ndim : 0), strides(fits ? ndim : 0);
     for (int64_t &extent : sizes) fields >> extent;
     for (int64_t &stride : strides) fields >> stride;
-    uint64_t last = 0;
-    bool empty = false;
+    const size_t type = dtype_index(dtype.c_str());
+    fits = fits && !fields.fail() && type != kUnknown && itemsize == kDtypes[type].bytes &&
+           offset <= length && offset % itemsize == 0;
+    const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
+    uint64_t elements = empty ? 0 : 1;  // from the first to the last, gaps included
     for (size_t i = 0; i < sizes.size(); ++i) {
-      fits = fits && sizes[i] >= 0 && strides[i] >= 0;
-      empty = empty || sizes[i] == 0;
-      if (fits && !empty) last += static_cast<uint64_t>(sizes[i] - 1) * static_cast<uint64_t>(strides[i]);
+      uint64_t reach = 0;
+      fits = fits && sizes[i] >= 0 && strides[i] >= 0 &&
+             (empty || (!__builtin_mul_overflow(sizes[i] - 1, strides[i], &reach) &&
+                        !__builtin_add_overflow(elements, reach, &elements)));
     }
-    const int32_t code = dtype_code(model, dtype.c_str());
-    fits = fits && !fields.fail() && code >= 0 &&
-           (empty || (offset <= length && last < (length - offset) / std::max<uint64_t>(itemsize, 1)));
+    fits = fits && elements <= (length - offset) / itemsize;
     Tensor tensor = nullptr;
     if (!fits || model.shim.create_tensor(
                      static_cast<char *>(model.mapping) + offset, static_cast<int64_t>(ndim),
-                     sizes.data(), strides.data(), 0, code, model.device_type, model.device_index,
-                     &tensor) != 0) {
+                     sizes.data(), strides.data(), 0, model.shim.dtypes[type],
+                     model.device_type, model.device_index, &tensor) != 0) {
       return fail(SOA_OPEN_FAILED, message, size, "%s/weights.txt does not fit weights.bin: %s",
                   folder.c_str(), line.c_str());
     }
@@ -305,25 +338,34 @@ int make_tensor(const soa_model_state &model, const soa_tensor *given, size_t in
   if (given == nullptr || given->dtype == nullptr || given->ndim < 1 || given->ndim > 2) {
     return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: needs a dtype and 1 or 2 sizes", index);
   }
-  int64_t elements = 1;
+  const size_t type = dtype_index(given->dtype);
+  if (type == kUnknown) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: unknown dtype %s", index, given->dtype);
+  }
+  uint64_t bytes = kDtypes[type].bytes;
+  bool countable = true;
   for (int i = 0; i < given->ndim; ++i) {
     if (given->sizes[i] < 0) {
       return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: size %lld is negative", index,
                   static_cast<long long>(given->sizes[i]));
     }
-    elements *= given->sizes[i];
+    countable = countable && !__builtin_mul_overflow(bytes, given->sizes[i], &bytes);
   }
-  if (given->data == nullptr && elements > 0) {
-    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: null pointer for %lld elements", index,
-                static_cast<long long>(elements));
+  const auto address = reinterpret_cast<uintptr_t>(given->data);
+  if (address == 0 && bytes > 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: null pointer for %llu bytes", index,
+                static_cast<unsigned long long>(bytes));
   }
-  const int32_t dtype = dtype_code(model, given->dtype);
-  if (dtype < 0) {
-    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: unknown dtype %s", index, given->dtype);
+  if (address % kDtypes[type].bytes != 0) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: address %p is not a multiple of %s's %llu bytes",
+                index, given->data, given->dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
+  }
+  if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
+    return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: its sizes pass the end of memory", index);
   }
   const int64_t strides[2] = {given->ndim == 2 ? std::max<int64_t>(given->sizes[1], 1) : 1, 1};
-  if (model.shim.create_tensor(given->data, given->ndim, given->sizes, strides, 0, dtype,
-                               model.device_type, model.device_index, made) != 0) {
+  if (model.shim.create_tensor(given->data, given->ndim, given->sizes, strides, 0,
+                               model.shim.dtypes[type], model.device_type, model.device_index, made) != 0) {
     return fail(SOA_BAD_ARGUMENT, message, size, "argument %zu: torch makes no tensor of it", index);
   }
   return SOA_OK;
@@ -365,6 +407,8 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
     std::atomic<bool> &busy;
     ~Release() { busy.store(false); }
   } release{call->busy};
+  // Before the lock: it prefers those who run, and a close would wait as long as they go on.
+  if (model.closed) return fail(SOA_CLOSED, message, size, "the session is closed");
   std::shared_lock<std::shared_mutex> open(model.guard);
   if (model.closed) return fail(SOA_CLOSED, message, size, "the session is closed");
   for (size_t i = 0; i < call->arguments.size(); ++i) {
@@ -395,6 +439,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
   }
   try {
     if (!whole_library(library, message, size)) return SOA_OPEN_FAILED;
+    if (folder != nullptr && !runs_here(folder, device, message, size)) return SOA_OPEN_FAILED;
     auto state = std::make_shared<soa_model_state>();
     void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) return fail(SOA_OPEN_FAILED, message, size, "%s", dlerror());
@@ -420,7 +465,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     }
     for (size_t i = 0; i < std::size(kDtypes); ++i) {
       Constant dtype = nullptr;
-      const std::string name = std::string("aoti_torch_dtype_") + kDtypes[i];
+      const std::string name = std::string("aoti_torch_dtype_") + kDtypes[i].name;
       if (!find(handle, name.c_str(), &dtype, message, size)) return SOA_OPEN_FAILED;
       state->shim.dtypes[i] = dtype();
     }
@@ -455,10 +500,8 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
 
 void soa_model_close(soa_model *model) {
   if (model == nullptr) return;
-  {
-    std::unique_lock<std::shared_mutex> alone(model->state->guard);
-    model->state->closed = true;
-  }
+  model->state->closed = true;
+  { std::unique_lock<std::shared_mutex> alone(model->state->guard); }  // running calls have ended
   delete model;
 }
 
@@ -546,7 +589,8 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
   size_t worst = count;
   int code = SOA_OK;
   // Small groups keep the counter cheap for tiny events and the threads evenly loaded.
-  const size_t group = std::max<size_t>(1, std::min<size_t>(16, count / (8 * threads)));
+  const size_t workers = std::min<size_t>(static_cast<size_t>(threads), count);
+  const size_t group = std::max<size_t>(1, std::min<size_t>(16, workers > 0 ? count / (8 * workers) : 0));
   const auto work = [&] {
     char why[256] = "";
     while (true) {
@@ -569,7 +613,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
     }
   };
   try {
-    const int helpers = static_cast<int>(std::min<size_t>(threads, count)) - 1;
+    const int helpers = static_cast<int>(workers) - 1;
     if (helpers > 0) {
       Pool::instance().run(helpers, work);
     } else {

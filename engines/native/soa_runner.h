@@ -25,7 +25,8 @@ extern "C" {
 enum soa_code {
   SOA_OK = 0,
   SOA_BAD_ARGUMENT = 1, /* a null pointer, an unknown dtype, a size that makes no sense */
-  SOA_OPEN_FAILED = 2,  /* the library cannot be loaded, or is not an AOTInductor model */
+  SOA_OPEN_FAILED = 2,  /* the library cannot be loaded, is not an AOTInductor model, or was built
+                           for a CPU or device that is not here */
   SOA_RUN_FAILED = 3,   /* the artifact reported an error; torch printed it to stderr */
   SOA_BUSY = 4,         /* another thread is running this very call */
   SOA_CLOSED = 5        /* the model was closed */
@@ -47,12 +48,13 @@ typedef struct soa_tensor {
 /* Open the library of an unpacked artifact. device: "cpu", "cuda", "cuda:1". folder: the artifact's
  * folder, with its GPU kernels; if it holds weights.bin (described by weights.txt), the weights are
  * mapped from there, read-only, so that processes share their pages. A library named *.bare.so needs
- * them. May be null otherwise. At most `instances` threads run at the same moment; more wait. The
- * weights are held once, whatever `instances` is. With 0 instances one thread runs at a time and a
- * run may be recorded into a CUDA graph (AOTInductor's ordinary run asks events that a graph cannot
- * answer). threads: how many OpenMP threads torch's kernels
- * may use inside one run, whichever thread it is called from; with 1 every calling thread gets the
- * same bits, with 0 each keeps its own setting. The setting of the calling thread is put back. */
+ * them. If it holds target.txt, the library is not loaded where this CPU lacks what that level needs.
+ * May be null otherwise. At most `instances` threads run at the same moment; more wait. The weights
+ * are held once, whatever `instances` is. With 0 instances one thread runs at a time, and a run may
+ * be recorded into a CUDA graph (AOTInductor's ordinary run asks events that a graph cannot answer).
+ * threads: how many OpenMP threads torch's kernels may use inside one run, whichever thread it is
+ * called from; with 1 every calling thread gets the same bits, with 0 each keeps its own setting. The
+ * setting of the calling thread is put back. */
 int soa_model_open(const char *library, const char *device, const char *folder,
                    int32_t instances, int32_t threads, soa_model **model, char *message,
                    size_t message_size);

@@ -168,6 +168,26 @@ def test_closed_sessions_refuse(mlp: Built) -> None:
         bound(mlp, session, 3)
 
 
+def test_closing_does_not_wait_for_threads_that_keep_running(mlp: Built) -> None:
+    session = Session(mlp.signature, NativeExecutable(mlp.files["aoti"], CPU, instances=1))
+    start = threading.Barrier(5)
+
+    def work(_: int) -> str:
+        binding, _tags = bound(mlp, session, 33)
+        start.wait()
+        while True:
+            try:
+                binding()
+            except RunError as error:
+                return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        ends = [pool.submit(work, i) for i in range(4)]
+        start.wait()
+        session.close()
+        assert {end.result() for end in ends} == {"the session is closed"}
+
+
 def test_a_binding_outlives_its_session_object(mlp: Built) -> None:
     binding, tags = bound(mlp, mlp.session("aoti"), 33)
     binding()
@@ -203,6 +223,8 @@ def test_arguments_that_make_no_tensor(library: Path) -> None:
         ((0, "float32", (6, 32)), "null pointer"),
         ((buffer.data_ptr(), "float32", (-1, 32)), "negative"),
         ((buffer.data_ptr(), "float31", (6, 32)), "unknown dtype"),
+        ((buffer.data_ptr() + 2, "float32", (6, 32)), "not a multiple of float32's 4 bytes"),
+        ((buffer.data_ptr(), "float32", (2**62, 2**62)), "pass the end of memory"),
     ]:
         with pytest.raises(RunError, match=message):
             model.prepare([good[0], bad, good[2]])

@@ -1,0 +1,82 @@
+// CPU levels of the x86-64 psABI, as engines/target.py knows them: what each needs, what this
+// processor has. Features carry the names that /proc/cpuinfo shows.
+#ifndef SOA_CPU_LEVEL_H
+#define SOA_CPU_LEVEL_H
+
+#include <cstdint>
+#include <string>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace soa_cpu {
+
+// Registers of CPUID, by leaf, and the vector states that the operating system saves (XCR0).
+struct Registers {
+  uint32_t leaf1_ecx = 0, leaf7_ebx = 0, extended1_ecx = 0, saved = 0;
+};
+
+#if defined(__x86_64__)
+inline Registers here() {
+  Registers found;
+  uint32_t a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid(1, &a, &b, &c, &d)) found.leaf1_ecx = c;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) found.leaf7_ebx = b;
+  if (__get_cpuid(0x80000001, &a, &b, &c, &d)) found.extended1_ecx = c;
+  if ((found.leaf1_ecx >> 27 & 1) != 0) __asm__("xgetbv" : "=a"(found.saved), "=d"(d) : "c"(0));
+  return found;
+}
+#endif
+
+// What `arch` needs and a processor with these registers lacks, separated by ", "; empty if nothing.
+// Of an arch that is no level of this processor's family: "another processor family".
+inline std::string missing(const std::string &arch, const Registers &has) {
+  struct Feature {
+    char level;
+    const char *name;
+    uint32_t value, bit;
+    uint32_t saved;  // register state that the system must save for it
+  };
+  constexpr uint32_t ymm = 0x6, zmm = 0xe6;
+  const Feature features[] = {
+      {'2', "cx16", has.leaf1_ecx, 13, 0},      {'2', "lahf_lm", has.extended1_ecx, 0, 0},
+      {'2', "pni", has.leaf1_ecx, 0, 0},        {'2', "popcnt", has.leaf1_ecx, 23, 0},
+      {'2', "sse4_1", has.leaf1_ecx, 19, 0},    {'2', "sse4_2", has.leaf1_ecx, 20, 0},
+      {'2', "ssse3", has.leaf1_ecx, 9, 0},      {'3', "abm", has.extended1_ecx, 5, 0},
+      {'3', "avx", has.leaf1_ecx, 28, ymm},     {'3', "avx2", has.leaf7_ebx, 5, ymm},
+      {'3', "bmi1", has.leaf7_ebx, 3, 0},       {'3', "bmi2", has.leaf7_ebx, 8, 0},
+      {'3', "f16c", has.leaf1_ecx, 29, ymm},    {'3', "fma", has.leaf1_ecx, 12, ymm},
+      {'3', "movbe", has.leaf1_ecx, 22, 0},     {'3', "xsave", has.leaf1_ecx, 27, 0},
+      {'4', "avx512bw", has.leaf7_ebx, 30, zmm}, {'4', "avx512cd", has.leaf7_ebx, 28, zmm},
+      {'4', "avx512dq", has.leaf7_ebx, 17, zmm}, {'4', "avx512f", has.leaf7_ebx, 16, zmm},
+      {'4', "avx512vl", has.leaf7_ebx, 31, zmm},
+  };
+  const std::string family = "x86-64-v";
+  if (arch.size() != family.size() + 1 || arch.compare(0, family.size(), family) != 0 ||
+      arch.back() < '2' || arch.back() > '4') {
+    return "another processor family";
+  }
+  std::string lacking;
+  for (const Feature &f : features) {
+    const bool there = (f.value >> f.bit & 1) != 0 && (has.saved & f.saved) == f.saved;
+    if (f.level > arch.back() || there) continue;
+    lacking += (lacking.empty() ? "" : ", ") + std::string(f.name);
+  }
+  return lacking;
+}
+
+// What this host lacks to run native code built for `arch`; empty if nothing.
+inline std::string missing_here(const std::string &arch) {
+#if defined(__x86_64__)
+  return missing(arch, here());
+#elif defined(__aarch64__)
+  return arch == "aarch64" ? "" : "another processor family";
+#else
+  return "another processor family";
+#endif
+}
+
+}  // namespace soa_cpu
+
+#endif
