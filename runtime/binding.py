@@ -14,8 +14,7 @@ from typing import SupportsIndex
 
 import torch
 
-from engines.engine import Executable
-from engines.native_runner import PreparedCall
+from engines.engine import Executable, Prepared
 from runtime.errors import BindError
 from soa.arguments import argument_tensors, carrier
 from soa.collection import Collection
@@ -63,8 +62,8 @@ class Binding:
         self._device = device
         self._arguments = argument_tensors(signature, {**inputs, **outputs}, self.rows)
         prepare = getattr(executable, "prepare", None)
-        self.prepared: PreparedCall | None = prepare(self._arguments) if prepare else None
-        """The native call behind this binding, where the engine has one."""
+        self.prepared: Prepared | None = prepare(self._arguments) if prepare else None
+        """The engine's own call behind this binding, where it has one."""
         self._run: Callable[[], None] = partial(executable, self._arguments)
         if self.prepared:
             self._run = self.prepared.run
@@ -114,7 +113,7 @@ class Binding:
         self.rows = wanted
 
 
-def _run_on_current_stream(prepared: PreparedCall, device: torch.device) -> None:
+def _run_on_current_stream(prepared: Prepared, device: torch.device) -> None:
     prepared.run(torch.cuda.current_stream(device).cuda_stream)
 
 

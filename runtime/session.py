@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.engine import Executable
-from engines.native_runner import run_many
+from engines.native_runner import PreparedCall, run_many
 from runtime.binding import Binding, Collections, by_name
 from soa.collection import Collection
 from soa.layout import Layout
@@ -74,9 +74,10 @@ class Session:
         bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
         of the first that fails; later ones may not have run.
         """
-        prepared = [binding.prepared for binding in bindings]
-        if all(type(b) is Binding for b in bindings) and all(prepared):
-            run_many([call for call in prepared if call], threads)
+        plain = [b.prepared for b in bindings if type(b) is Binding]
+        native = [call for call in plain if isinstance(call, PreparedCall)]
+        if len(native) == len(bindings):
+            run_many(native, threads)
             return
         for binding in bindings:
             binding()

@@ -1,0 +1,228 @@
+"""The `onnxruntime` engine: an ONNX graph, bound at the caller's own memory.
+
+Inputs are bound by address as they are: the (F, S) matrix is narrowed inside the graph. Each output
+column is a graph output of its own, bound at its own address. ONNX has no store, so a column that
+ends in a step which only moves values (a Split, a Cast) was written elsewhere before: `facts.json`
+counts those bytes, from the graph as ONNX Runtime optimises it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.engine import FACTS, Engine, Executable, Portable
+from engines.errors import EngineError, RunError, first_line
+from engines.onnx_export import OUTPUTS, copied, export
+from engines.onnx_program import Output, input_name
+from engines.target import Target
+
+_MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
+
+# TensorProto.DataType of onnx.proto, which a worker without the onnx package has no names for.
+_ELEMENT_TYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.uint16: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.uint32: 12,
+    torch.bfloat16: 16,
+}
+# Where outputs without rows lie: their own memory may have no address, which is refused.
+_NOWHERE = torch.zeros(16)
+
+
+class OnnxRuntimeEngine(Engine):
+    name = "onnxruntime"
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """Options: `opset`, by default the one that torch exports to."""
+        unknown = sorted(set(options) - {"opset"})
+        if unknown:
+            raise EngineError(f"onnxruntime has no option {unknown[0]!r}: it has opset")
+        facts = export(source.program, options.get("opset"), out / _MODEL)
+        if target.device == "cpu" or torch.cuda.is_available():
+            device = torch.device("cpu" if target.device == "cpu" else "cuda")
+            with tempfile.TemporaryDirectory() as folder:
+                optimised = Path(folder) / _MODEL
+                opened = OnnxExecutable(_session(out / _MODEL, device, 1, optimised), device)
+                facts |= copied(optimised, opened.outputs)
+        (out / FACTS).write_text(json.dumps(facts))
+        return [name for name in (_MODEL, _WEIGHTS, FACTS) if (out / name).is_file()]
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return None
+
+    def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
+        return OnnxExecutable(_session(file, device, threads), device)
+
+
+class OnnxExecutable:
+    """An opened session; any number of threads may run prepared calls of it at once."""
+
+    def __init__(self, session: Any, device: torch.device) -> None:
+        self.session = session
+        self.device = device
+        self.outputs = [
+            Output.from_dict(each)
+            for each in json.loads(session.get_modelmeta().custom_metadata_map[OUTPUTS])
+        ]
+        self.inputs = frozenset(given.name for given in session.get_inputs())
+        self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.prepare(arguments).run()
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> OnnxCall:
+        """Tie arguments to the session, to run again and again."""
+        if self.session is None:
+            raise RunError("the model is closed")
+        call = OnnxCall(self, arguments)
+        self._calls.add(call)
+        return call
+
+    def close(self) -> None:
+        """Let running calls end; refuse later ones with RunError."""
+        self.session = None
+        for call in list(self._calls):
+            call.release()
+
+
+class OnnxCall:
+    """Arguments bound by address. It keeps the tensors alive: the binding does not."""
+
+    def __init__(self, model: OnnxExecutable, arguments: Sequence[torch.Tensor]) -> None:
+        self._model = model
+        self._arguments = list(arguments)
+        self._binding = model.session.io_binding()
+        self._lock = threading.Lock()
+        self._device = ("cpu", 0)
+        if model.device.type == "cuda":
+            kind = "gpu" if torch.version.hip else "cuda"
+            self._device = (kind, model.device.index or 0)
+        for i in range(len(arguments)):
+            self._bind_input(i)
+        for output in model.outputs:
+            self._bind_output(output)
+
+    def run(self, stream: int = 0, /) -> None:
+        """Run once. On a GPU both sides are synchronised: ONNX Runtime has a stream of its own."""
+        if not self._lock.acquire(blocking=False):
+            raise RunError("another thread is running this binding")
+        try:
+            session = self._model.session
+            if session is None:
+                raise RunError("the model is closed")
+            if self._device[0] != "cpu":
+                torch.cuda.ExternalStream(stream, self._model.device).synchronize()
+            session.run_with_iobinding(self._binding)
+        except RunError:
+            raise
+        except Exception as error:  # its exceptions have no public common base
+            raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
+        finally:
+            self._lock.release()
+
+    def replace(self, index: int, argument: torch.Tensor) -> None:
+        """Another tensor of the same kind in place of one argument: another n, or memory."""
+        with self._lock:
+            if self._model.session is None:
+                raise RunError("the model is closed")
+            self._arguments[index] = argument
+            self._bind_input(index)
+            for output in self._model.outputs:
+                if index in (output.argument, output.rows):
+                    self._bind_output(output)
+
+    def release(self) -> None:
+        """Give the session up, once a running call has ended."""
+        with self._lock:
+            self._binding = None
+
+    def _bind_input(self, index: int) -> None:
+        name, given = input_name(index), self._arguments[index]
+        if name in self._model.inputs:
+            self._binding.bind_input(
+                name,
+                *self._device,
+                _ELEMENT_TYPES[given.dtype],
+                list(given.shape),
+                given.data_ptr(),
+            )
+
+    def _bind_output(self, output: Output) -> None:
+        memory = self._arguments[output.argument]
+        if memory.dim() == 2:
+            memory = memory[output.component]
+        n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
+        shape = [n if size < 0 else size for size in output.shape]
+        address = _NOWHERE.data_ptr() if 0 in shape else memory.data_ptr()
+        self._binding.bind_output(
+            output.name, *self._device, _ELEMENT_TYPES[memory.dtype], shape, address
+        )
+
+
+def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
+    """An inference session on `device` alone; `optimised` is where to write the graph that runs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        extra = "cpu" if device.type == "cpu" else "cuda"
+        raise EngineError(
+            f"onnxruntime is not installed: pip install 'soa-pipeline[{extra}]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 4  # what is wrong also comes as an exception
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", optimised.name + ".data"
+        )
+    provider, settings = _provider(device, onnxruntime.get_available_providers())
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, [(provider, settings)])
+    except Exception as error:  # its exceptions have no public common base
+        raise EngineError(f"{file.name} cannot be opened as ONNX: {first_line(error)}") from error
+    if provider not in session.get_providers():  # it falls back to the CPU without an error
+        raise EngineError(
+            f"ONNX Runtime did not start its {provider}, as where a GPU library is missing"
+        )
+    session.disable_fallback()
+    return session
+
+
+def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The execution provider for a device. Only the CPU's has ever been run."""
+    if device.type == "cpu":
+        return "CPUExecutionProvider", {}
+    wanted = ["CUDAExecutionProvider"]
+    if torch.version.hip:
+        wanted = ["MIGraphXExecutionProvider", "ROCMExecutionProvider"]
+    for name in wanted:
+        if name in available:
+            return name, {"device_id": device.index or 0}
+    raise EngineError(
+        f"this build of ONNX Runtime has no {' or '.join(wanted)}; it has {', '.join(available)}"
+    )
+
+
+ENGINE = OnnxRuntimeEngine()
