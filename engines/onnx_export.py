@@ -20,8 +20,9 @@ OUTPUTS = "soa.outputs"
 # Steps that compute nothing: an output that ends in one is a copy of a value made elsewhere.
 _MOVES = frozenset(
     [
-        "Cast", "Concat", "Expand", "Gather", "Identity", "MemcpyFromHost", "MemcpyToHost",
-        "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze",
+        "Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
+        "MemcpyFromHost", "MemcpyToHost", "ReorderOutput", "Reshape", "Slice", "Split", "Squeeze",
+        "Transpose", "Unsqueeze",
     ]
 )  # fmt: skip
 

@@ -134,10 +134,11 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
         stored = _node(stored.args[1])
     if _sizes(stored) != shape:
         raise EngineError(f"{into.name} is filled from a smaller value: repeat it in the model")
-    if stored.target is aten.select.int and len(_sizes(_node(stored.args[0]))) == 2:
+    if stored.target is aten.select.int and len(_sizes(into)) == 1:
         # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.
-        block, dim, k = stored.args
-        stored = _insert(graph, aten.slice.Tensor, block, dim, k, int(str(k)) + 1)
+        block, dim, k = _node(stored.args[0]), stored.args[1], int(str(stored.args[2]))
+        if dim == 1 and k >= 0 and len(_sizes(block)) == 2 and _sizes(block)[1] != 1:
+            stored = _insert(graph, aten.slice.Tensor, block, dim, k, k + 1)
     dtype = into.meta["val"].dtype
     if stored.meta["val"].dtype != dtype:
         stored = _insert(graph, aten._to_copy.default, stored, dtype=dtype)

@@ -41,7 +41,7 @@ _ELEMENT_TYPES = {
     torch.uint32: 12,
     torch.bfloat16: 16,
 }
-# Where outputs without rows lie: their own memory may have no address, which is refused.
+# Where an output without rows is bound.
 _NOWHERE = torch.zeros(16)
 
 
@@ -83,6 +83,12 @@ class OnnxExecutable:
             for each in json.loads(session.get_modelmeta().custom_metadata_map[OUTPUTS])
         ]
         self.inputs = frozenset(given.name for given in session.get_inputs())
+        self.written_at: dict[int, list[Output]] = {}
+        self.long_as: dict[int, list[Output]] = {}
+        for output in self.outputs:
+            self.written_at.setdefault(output.argument, []).append(output)
+            if output.rows is not None:
+                self.long_as.setdefault(output.rows, []).append(output)
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -115,9 +121,11 @@ class OnnxCall:
         if model.device.type == "cuda":
             kind = "gpu" if torch.version.hip else "cuda"
             self._device = (kind, model.device.index or 0)
+        self._addresses: dict[str, int] = {}
         for i in range(len(arguments)):
             self._bind_input(i)
         for output in model.outputs:
+            self._addresses[output.name] = _address(arguments[output.argument], output)
             self._bind_output(output)
 
     def run(self, stream: int = 0, /) -> None:
@@ -145,9 +153,11 @@ class OnnxCall:
                 raise RunError("the model is closed")
             self._arguments[index] = argument
             self._bind_input(index)
-            for output in self._model.outputs:
-                if index in (output.argument, output.rows):
-                    self._bind_output(output)
+            for output in self._model.written_at.get(index, ()):
+                self._addresses[output.name] = _address(argument, output)
+                self._bind_output(output)
+            for output in self._model.long_as.get(index, ()):
+                self._bind_output(output)
 
     def release(self) -> None:
         """Give the session up, once a running call has ended."""
@@ -166,15 +176,17 @@ class OnnxCall:
             )
 
     def _bind_output(self, output: Output) -> None:
-        memory = self._arguments[output.argument]
-        if memory.dim() == 2:
-            memory = memory[output.component]
         n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
         shape = [n if size < 0 else size for size in output.shape]
-        address = _NOWHERE.data_ptr() if 0 in shape else memory.data_ptr()
-        self._binding.bind_output(
-            output.name, *self._device, _ELEMENT_TYPES[memory.dtype], shape, address
-        )
+        # Memory without rows may have no address, which is refused.
+        address = self._addresses[output.name] if n else _NOWHERE.data_ptr()
+        element_type = _ELEMENT_TYPES[self._arguments[output.argument].dtype]
+        self._binding.bind_output(output.name, *self._device, element_type, shape, address)
+
+
+def _address(argument: torch.Tensor, output: Output) -> int:
+    """Where a component of a written argument lies."""
+    return (argument if argument.dim() == 1 else argument[output.component]).data_ptr()
 
 
 def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
