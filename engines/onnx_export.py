@@ -45,7 +45,8 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         exported = _converted(rewritten, opset)
         made: int = exported.model.opset_imports[""]
         if opset is not None and made != opset:
-            raise EngineError(f"this program needs opset {made}: it does not convert to {opset}")
+            raise EngineError(_why_not_converted(exported.model.graph, made, opset))
+        _axes_from_the_front(exported.model.graph)
         described = [output.to_dict() for output in rewritten.outputs]
         exported.model.metadata_props[OUTPUTS] = json.dumps(described)
         exported.save(file, external_data=True)
@@ -109,6 +110,41 @@ def _converted(rewritten: OnnxProgram, opset: int | None) -> Any:
         )
     except Exception as error:
         raise EngineError(_why_not(error)) from error
+
+
+def _axes_from_the_front(graph: Any) -> None:
+    """Write the axes of reductions as 0, 1, … instead of -1, -2, …
+
+    On a tensor without elements, as at n = 0, ONNX Runtime 1.31 does not find axes below 0 and
+    reduces nothing.
+    """
+    import onnx_ir
+
+    for node in graph.all_nodes():
+        if not node.op_type.startswith("Reduce") or len(node.inputs) < 2:
+            continue
+        reduced, axes = node.inputs[:2]
+        if axes is None or axes.const_value is None or reduced.shape is None:
+            continue
+        counted = axes.const_value.numpy() % len(reduced.shape)
+        value = onnx_ir.Value(
+            name=f"{node.name}_axes",
+            type=onnx_ir.TensorType(onnx_ir.DataType.INT64),
+            shape=onnx_ir.Shape(counted.shape),
+            const_value=onnx_ir.tensor(counted, name=f"{node.name}_axes"),
+        )
+        node.graph.register_initializer(value)
+        node.replace_input_with(1, value)
+
+
+def _why_not_converted(graph: Any, made: int, opset: int) -> str:
+    from onnx import defs
+
+    used = {node.op_type for node in graph if node.domain == ""}
+    missing = sorted(name for name in used if not defs.has(name, opset))
+    if missing:
+        return f"opset {opset} has no {', '.join(missing)}; this program was made in opset {made}"
+    return f"this program was made in opset {made} and does not convert to opset {opset}"
 
 
 def _why_not(error: BaseException) -> str:

@@ -55,7 +55,10 @@ class OnnxRuntimeEngine(Engine):
         unknown = sorted(set(options) - {"opset"})
         if unknown:
             raise EngineError(f"onnxruntime has no option {unknown[0]!r}: it has opset")
-        facts = export(source.program, options.get("opset"), out / _MODEL)
+        opset = options.get("opset")
+        if opset is not None and type(opset) is not int:
+            raise EngineError(f"opset is a whole number; found {opset!r}")
+        facts = export(source.program, opset, out / _MODEL)
         if target.device == "cpu" or torch.cuda.is_available():
             device = torch.device("cpu" if target.device == "cpu" else "cuda")
             with tempfile.TemporaryDirectory() as folder:
