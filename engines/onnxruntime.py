@@ -72,7 +72,10 @@ class OnnxRuntimeEngine(Engine):
         return None
 
     def open(self, file: Path, device: torch.device, threads: int = 1) -> Executable:
-        return OnnxExecutable(_session(file, device, threads), device)
+        session = _session(file, device, threads)
+        if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
+            raise EngineError(f"{file.name} does not say which columns it writes: it is not ours")
+        return OnnxExecutable(session, device)
 
 
 class OnnxExecutable:
@@ -119,7 +122,7 @@ class OnnxCall:
         self._model = model
         self._arguments = list(arguments)
         self._binding = model.session.io_binding()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._device = ("cpu", 0)
         if model.device.type == "cuda":
             kind = "gpu" if torch.version.hip else "cuda"
@@ -133,7 +136,7 @@ class OnnxCall:
 
     def run(self, stream: int = 0, /) -> None:
         """Run once. On a GPU both sides are synchronised: ONNX Runtime has a stream of its own."""
-        if not self._lock.acquire(blocking=False):
+        if not self.lock.acquire(blocking=False):
             raise RunError("another thread is running this binding")
         try:
             session = self._model.session
@@ -147,11 +150,11 @@ class OnnxCall:
         except Exception as error:  # its exceptions have no public common base
             raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
         finally:
-            self._lock.release()
+            self.lock.release()
 
     def replace(self, index: int, argument: torch.Tensor) -> None:
         """Another tensor of the same kind in place of one argument: another n, or memory."""
-        with self._lock:
+        with self.lock:
             if self._model.session is None:
                 raise RunError("the model is closed")
             self._arguments[index] = argument
@@ -164,7 +167,7 @@ class OnnxCall:
 
     def release(self) -> None:
         """Give the session up, once a running call has ended."""
-        with self._lock:
+        with self.lock:
             self._binding = None
 
     def _bind_input(self, index: int) -> None:
