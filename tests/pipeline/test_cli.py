@@ -93,7 +93,7 @@ def test_show_says_what_an_engine_recorded(registry: Registry, jets: Built, tmp_
 
     bundle = resealed(jets.bundle, tmp_path / "facts", edit)
     text = said("show", bundle.path, registry=registry)
-    assert "  exported: copied bytes out per row 12, 4; opset 20\n" in text
+    assert "  exported: opset 20; copied bytes out per row 12, 4\n" in text
 
 
 def test_ls(two: Registry) -> None:
