@@ -136,7 +136,8 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
         raise EngineError(f"{into.name} is filled from a smaller value: repeat it in the model")
     if stored.target is aten.select.int and len(_sizes(into)) == 1:
         # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.
-        block, dim, k = _node(stored.args[0]), stored.args[1], int(str(stored.args[2]))
+        given: Any = stored.args
+        block, dim, k = given
         if dim == 1 and k >= 0 and len(_sizes(block)) == 2 and _sizes(block)[1] != 1:
             stored = _insert(graph, aten.slice.Tensor, block, dim, k, k + 1)
     dtype = into.meta["val"].dtype
@@ -180,7 +181,10 @@ def _rows_and_shape(value: Node, arguments: list[Node]) -> tuple[int | None, tup
 
 def _carrier(arguments: list[Node], rows: Any) -> int:
     """The first argument that is as long as that; carriers come first of all."""
-    return next(i for i, argument in enumerate(arguments) if _sizes(argument)[0] == rows)
+    for i, argument in enumerate(arguments):
+        if _sizes(argument)[0] == rows:
+            return i
+    raise EngineError(f"an output has {rows} rows, which is no row count of the arguments")
 
 
 def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> None:
@@ -192,7 +196,8 @@ def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> No
         for user in list(argument.users):
             if user.target is not aten.sym_size.int:
                 raise EngineError(f"the program reads {argument.name}, an output")
-            carrier = _carrier(arguments, _sizes(argument)[int(str(user.args[1]))])
+            dim: Any = user.args[1]
+            carrier = _carrier(arguments, _sizes(argument)[dim])
             user.args = (arguments[carrier], 0)
     graph.eliminate_dead_code()
     for argument in arguments:

@@ -102,9 +102,10 @@ class OnnxExecutable:
 
     def prepare(self, arguments: Sequence[torch.Tensor]) -> OnnxCall:
         """Tie arguments to the session, to run again and again."""
-        if self.session is None:
+        session = self.session
+        if session is None:
             raise RunError("the model is closed")
-        call = OnnxCall(self, arguments)
+        call = OnnxCall(self, session.io_binding(), arguments)
         self._calls.add(call)
         return call
 
@@ -118,10 +119,12 @@ class OnnxExecutable:
 class OnnxCall:
     """Arguments bound by address. It keeps the tensors alive: the binding does not."""
 
-    def __init__(self, model: OnnxExecutable, arguments: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, model: OnnxExecutable, binding: Any, arguments: Sequence[torch.Tensor]
+    ) -> None:
         self._model = model
         self._arguments = list(arguments)
-        self._binding = model.session.io_binding()
+        self._binding = binding
         self.lock = threading.Lock()
         self._device = ("cpu", 0)
         if model.device.type == "cuda":
