@@ -21,10 +21,14 @@ from engines.target import Target
 _FILES = {
     "aoti": "engines.aoti",
     "torchscript": "engines.torchscript",
+    "onnxruntime": "engines.onnxruntime",
     "exported": "engines.exported",
 }
 
 ENGINES: tuple[str, ...] = tuple(_FILES)
+
+FACTS = "facts.json"
+"""A file an artifact may hold: what its engine records for the manifest, names and plain values."""
 
 
 class Executable(Protocol):

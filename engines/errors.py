@@ -15,3 +15,8 @@ class RunError(EngineError):
 
 class TargetError(SoaPipelineError):
     """A target that is unknown, or that this host cannot build or run."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

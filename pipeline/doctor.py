@@ -84,7 +84,12 @@ def _gpu() -> Finding:
 
 
 def _optional() -> list[Finding]:
-    extras = {"onnxruntime": "cpu", "mlflow.server": "mlflow", "uproot": "data"}
+    extras = {
+        "onnxruntime": "cpu",
+        "onnxscript": "onnx",
+        "mlflow.server": "mlflow",
+        "uproot": "data",
+    }
     findings = []
     for module, extra in extras.items():
         try:

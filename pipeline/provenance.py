@@ -15,7 +15,16 @@ from engines.target import host_cpu_levels
 from pipeline.config import Config
 from registry.manifest import Provenance
 
-_PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "onnx", "onnxruntime", "mlflow-skinny")
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "mlflow-skinny",
+)
 # What an artifact depends on: the folders whose code makes it, checks it and runs it.
 _CODE = ("soa", "engines", "runtime", "stages")
 _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.bundle import Bundle
-from registry.manifest import Manifest
+from registry.manifest import Manifest, TargetRecord
 from registry.promotion import Decision
 from registry.version import Version
 from stages.benchmark import BenchmarkReport
@@ -45,6 +45,7 @@ def print_reports(bundle: Bundle) -> None:
     for target, reports in (bundle.validation() or {}).items():
         found = [ValidationReport.from_dict(r) for r in reports.values()]
         print_validation(out, f"validation on {target}", found)
+        _print_facts(out, bundle.manifest.targets[target])
     for target, report in (bundle.benchmark() or {}).items():
         title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
         print_benchmark(out, title, BenchmarkReport.from_dict(report))
@@ -134,6 +135,20 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         for engine, candidate in record.candidates.items():
             if candidate.reason:
                 out.print(Text(f"  {engine}: {candidate.reason}"))
+        _print_facts(out, record)
+
+
+def _print_facts(out: Console, record: TargetRecord) -> None:
+    """What engines record of their artifacts, as `name value` pairs; empty lists are left out."""
+    for engine, candidate in record.candidates.items():
+        shown = [
+            f"{name.replace('_', ' ')} "
+            f"{', '.join(map(str, value)) if isinstance(value, list) else value}"
+            for name, value in candidate.facts.items()
+            if value != []
+        ]
+        if shown:
+            out.print(Text(f"  {engine}: {'; '.join(shown)}"))
 
 
 def _source(manifest: Manifest) -> str:

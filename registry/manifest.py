@@ -92,6 +92,8 @@ class Candidate(_Record):
     """Relative to the bundle; the engine opens the first."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
+    facts: dict[str, Any] = Field(default_factory=dict)
+    """What the engine records of its artifact, as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = Field(default_factory=dict)
     benchmark: dict[str, BenchmarkStats] = Field(default_factory=dict)
     """By row count, as text."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.engine import Portable, engine
+from engines.engine import FACTS, Portable, engine
 from engines.errors import EngineError
 from engines.isolation import run_isolated
 from engines.target import Target, check_host_runs
@@ -31,6 +32,8 @@ class Compiled:
     script: str
     passing: bool = False
     """Whether the failure may pass: the time limit, or a kill, as for want of memory."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the engine records of its artifact."""
 
 
 def compile_candidate(
@@ -58,15 +61,17 @@ def compile_candidate(
         folder / "compile",
         timeout_s,
     )
+    files = tuple(outcome.value or ())
     return Compiled(
         engine=name,
         folder=artifact,
-        files=tuple(outcome.value or ()),
+        files=files,
         seconds=time.monotonic() - begun,
         error=outcome.error,
         log=str(outcome.log),
         script=str(outcome.script),
         passing=outcome.killed,
+        facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},
     )
 
 

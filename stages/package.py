@@ -154,6 +154,7 @@ def _record(result: TargetResult) -> TargetRecord:
             files=_bundle_files(result.target, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),
+            facts=compiled.facts,
             worst={
                 output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
                 for output, d in report.worst.items()

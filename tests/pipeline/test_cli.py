@@ -86,6 +86,16 @@ def test_nothing_yet(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_show_says_what_an_engine_recorded(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        facts = {"opset": 20, "copied_bytes_out_per_row": [12, 4], "copied_out_by": []}
+        manifest["targets"][TARGET]["candidates"]["exported"]["facts"] = facts
+
+    bundle = resealed(jets.bundle, tmp_path / "facts", edit)
+    text = said("show", bundle.path, registry=registry)
+    assert "  exported: opset 20; copied bytes out per row 12, 4\n" in text
+
+
 def test_ls(two: Registry) -> None:
     text = said("ls", registry=two)
     assert "jets/1" in text

@@ -46,6 +46,7 @@ def result(mlp: Built, valid: bool) -> TargetResult:
             error="killed by SIGSEGV" if name == "aoti" else None,
             log="log.txt",
             script="reproduce.sh",
+            facts={"opset": 20, "of": [name]},
         )
         for name in ("aoti", "torchscript", "exported")
     }
@@ -91,6 +92,7 @@ def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path:
     assert record.candidates["aoti"].reason == "killed by SIGSEGV"
     assert record.candidates["aoti"].files == []
     assert record.candidates["torchscript"].files == [f"targets/{TARGET}/torchscript/model.ts"]
+    assert record.candidates["torchscript"].facts == {"opset": 20, "of": ["torchscript"]}
     exported = record.candidates["exported"]
     assert exported.files == ["program.pt2"]
     assert set(exported.benchmark) == {"1000", "4099"}
