@@ -23,6 +23,7 @@ from engines.weights import writable, write_weights
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 _MARCH = {"aarch64": "armv8-a"}
 TARGET = "target.txt"
+_TUNED = "max_autotune"  # packs weights in layouts of its own, inside the library
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
@@ -37,13 +38,17 @@ class _TorchRunner:
 
 
 class AotiEngine(Engine):
-    name = "aoti"
+    """`preset`: Inductor configuration that comes before the user's options."""
+
+    def __init__(self, name: str, preset: Mapping[str, Any]) -> None:
+        self.name = name
+        self._preset = dict(preset)
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
-        files = self._compile(source, target, options, out)
+        files = self._compile(source, target, {**self._preset, **options}, out)
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
         return [*files, TARGET]
 
@@ -57,7 +62,7 @@ class AotiEngine(Engine):
 
                 program = move_to_device_pass(program, "cuda")
             configs = _inductor_configs(target, options)
-            if target.device != "cpu":
+            if target.device != "cpu" or configs.get(_TUNED):
                 return _build(program, configs, out)
             files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
             weights = _constants(program, out / files[0])
@@ -159,4 +164,4 @@ def _unpack(package: Path, out: Path) -> list[str]:
     return [*libraries, *sorted(others)]
 
 
-ENGINE = AotiEngine()
+ENGINE = AotiEngine("aoti", {})

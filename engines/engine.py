@@ -20,6 +20,7 @@ from engines.target import Target
 
 _FILES = {
     "aoti": "engines.aoti",
+    "aoti-autotune": "engines.aoti_autotune",
     "torchscript": "engines.torchscript",
     "onnxruntime": "engines.onnxruntime",
     "exported": "engines.exported",

@@ -27,7 +27,7 @@ from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
 
-ENGINES = ("aoti", "torchscript", "onnxruntime", "exported")
+ENGINES = ("aoti", "aoti-autotune", "torchscript", "onnxruntime", "exported")
 
 Dtype = Literal[
     "bool",
@@ -148,13 +148,13 @@ class ReferenceConfig(_Part):
 
 
 class CompileConfig(_Part):
-    """`options.aoti`: any setting of Inductor, such as `max_autotune: true`.
+    """`options.aoti` and `options.aoti-autotune`: any setting of Inductor.
 
     `options.onnxruntime`: `opset`.
     """
 
     timeout_s: Positive = 600.0
-    options: dict[Literal["aoti", "onnxruntime"], dict[str, Any]] = {}
+    options: dict[Literal["aoti", "aoti-autotune", "onnxruntime"], dict[str, Any]] = {}
 
 
 class SessionConfig(_Part):

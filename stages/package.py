@@ -29,6 +29,7 @@ from registry.manifest import (
 )
 from runtime.compare import Tolerance
 from soa.describe import describe
+from soa.signature import Signature
 from stages.benchmark import BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
@@ -105,10 +106,7 @@ def package(
         for target, result in results.items():
             for engine_name, compiled in result.compiled.items():
                 _copy_artifact(folder, target, engine_name, compiled)
-            described = describe(capture.signature)
-            native = folder / "targets" / target / "aoti"
-            if described and native.is_dir():
-                (native / "arguments.txt").write_text(described)  # for programs without Python
+            _describe_arguments(folder / "targets" / target, capture.signature)
         _write_json(
             folder / VALIDATION,
             {
@@ -136,6 +134,13 @@ def _copy_artifact(folder: Path, target: str, engine_name: str, compiled: Compil
     out.mkdir(parents=True)
     for file in compiled.files:
         shutil.copy2(compiled.folder / file, out / file)
+
+
+def _describe_arguments(artifacts: Path, signature: Signature) -> None:
+    """What programs without Python read, beside every native library."""
+    described = describe(signature)
+    for place in {library.parent for library in artifacts.glob("*/*.so")} if described else ():
+        (place / "arguments.txt").write_text(str(described))
 
 
 def _record(result: TargetResult) -> TargetRecord:

@@ -21,6 +21,8 @@ from tests.models.signatures import Problem, problems
 from tests.soa.strategies import ROWS, values_of
 
 EXACT = Tolerance(0.0, 0.0)
+# aoti-autotune is aoti with other matrix products: what it makes of plans is the same.
+NAMES = tuple(name for name in ENGINES if name != "aoti-autotune")
 
 
 @pytest.fixture(scope="module")
@@ -30,18 +32,16 @@ def every_plan(tmp_path_factory: pytest.TempPathFactory) -> Built:
         name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)
         for name in signature.input_collections
     }
-    return build(
-        detector.Detector(), signature, tmp_path_factory.mktemp("every_plan"), inputs=inputs
-    )
+    folder = tmp_path_factory.mktemp("every_plan")
+    return build(detector.Detector(), signature, folder, NAMES, inputs)
 
 
 @pytest.fixture(scope="module")
 def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Built:
     signature = all_dtypes.signature()
     inputs = {"every": values_of(all_dtypes.EVERY, 100, 3)}
-    return build(
-        all_dtypes.AllDtypes(), signature, tmp_path_factory.mktemp("every_dtype"), inputs=inputs
-    )
+    folder = tmp_path_factory.mktemp("every_dtype")
+    return build(all_dtypes.AllDtypes(), signature, folder, NAMES, inputs)
 
 
 def test_the_signature_holds_every_plan() -> None:
@@ -76,7 +76,7 @@ def test_the_signature_holds_every_plan() -> None:
     assert signature.dims == ("n", "m")
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> None:
     reference = Reference.load(every_plan.capture.reference)
     exact = {b.name: EXACT for b in every_plan.signature.outputs}
@@ -87,7 +87,7 @@ def test_every_plan_gives_the_models_own_bits(every_plan: Built, name: str) -> N
     assert {case.rows["m"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 70}
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     reference = Reference.load(every_dtype.capture.reference)
     exact = {b.name: EXACT for b in every_dtype.signature.outputs}
