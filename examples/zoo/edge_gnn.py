@@ -24,7 +24,7 @@ def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
 
 
 class Interaction(nn.Module):
-    """One round of messages. Row 0 of the nodes is where edges that are none begin and end."""
+    """One round of messages. The last node is where edges that are none begin and end."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Interaction(nn.Module):
     def forward(
         self, nodes: Tensor, edges: Tensor, source: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(1 + N, W), (E, W), (E,), (E,) -> (1 + N, W), (E, W); both residual."""
+        """(N + 1, W), (E, W), (E,), (E,) -> (N + 1, W), (E, W); both residual."""
         ends = [nodes.index_select(0, source), nodes.index_select(0, target), edges]
         message = self.message(torch.cat(ends, dim=1))
         # index_add and scatter_add sum in the order of the edges where one thread does it.
@@ -58,18 +58,20 @@ class EdgeGNN(nn.Module):
         edges: (E, G) float32.
         Returns the edges' scores (E,) and the nodes' (N, 2), float32.
         """
-        exists = ((index >= 0) & (index < nodes.shape[0])).all(dim=1)
-        # One more node, in front, for the edges that are none: no index is ever out of range, and
-        # gathering works in an event without nodes.
-        inside = torch.where(exists.unsqueeze(1), index + 1, 0).to(torch.int64)
+        count = nodes.shape[0]
+        exists = ((index >= 0) & (index < count)).all(dim=1)
+        # One more node, at the end, for the edges that are none: no index is ever out of range, and
+        # gathering works in an event without nodes. (In front, torch 2.13 compiles a masked load
+        # that reads up to seven elements beyond the last hit.)
+        inside = torch.where(exists.unsqueeze(1), index, count).to(torch.int64)
         source, target = inside[:, 0], inside[:, 1]
-        hidden = torch.relu(self.encode_nodes(nn.functional.pad(nodes, [0, 0, 1, 0])))
+        hidden = torch.relu(self.encode_nodes(nn.functional.pad(nodes, [0, 0, 0, 1])))
         latent = torch.relu(self.encode_edges(edges))
         for interaction in self.rounds:
             hidden, latent = interaction(hidden, latent, source, target)
         ends = [hidden.index_select(0, source), hidden.index_select(0, target), latent]
         score = torch.sigmoid(self.edge_head(torch.cat(ends, dim=1))).squeeze(1)
-        found: Tensor = self.node_head(hidden[1:])
+        found: Tensor = self.node_head(hidden[:count])
         return torch.where(exists, score, 0.0), found
 
 
