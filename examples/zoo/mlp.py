@@ -6,6 +6,8 @@ columns, gets silently wrong (tests/engines/test_strided_memory.py).
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +21,7 @@ class Mlp(nn.Module):
         self.scale = nn.Parameter(1.0 + 0.1 * torch.rand(features))
         widths = [features] + [hidden] * layers
         parts: list[nn.Module] = []
-        for width, following in zip(widths[:-1], widths[1:], strict=True):
+        for width, following in pairwise(widths):
             parts += [nn.Linear(width, following), nn.ReLU()]
         self.layers = nn.Sequential(*parts, nn.Linear(hidden, classes))
 

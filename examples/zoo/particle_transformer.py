@@ -94,9 +94,7 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
         nn.init.xavier_uniform_(self.in_proj_weight)
 
-    def forward(
-        self, queries: Tensor, keys: Tensor, absent: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, absent: Tensor, bias: Tensor | None) -> Tensor:
         """(n, Q, W), (n, K, W), (n, 1, 1, K) bool, (n, H, Q, K) -> (n, Q, H, W / H)."""
         width = keys.shape[2]
         weight, offset = self.in_proj_weight, self.in_proj_bias
