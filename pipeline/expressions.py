@@ -95,7 +95,8 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Step:
     wanted = NUMBERS[name]
     if len(listed) != len(wanted):
         takes = f"[{', '.join(wanted)}]" if wanted else "none"
-        raise _Mistake(at, f"found {len(listed)} numbers for {name}; expected {takes}")
+        found = "1 number" if len(listed) == 1 else f"{len(listed)} numbers"
+        raise _Mistake(at, f"found {found} for {name}; expected {takes}")
     numbers = tuple(_number((*at, i), value) for i, value in enumerate(listed))
     if name == "clip" and numbers[0] > numbers[1]:
         raise _Mistake(at, f"found low {numbers[0]:g} above high {numbers[1]:g}")

@@ -194,10 +194,12 @@ def _check_export(
 ) -> None:
     """Export the bare model with every row count dynamic; refuse it with its own line."""
     dims = _dims(signature)
-    shapes = tuple(
+    shapes: tuple[Any, ...] = tuple(
         None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
         for bound in signature.inputs
     )
+    if isinstance(model, Preprocessed):
+        shapes = (shapes,)  # its forward has one parameter, *inputs
     with quiet_torch():
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
