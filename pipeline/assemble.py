@@ -6,12 +6,14 @@ import hashlib
 from pathlib import Path
 
 from engines.target import Target
-from pipeline.config import CollectionConfig, Config, InputConfig
+from pipeline.config import BlockConfig, CollectionConfig, Config, InputConfig
+from pipeline.expressions import features_of
 from runtime.compare import Tolerance, default_tolerance
 from soa.block import Block
 from soa.layout import Column, Layout
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
+from stages.expressions import Features
 from stages.reference import Arrays, check_inputs, random_inputs
 from stages.source import ModelSource, load_callable
 
@@ -36,6 +38,7 @@ def source_of(config: Config) -> ModelSource:
         kwargs=config.model.kwargs,
         weights=files.weights,
         weights_prefix=config.model.weights_prefix,
+        preprocess=tuple(_features(config, block) for block in config.inputs),
     )
 
 
@@ -90,6 +93,13 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
     return found
 
 
+def _features(config: Config, block: InputConfig) -> Features | None:
+    if block.preprocess is None:
+        return None
+    columns = {c.name: c for c in config.collections[block.collection].columns}
+    return features_of(block.preprocess, [columns[name] for name in block.columns])
+
+
 def _layout(config: CollectionConfig) -> Layout:
     columns = [
         Column(
@@ -103,7 +113,7 @@ def _layout(config: CollectionConfig) -> Layout:
     return Layout(columns, config.alignment, config.storage)
 
 
-def _block(config: InputConfig) -> Block:
+def _block(config: BlockConfig) -> Block:
     return Block(
         config.name,
         config.collection,

@@ -109,7 +109,7 @@ class CollectionConfig(_Part):
     rows: str = "n"
 
 
-class InputConfig(_Part):
+class BlockConfig(_Part):
     """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row."""
 
     name: str
@@ -119,6 +119,21 @@ class InputConfig(_Part):
     shape: Shape | None = None
 
 
+class PreprocessConfig(_Part):
+    """Expressions of a block's columns, one for each feature that the model gets.
+
+    Where the column `exists` is not above zero, every feature is `pad`.
+    """
+
+    features: Annotated[tuple[Any, ...], Field(strict=False, min_length=1)]
+    exists: str | None = None
+    pad: Number = 0.0
+
+
+class InputConfig(BlockConfig):
+    preprocess: PreprocessConfig | None = None
+
+
 class Tolerance(_Part):
     """|found - expected| <= atol + rtol * |expected|."""
 
@@ -126,7 +141,7 @@ class Tolerance(_Part):
     rtol: NonNegative
 
 
-class OutputConfig(InputConfig):
+class OutputConfig(BlockConfig):
     tolerance: Tolerance | None = None
     classifier: bool = False
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.config_wording import Problem, did_you_mean, not_among, shown
+from pipeline.expressions import check_preprocess
 from pipeline.yaml_lines import Key
 
 if TYPE_CHECKING:
-    from pipeline.config import ColumnConfig, Config, InputConfig, OutputConfig
+    from pipeline.config import BlockConfig, ColumnConfig, Config, OutputConfig
 
 TARGET = re.compile(r"cpu|cpu/x86-64-v[234]|cpu/aarch64|cuda/sm_\d+|rocm/gfx\w+", re.ASCII)
 _TARGETS = "cpu, cpu/x86-64-v2, -v3 or -v4, cpu/aarch64, cuda/sm_<digits>, rocm/gfx<name>"
@@ -98,6 +99,7 @@ def check_config(config: Config, engines: Sequence[str]) -> list[Problem]:
         *_check_names(config, engines),
         *_check_collections(config),
         *_check_blocks(config),
+        *_check_preprocess(config),
         *_check_rows(config),
         *_check_reference(config),
     ]
@@ -143,7 +145,7 @@ def _check_collections(config: Config) -> Iterator[Problem]:
 
 
 def _check_blocks(config: Config) -> Iterator[Problem]:
-    blocks: list[tuple[Key, InputConfig]] = [
+    blocks: list[tuple[Key, BlockConfig]] = [
         *((("inputs", i), block) for i, block in enumerate(config.inputs)),
         *((("outputs", i), block) for i, block in enumerate(config.outputs)),
     ]
@@ -166,7 +168,19 @@ def _check_blocks(config: Config) -> Iterator[Problem]:
     yield from _check_written(config)
 
 
-def _check_members(at: Key, block: InputConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
+def _check_preprocess(config: Config) -> Iterator[Problem]:
+    for i, block in enumerate(config.inputs):
+        columns = (
+            config.collections[block.collection].columns
+            if block.collection in config.collections
+            else ()
+        )
+        members = [c for name in block.columns for c in columns if c.name == name]
+        if len(members) == len(block.columns):  # else that is a problem of the block's own
+            yield from check_preprocess(("inputs", i, "preprocess"), block, members)
+
+
+def _check_members(at: Key, block: BlockConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
     """The columns of one block, taken together as one tensor."""
     scalars = [m.name for m in members if m.scalar]
     if scalars and len(scalars) < len(members):

@@ -28,6 +28,7 @@ from soa.transfer import fill_column
 from stages.blame import first_line, mutation_line, where_raised, why_not_exported
 from stages.convention import SoaProgram, TracedProgram
 from stages.errors import CaptureError
+from stages.preprocess import Preprocessed
 from stages.reference import (
     Arrays,
     Case,
@@ -110,9 +111,7 @@ def capture(
     say("checking the eager model")
     _check_eager(model, signature, arguments, example)
     say("exporting the model")
-    exportable = model
-    if isinstance(model, torch.jit.ScriptModule):
-        exportable = _from_torchscript(model, arguments)
+    exportable = _exportable(model, arguments)
     _check_export(exportable, signature, arguments)
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
@@ -195,10 +194,12 @@ def _check_export(
 ) -> None:
     """Export the bare model with every row count dynamic; refuse it with its own line."""
     dims = _dims(signature)
-    shapes = tuple(
+    shapes: tuple[Any, ...] = tuple(
         None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
         for bound in signature.inputs
     )
+    if isinstance(model, Preprocessed):
+        shapes = (shapes,)  # its forward has one parameter, *inputs
     with quiet_torch():
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
@@ -278,7 +279,7 @@ def _torchscript(
             core = model
         elif route in ("auto", "script"):
             try:
-                core = torch.jit.script(model)
+                core = _scripted(model)
             except Exception as error:
                 notes.append(f"does not script: {first_line(error)}")
                 if route == "script":
@@ -305,11 +306,29 @@ def _torchscript(
     return made, "; ".join(notes) or None
 
 
+def _scripted(model: torch.nn.Module) -> torch.nn.Module:
+    """What prepares the inputs takes any number of them, which does not script: it is traced."""
+    if not isinstance(model, Preprocessed):
+        return torch.jit.script(model)
+    inner = model.model
+    if not isinstance(inner, torch.jit.ScriptModule):
+        inner = torch.jit.script(inner)
+    return Preprocessed(inner, model.blocks)
+
+
 def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
     """Through memory: where a disk is full, torch's own writer ends the whole process."""
     buffer = BytesIO()
     save(buffer)
     path.write_bytes(buffer.getbuffer())
+
+
+def _exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
+    if isinstance(model, Preprocessed):
+        return Preprocessed(_exportable(model.model, model.prepare(arguments)), model.blocks)
+    if isinstance(model, torch.jit.ScriptModule):
+        return _from_torchscript(model, arguments)
+    return model
 
 
 def _from_torchscript(

@@ -73,7 +73,8 @@ def label(case: Case) -> str:
 def make_cases(signature: Signature) -> tuple[Case, ...]:
     """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest.
 
-    With several dimensions the lists run side by side, the shorter ones starting again.
+    With several dimensions the lists run side by side, the shorter ones starting again; then come
+    all at their largest, and each at its least where the others are at their largest.
     """
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
@@ -86,9 +87,12 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
                     sizes |= {line - 1, line, line + 1}
         per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)
     longest = max(len(sizes) for sizes in per_dim.values())
-    return tuple(
-        {dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)
-    )
+    cases = [{dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)]
+    for least in (None, *per_dim):
+        corner = {dim: sizes[0 if dim == least else -1] for dim, sizes in per_dim.items()}
+        if corner not in cases:
+            cases.append(corner)
+    return tuple(cases)
 
 
 def random_inputs(

@@ -18,6 +18,8 @@ import torch
 
 from engines.torch_quiet import quiet_torch
 from stages.errors import SourceError
+from stages.expressions import Features
+from stages.preprocess import Preprocessed
 
 _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
 
@@ -28,7 +30,8 @@ class ModelSource:
 
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
-    `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys.
+    `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
+    an entry for each input block, or none at all.
     """
 
     factory: str | None = None
@@ -37,6 +40,7 @@ class ModelSource:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     weights: Path | None = None
     weights_prefix: str = ""
+    preprocess: tuple[Features | None, ...] = ()
 
     def fingerprint(self) -> dict[str, str]:
         """What the model is made of, as digests: a change of any of them is another model.
@@ -57,6 +61,8 @@ class ModelSource:
             if path is not None:
                 found[name] = sha256(path)
         found["weights_prefix"] = self.weights_prefix
+        if any(self.preprocess):
+            found["preprocess"] = repr(self.preprocess)
         return found
 
 
@@ -118,7 +124,10 @@ def load_callable(spec: str) -> Callable[..., Any]:
 
 
 def build_model(source: ModelSource) -> torch.nn.Module:
-    """The model on the CPU, in eval mode, with its weights. Raises SourceError."""
+    """The model on the CPU, in eval mode, with its weights, behind what prepares its inputs.
+
+    Raises SourceError.
+    """
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -133,7 +142,7 @@ def build_model(source: ModelSource) -> torch.nn.Module:
         model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model
+    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:

@@ -24,7 +24,12 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "config.yaml").write_text(text)
     config = load_config(tmp_path / "config.yaml")
-    assert [b.plan.kind for b in signature_of(config).inputs] == ["matrix", "matrix", "scalars"]
+    assert [b.plan.kind for b in signature_of(config).inputs] == [
+        "matrix",
+        "matrix",
+        "matrix",
+        "scalars",
+    ]
     for key in Config.model_fields:
         assert re.search(rf"^{key}:", text, re.MULTILINE), key
 

@@ -64,7 +64,15 @@ class ParticleNetOnColumns(nn.Module):
 
 
 def build() -> nn.Module:
-    """The untrained network; ParticleNet_kin.pt fits it key by key. ImportError without weaver."""
+    """The untrained network on raw columns; ParticleNet_kin.pt fits it key by key."""
+    return ParticleNetOnColumns(network())
+
+
+def network() -> nn.Module:
+    """weaver-core's untrained network alone; ImportError without weaver.
+
+    Takes points (n, 2, P), features (n, 7, P) and a mask (n, 1, P) of ones and zeros.
+    """
     try:
         from weaver.nn.model.ParticleNet import ParticleNet
     except ImportError as error:
@@ -72,7 +80,7 @@ def build() -> nn.Module:
             "examples/particlenet needs the network's own code, which cannot be imported "
             f"({error}). Install it: pip install --no-deps weaver-core==0.4.17"
         ) from error
-    network = ParticleNet(
+    made: nn.Module = ParticleNet(
         input_dims=7,
         num_classes=len(CLASSES),
         conv_params=[(16, (64, 64, 64)), (16, (128, 128, 128)), (16, (256, 256, 256))],
@@ -82,7 +90,7 @@ def build() -> nn.Module:
         use_counts=True,
         for_inference=True,
     )
-    return ParticleNetOnColumns(network)
+    return made
 
 
 def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArray[Any]]]:

@@ -10,6 +10,11 @@ from torch import Tensor
 from torch.export import Dim
 
 from examples.particlenet import model as particlenet
+from pipeline.assemble import reference_inputs, signature_of, source_of
+from pipeline.config import load_config
+from stages.preprocess import Preprocessed
+from stages.reference import row_major_inputs
+from stages.source import build_model
 
 
 @pytest.fixture
@@ -58,6 +63,44 @@ def test_the_wrapper_prepares_what_the_network_was_trained_on(
     with torch.no_grad():
         direct = model.mod(points.clone(), features.clone(), mask)
     assert torch.equal(model(particles, jet), direct)
+
+
+def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
+    model: particlenet.ParticleNetOnColumns,
+    particlenet_weights: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SKHEP_DATA", str(particlenet_weights.parent))
+    config = load_config(Path(__file__).parents[2] / "configs" / "particlenet_raw.yaml")
+    whole = build_model(source_of(config))
+    assert isinstance(whole, Preprocessed)
+    inputs = reference_inputs(config, signature_of(config))
+    raw = row_major_inputs(signature_of(config), inputs, {"n": 20})
+    columns = {name: t[:20].double().numpy() for name, t in inputs["jets"].items()}
+    exists = columns["part_pt"] > 0
+    with np.errstate(divide="ignore"):
+        # weaver's settings: variable, subtract_by, multiply_by; then clipped to 5.
+        table = [
+            (np.log(columns["part_pt"]), 1.7, 0.7),
+            (np.log(columns["part_energy"]), 2.0, 0.7),
+            (np.log(columns["part_pt"] / columns["pt"][:, None]), -4.7, 0.7),
+            (np.log(columns["part_energy"] / columns["energy"][:, None]), -4.7, 0.7),
+            (np.hypot(columns["part_deta"], columns["part_dphi"]), 0.2, 4.0),
+            (columns["part_deta"], 0.0, 1.0),
+            (columns["part_dphi"], 0.0, 1.0),
+        ]
+        rows = [np.clip((x - centre) * scale, -5, 5) for x, centre, scale in table]
+    features = np.where(exists[:, None], np.stack(rows, 1), 0.0).astype(np.float32)
+    points = np.stack([columns["part_deta"], columns["part_dphi"]], 1).astype(np.float32)
+    expected = [torch.tensor(t) for t in (points, features, exists[:, None])]
+    found = whole.prepare(raw)
+    assert not exists.all()
+    torch.testing.assert_close(found[0], expected[0], atol=0, rtol=0)
+    torch.testing.assert_close(found[1], expected[1], atol=2e-6, rtol=0)  # at most 5: float32
+    assert torch.equal(found[2].bool(), expected[2])
+    with torch.no_grad():
+        answers = model.mod(*(t.clone() for t in expected))
+        torch.testing.assert_close(whole(*raw), answers, atol=1e-5, rtol=0)
 
 
 def test_it_knows_the_toy_jets_for_what_they_are(model: particlenet.ParticleNetOnColumns) -> None:

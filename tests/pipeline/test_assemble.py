@@ -12,6 +12,7 @@ from pipeline.config import Config, load_config
 from runtime.compare import default_tolerance
 from soa.signature import RowRange
 from stages.errors import ReferenceDataError
+from stages.expressions import Expression, Features, Step
 from stages.reference import Arrays
 
 CONFIG = """
@@ -86,6 +87,38 @@ def test_source_has_absolute_paths(config: Config, folder: Path) -> None:
     assert source.factory == f"{folder}/model.py:build"
     assert source.weights == folder / "weights.safetensors"
     assert source.kwargs == {"a": 1}
+
+
+def test_expressions_become_what_the_model_is_built_with(folder: Path) -> None:
+    old = "dtype: float32, shape: [2, 3]}"
+    new = "dtype: float32, preprocess: {exists: e, pad: -1, features: FEATURES}}"
+    features = "[cov, [cov, log, {clip: [-5, 5]}, {ratio: e}], [e, {add: [cov, {above: 0}]}]]"
+    config = write(folder, CONFIG.replace(old, new.replace("FEATURES", features)))
+    assert assemble.source_of(config).preprocess == (
+        Features(
+            (("cov", (2, 2)), ("e", ()), ("layer", ())),
+            (
+                Expression("cov"),
+                Expression(
+                    "cov",
+                    (
+                        Step("log"),
+                        Step("clip", (-5.0, 5.0)),
+                        Step("ratio", operand=Expression("e")),
+                    ),
+                ),
+                Expression(
+                    "e", (Step("add", operand=Expression("cov", (Step("above", (0.0,)),))),)
+                ),
+            ),
+            "e",
+            -1.0,
+        ),
+        None,
+    )
+    plain = assemble.source_of(write(folder, CONFIG))
+    assert plain.preprocess == (None, None)
+    assert plain.fingerprint().get("preprocess") is None
 
 
 def test_tolerances_are_the_configs_else_the_dtypes(config: Config) -> None:

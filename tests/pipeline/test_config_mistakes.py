@@ -195,3 +195,84 @@ def test_alignment_holds_one_element_of_any_dtype(folder: Path, dtype: str) -> N
     if size > 1:
         [problem] = refused(folder, text.replace("c: {", f"c: {{alignment: {size // 2}, "))
         assert f"at least the {size} bytes" in problem
+
+
+PREPROCESS = """
+name: tiny
+model: {program: model.pt2}
+collections:
+  c:
+    columns:
+      - {name: x, dtype: float32}
+      - {name: v, dtype: float32, eigen: [4]}
+      - {name: w, dtype: float32, eigen: [4]}
+      - {name: k, dtype: int32}
+      - {name: s, dtype: float32, scalar: true}
+      - {name: m, dtype: float32, eigen: [2, 2]}
+      - {name: y, dtype: float32}
+inputs:
+  - name: i
+    collection: c
+    columns: [x, v, w]
+    preprocess:
+      exists: v
+      pad: -1.0
+      features:
+        - v
+        - [v, log, {standardise: [1.5, 2]}, {clip: [-5, 5]}, {above: 0}]
+        - [v, {ratio: x}, {add: [w, square, {multiply: 2.0}]}, sqrt]
+outputs: [{name: o, collection: c, columns: [y]}]
+rows: {n: {max: 16, typical: [4]}}
+"""
+_AT = "inputs[0].preprocess"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("exists: v", "exists: q", 19, "exists: found 'q'; allowed: x, v, w"),
+        ("pad: -1.0", "pad: .nan", 20, "pad: found NaN; expected a finite number"),
+        ("pad:", "padd:", 20, "padd: unknown key (did you mean 'pad'?); allowed: features"),
+        ("        - v\n", "        - q\n", 22, "features[0]: found 'q'; allowed: x, v, w"),
+        ("        - v\n", "        - 3\n", 22, "found 3; expected a column, or [column, oper"),
+        ("        - v\n", "        - []\n", 22, "found a list; expected a column, or [column"),
+        ("        - v\n", "        - [log, v]\n", 22, "features[0][0]: found 'log'; allowed: x"),
+        ("[v, log,", "[v, lgo,", 23, "features[1][1]: found 'lgo' (did you mean 'log'?); allowed"),
+        ("[v, log,", "[v, __import__,", 23, "found '__import__'; allowed: log, log1p, abs, sqrt"),
+        ("[v, log,", "[v, {log: 2},", 23, "found 1 number for log; expected none"),
+        ("[v, log,", "[v, 2,", 23, "features[1][1]: found 2; expected one operation, such as"),
+        ("[v, log,", "[v, {log: [], abs: []},", 23, "found a mapping; expected one operation"),
+        ("[1.5, 2]", "[1.5]", 23, "found 1 number for standardise; expected [centre, scale]"),
+        ("[1.5, 2]", "[1.5, 0]", 23, "standardise: found scale 0, which would make every"),
+        ("[1.5, 2]", "[1.5, .inf]", 23, "standardise[1]: found Infinity; expected a finite numb"),
+        ("[1.5, 2]", "[1.5, two]", 23, "standardise[1]: found 'two'; expected a finite number"),
+        ("[-5, 5]", "[5, -5]", 23, "features[1][3].clip: found low 5 above high -5"),
+        ("{clip: [-5, 5]}", "clip", 23, "found 0 numbers for clip; expected [low, high]"),
+        ("above: 0", "above: true", 23, "above[0]: found true; expected a finite number"),
+        ("ratio: x", "ratio: y", 24, "features[2][1].ratio: found 'y'; allowed: x, v, w"),
+        ("{ratio: x}", "ratio", 24, "found ratio alone; write ratio: with a column or a number"),
+        ("multiply: 2.0", "multiply: .nan", 24, "add[2].multiply: found NaN; expected a finite"),
+        ("[w, square,", "[q, square,", 24, "features[2][2].add[0]: found 'q'; allowed: x, v, w"),
+        ("    preprocess:", "    shape: [3, 3]\n    preprocess:", 19, "found a shape too; the mo"),
+        (
+            "[x, v, w]",
+            "[x, v, w, k]\n    dtype: int32",
+            19,
+            "found columns of int32; say 'dtype:",
+        ),
+        ("[x, v, w]", "[x, v, w, m]", 18, "found Eigen columns of [2, 2] and [4]; they have one"),
+        ("[x, v, w]", "[s]", 18, "found a block of scalars; only columns are preprocessed"),
+    ],
+)
+def test_a_mistake_in_an_expression_is_named_with_its_place(
+    folder: Path, old: str, new: str, line: int, says: str
+) -> None:
+    assert PREPROCESS.count(old) == 1, f"{PREPROCESS.count(old)} places"
+    assert load(folder, PREPROCESS)
+    problems = refused(folder, PREPROCESS.replace(old, new))
+    assert any(p.startswith(f"{line}: {_AT}") and says in p for p in problems), problems
+
+
+def test_an_output_is_not_preprocessed(folder: Path) -> None:
+    [problem] = refused(folder, MINIMAL.replace("[y]}]", "[y], preprocess: {features: [y]}}]"))
+    assert "outputs[0].preprocess: unknown key" in problem

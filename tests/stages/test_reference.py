@@ -66,6 +66,20 @@ def test_sizes_of_several_dimensions_run_side_by_side() -> None:
     assert label({"n": 5, "m": 20}) == "n=5,m=20"
 
 
+def test_the_largest_sizes_meet_and_each_dimension_is_least_alone() -> None:
+    out = Layout([column("y", "float32")])
+    signature = Signature.build(
+        {"i": HITS, "j": out, "o": Layout([column("z", "float32")])},
+        [Block("x", "i", ("x",)), Block("w", "j", ("y",))],
+        [Block("v", "o", ("z",))],
+        {"n": RowRange(0, 1000, (300,)), "m": RowRange(1, 4000)},
+        {"i": "n", "j": "m", "o": "m"},
+    )
+    cases = make_cases(signature)
+    for n, m in ((1000, 4000), (0, 4000), (1000, 1)):
+        assert cases.count({"n": n, "m": m}) == 1
+
+
 # -- inputs ----------------------------------------------------------------------------------------
 
 

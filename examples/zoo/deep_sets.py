@@ -1,0 +1,42 @@
+"""DeepSets (Zaheer et al., arXiv:1703.06114) with a mask, and with a number of the event.
+
+Each hit goes through the same network, the hits that exist are averaged, and a second network
+reads the mean together with their count and the event's pile-up. The order of the hits, and
+whatever lies where there is no hit, cannot matter.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class DeepSets(nn.Module):
+    def __init__(self, features: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.each = nn.Sequential(
+            nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()
+        )
+        self.together = nn.Sequential(
+            nn.Linear(hidden + 2, hidden), nn.ReLU(), nn.Linear(hidden, outputs)
+        )
+
+    def forward(self, hits: Tensor, exists: Tensor, pileup: Tensor) -> Tensor:
+        """Regress `outputs` numbers of each of n showers, (n, outputs) float32.
+
+        hits: (n, P, F) float32; exists: (n, P) bool; pileup: (1,) float32, one for all rows.
+        """
+        mask = exists.unsqueeze(2)
+        each = self.each(torch.where(mask, hits, 0.0))
+        count = exists.to(hits.dtype).sum(dim=1, keepdim=True)
+        mean = torch.where(mask, each, 0.0).sum(dim=1) / count.clamp(min=1.0)
+        event = (pileup / 50.0).expand(count.shape[0], 1)
+        found: Tensor = self.together(torch.cat([mean, count / exists.shape[1], event], dim=1))
+        return found
+
+
+def deep_sets(features: int = 5, hidden: int = 32, outputs: int = 2) -> nn.Module:
+    """Random weights, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return DeepSets(features, hidden, outputs)

@@ -1,0 +1,36 @@
+"""A plain perceptron: features standardised, linear layers with ReLU, class probabilities.
+
+Its first operation is pointwise. That is the case which compiled code, fed a strided view of
+columns, gets silently wrong (tests/engines/test_strided_memory.py).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+class Mlp(nn.Module):
+    """(n, F) float32 -> (n, classes) float32, probabilities."""
+
+    def __init__(self, features: int, hidden: int, layers: int, classes: int) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(0.1 * torch.randn(features))
+        self.scale = nn.Parameter(1.0 + 0.1 * torch.rand(features))
+        widths = [features] + [hidden] * layers
+        parts: list[nn.Module] = []
+        for width, following in pairwise(widths):
+            parts += [nn.Linear(width, following), nn.ReLU()]
+        self.layers = nn.Sequential(*parts, nn.Linear(hidden, classes))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.softmax(self.layers((features - self.mean) * self.scale), dim=1)
+
+
+def mlp(features: int = 6, hidden: int = 48, layers: int = 1, classes: int = 3) -> nn.Module:
+    """Random weights, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return Mlp(features, hidden, layers, classes)

@@ -1,0 +1,71 @@
+"""One trunk, five heads, each of another dtype: what a reconstruction wants of one candidate.
+
+An energy correction, a vertex in double precision, a class, a decision and a compact weight. The
+inputs are of four dtypes; integers and flags become numbers in the graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class MultiHead(nn.Module):
+    def __init__(self, kinematics: int, counts: int, flags: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(
+            nn.Linear(kinematics + counts + flags + 3, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+        )
+        self.energy = nn.Linear(hidden, 2)
+        self.shift = nn.Linear(hidden, 3)
+        self.classes = nn.Linear(hidden, classes)
+        self.decision = nn.Linear(hidden, 1)
+        self.weight = nn.Linear(hidden, 2)
+
+    def scores(
+        self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What the class, (n, classes), and the decision, (n,), are taken from."""
+        hidden = self.hidden(kinematics, counts, flags, vertex)
+        return self.classes(hidden), self.decision(hidden).squeeze(1)
+
+    def hidden(self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor) -> Tensor:
+        dtype = kinematics.dtype
+        features = [
+            kinematics,
+            torch.log1p(counts.to(dtype)) - 3.5,
+            flags.to(dtype),
+            vertex.to(dtype),
+        ]
+        found: Tensor = self.trunk(torch.cat(features, dim=1))
+        return found
+
+    def forward(
+        self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Answer for n candidates.
+
+        kinematics: (n, F) float32; counts: (n, C) int32, not negative; flags: (n, B) bool;
+        vertex: (n, 3) float64, in cm.
+        Returns energy and its resolution (n, 2) float32; the vertex, moved, (n, 3) float64; the
+        most probable class (n,) int64; whether to keep it (n,) bool; two weights (n, 2) float16.
+        """
+        hidden = self.hidden(kinematics, counts, flags, vertex)
+        energy = nn.functional.softplus(self.energy(hidden))
+        moved = vertex + 0.01 * torch.tanh(self.shift(hidden)).to(vertex.dtype)
+        label = self.classes(hidden).argmax(dim=1)
+        keep = self.decision(hidden).squeeze(1) > 0.0
+        weight = torch.sigmoid(self.weight(hidden)).to(torch.float16)
+        return energy, moved, label, keep, weight
+
+
+def multi_head(
+    kinematics: int = 4, counts: int = 2, flags: int = 2, hidden: int = 32, classes: int = 4
+) -> nn.Module:
+    """Random weights, the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return MultiHead(kinematics, counts, flags, hidden, classes)

@@ -1,0 +1,420 @@
+"""The zoo: what each architecture promises, and its config; two of them from end to end.
+
+Shapes and row counts are those of configs/zoo, so that what is tested is what is built.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from torch import Tensor
+from torch.export import Dim
+
+from examples.zoo.edge_gnn import EdgeGNN, Interaction, edge_gnn
+from examples.zoo.multi_head import MultiHead, multi_head
+from examples.zoo.particle_transformer import (
+    ParticleTransformer,
+    pair_features,
+    particle_transformer,
+)
+from examples.zoo.particle_transformer import reference as transformer_reference
+from pipeline.assemble import reference_inputs, signature_of, source_of
+from pipeline.config import Config, load_config
+from pipeline.runner import run
+from registry.store import Registry
+from soa.signature import Signature
+from stages.reference import Arrays, Case, eager_outputs, make_cases, row_major_inputs
+from stages.source import build_model
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "zoo"
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+ZOO = ["deep_sets", "edge_gnn", "mlp", "multi_head", "particle_transformer", "tiny_resnet"]
+
+
+class Entry:
+    """A config of the zoo with its eager model and its reference inputs."""
+
+    def __init__(self, name: str) -> None:
+        self.config: Config = load_config(CONFIGS / f"{name}.yaml")
+        self.signature: Signature = signature_of(self.config)
+        self.model = build_model(source_of(self.config))
+        self.inputs: Arrays = reference_inputs(self.config, self.signature)
+
+    def arguments(self, case: Case) -> list[Tensor]:
+        return row_major_inputs(self.signature, self.inputs, case)
+
+    def case(self, n: int) -> Case:
+        return {dim: n + 4 * i for i, dim in enumerate(self.signature.dims)}
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Entry]:
+    return {name: Entry(name) for name in NAMES}
+
+
+def test_every_architecture_has_a_config_and_a_row_in_the_table() -> None:
+    assert NAMES == ZOO
+    table = (CONFIGS.parents[1] / "examples" / "README.md").read_text()
+    for name in NAMES:
+        assert f"`zoo/{name}.py`" in table
+        assert f"`configs/zoo/{name}.yaml`" in table
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_factory_gives_the_same_weights_every_time_and_spares_the_generator(name: str) -> None:
+    make = getattr(importlib.import_module(f"examples.zoo.{name}"), name)
+    torch.manual_seed(11)
+    one = make().state_dict()
+    drawn = torch.rand(3)
+    torch.manual_seed(12)
+    other = make().state_dict()
+    assert all(torch.equal(one[key], other[key]) for key in one)
+    torch.manual_seed(11)
+    assert torch.equal(torch.rand(3), drawn)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_rows_do_not_depend_on_the_batch_and_inputs_stay(
+    name: str, entries: dict[str, Entry]
+) -> None:
+    entry = entries[name]
+    signature = entry.signature
+    whole = entry.case(60)
+    arguments = entry.arguments(whole)
+    before = [a.clone() for a in arguments]
+    expected = eager_outputs(entry.model, signature, arguments, whole)
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
+    assert all(value.isfinite().all() for value in expected.values())
+    if len(signature.dims) > 1:  # a graph is one event: its rows do depend on each other
+        return
+    for n in (0, 1, 7):
+        found = eager_outputs(entry.model, signature, entry.arguments({"n": n}), {"n": n})
+        for output, value in found.items():
+            torch.testing.assert_close(value, expected[output][:n], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_it_exports_once_for_every_row_count(name: str, entries: dict[str, Entry]) -> None:
+    entry = entries[name]
+    signature = entry.signature
+    dims = {dim: Dim(dim, min=0, max=signature.ranges[dim].max) for dim in signature.dims}
+    shapes = tuple(
+        None if b.plan.kind == "scalars" else {0: dims[b.rows]} for b in signature.inputs
+    )
+    program = torch.export.export(
+        entry.model, tuple(entry.arguments(entry.case(37))), dynamic_shapes=shapes, strict=False
+    ).module()
+    for n in (0, 1, 33):
+        case = entry.case(n)
+        arguments = entry.arguments(case)
+        expected = eager_outputs(entry.model, signature, arguments, case)
+        found = eager_outputs(program, signature, arguments, case)
+        for output, value in found.items():
+            torch.testing.assert_close(value, expected[output], atol=1e-6, rtol=1e-5)
+
+
+# -- DeepSets --------------------------------------------------------------------------------------
+
+
+def test_deep_sets_sees_a_set(entries: dict[str, Entry]) -> None:
+    hits, exists, pileup = entries["deep_sets"].arguments({"n": 100})
+    model = entries["deep_sets"].model
+    expected = model(hits, exists, pileup)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(model(hits[:, order], exists[:, order], pileup), expected)
+    for junk in (-7.0, float("inf"), float("nan")):
+        dirty = torch.where(exists.unsqueeze(2), hits, junk)
+        assert torch.equal(model(dirty, exists, pileup), expected)
+    assert not torch.allclose(model(hits, exists, pileup + 10.0), expected)
+    assert model(hits, torch.zeros_like(exists), pileup).isfinite().all()
+
+
+# -- the edge GNN ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def event() -> tuple[Tensor, Tensor, Tensor]:
+    """40 nodes, their 200 edges (source, target), and the edges' features."""
+    generator = torch.Generator().manual_seed(7)
+    index = torch.randint(0, 40, (200, 2), generator=generator)
+    nodes, edges = (torch.randn(*shape, generator=generator) for shape in ((40, 3), (200, 4)))
+    return nodes, index, edges
+
+
+@pytest.fixture(scope="module")
+def gnn() -> EdgeGNN:
+    model = edge_gnn()
+    assert isinstance(model, EdgeGNN)
+    return model.eval().requires_grad_(False)
+
+
+Event = tuple[Tensor, Tensor, Tensor]
+
+
+def test_new_numbers_for_the_nodes_change_only_the_order(gnn: EdgeGNN, event: Event) -> None:
+    nodes, index, edges = event
+    scores, hits = gnn(nodes, index, edges)
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    found, moved = gnn(nodes[order], torch.argsort(order)[index], edges)
+    torch.testing.assert_close(found, scores)
+    torch.testing.assert_close(moved, hits[order])
+
+
+def test_the_order_of_edges_changes_only_the_order(gnn: EdgeGNN, event: Event) -> None:
+    nodes, index, edges = event
+    scores, hits = gnn(nodes, index, edges)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
+    found, same = gnn(nodes, index[order], edges[order])
+    torch.testing.assert_close(found, scores[order])
+    torch.testing.assert_close(same, hits)
+
+
+def test_messages_are_those_of_a_loop_over_edges(gnn: EdgeGNN, event: Event) -> None:
+    nodes, index, edges = event
+    hidden = torch.relu(gnn.encode_nodes(nodes))
+    latent = torch.relu(gnn.encode_edges(edges))
+    for interaction in gnn.rounds:
+        assert isinstance(interaction, Interaction)
+        arrived = torch.zeros_like(hidden)
+        sent = []
+        for k, (source, target) in enumerate(index.tolist()):
+            sent.append(interaction.message(torch.cat([hidden[source], hidden[target], latent[k]])))
+            arrived[target] += sent[-1]
+        latent = latent + torch.stack(sent)
+        hidden = hidden + interaction.update(torch.cat([hidden, arrived], dim=1))
+    torch.testing.assert_close(gnn(nodes, index, edges)[1], gnn.node_head(hidden))
+    ends = torch.cat([hidden[index[:, 0]], hidden[index[:, 1]], latent], dim=1)
+    expected = torch.sigmoid(gnn.edge_head(ends)).squeeze(1)
+    torch.testing.assert_close(gnn(nodes, index, edges)[0], expected)
+
+
+@pytest.mark.parametrize("nowhere", [-1, -(2**31), 40, 2**31 - 1])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_edge_that_leads_nowhere_is_no_edge(
+    gnn: EdgeGNN, event: Event, nowhere: int, dtype: torch.dtype
+) -> None:
+    nodes, index, edges = event
+    left = torch.arange(200) % 5 != 0
+    expected, expected_hits = gnn(nodes, index[left], edges[left])
+    broken = index.to(dtype)
+    broken[~left, 0] = nowhere
+    scores, hits = gnn(nodes, broken, edges)
+    torch.testing.assert_close(scores[left], expected)
+    assert not scores[~left].any()
+    torch.testing.assert_close(hits, expected_hits)
+
+
+def test_an_event_without_hits_or_without_edges(gnn: EdgeGNN, event: Event) -> None:
+    nodes, index, edges = event
+    scores, hits = gnn(nodes[:0], index, edges)
+    assert scores.shape == (200,) and not scores.any() and hits.shape == (0, 2)
+    scores, hits = gnn(nodes, index[:0], edges[:0])
+    assert scores.shape == (0,) and hits.shape == (40, 2) and bool(hits.isfinite().all())
+
+
+def test_most_sizes_that_are_validated_have_edges_that_exist(entries: dict[str, Entry]) -> None:
+    entry = entries["edge_gnn"]
+    used = []
+    for case in make_cases(entry.signature):
+        _, index, _ = entry.arguments(case)
+        exists = ((index >= 0) & (index < case["nodes"])).all(dim=1)
+        used.append(int(exists.sum()))
+        if case["edges"] >= 31 and case["nodes"] > 1:
+            assert exists.any() and not exists.all()
+    assert max(used) > 3000  # of 4096, at the largest sizes
+
+
+# -- the multi-head network ------------------------------------------------------------------------
+
+
+def test_each_head_has_its_dtype_and_its_rule(entries: dict[str, Entry]) -> None:
+    entry = entries["multi_head"]
+    kinematics, counts, flags, vertex = entry.arguments({"n": 500})
+    dtypes = [a.dtype for a in (kinematics, counts, flags, vertex)]
+    assert dtypes == [torch.float32, torch.int32, torch.bool, torch.float64]
+    energy, moved, label, keep, weight = entry.model(kinematics, counts, flags, vertex)
+    assert (energy.dtype, bool((energy > 0).all())) == (torch.float32, True)
+    assert moved.dtype == torch.float64
+    assert 0 < (moved - vertex).abs().max() <= 0.01
+    assert (label.dtype, keep.dtype, weight.dtype) == (torch.int64, torch.bool, torch.float16)
+    assert len(label.unique()) == 4 and 0 < keep.sum() < 500
+    assert bool(((weight >= 0) & (weight <= 1)).all())
+
+
+def test_no_rounding_can_change_a_class_or_a_decision_of_the_reference(
+    entries: dict[str, Entry],
+) -> None:
+    # They must agree exactly, on every host: no score of the reference lies on a border.
+    model = multi_head().eval().requires_grad_(False)
+    assert isinstance(model, MultiHead)
+    scores, decision = model.scores(*entries["multi_head"].arguments({"n": 1024}))
+    best, second = scores.topk(2, dim=1).values.unbind(1)
+    assert float((best - second).min()) > 1e-5 * float(scores.abs().max())
+    assert float(decision.abs().min()) > 1e-5 * float(decision.abs().max())
+
+
+# -- the Particle Transformer ----------------------------------------------------------------------
+
+_FEATURES = (
+    "log_pt",
+    "log_energy",
+    "log_pt_share",
+    "log_energy_share",
+    "delta_r",
+    "deta",
+    "dphi",
+)
+
+
+def jets(n: int, seed: int = 3, particles: int = 16) -> tuple[Tensor, Tensor, Tensor]:
+    """features (n, 7, P), vectors (n, 4, P), exists (n, P); the first jets' particles, of 16."""
+    columns: dict[str, Any] = transformer_reference({"n": n}, seed)["jets"]
+    features = torch.tensor(np.stack([columns[name] for name in _FEATURES], 1))
+    vectors = torch.tensor(np.stack([columns[name] for name in ("px", "py", "pz", "energy")], 1))
+    exists = torch.tensor(columns["exists"])
+    return features[:, :, :particles], vectors[:, :, :particles], exists[:, :particles]
+
+
+def shaken(model: torch.nn.Module, seed: int) -> dict[str, Tensor]:
+    """Weights in which no parameter is still a one or a zero."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {}
+    for key, value in model.state_dict().items():
+        noise = torch.rand(value.shape, generator=generator) if value.is_floating_point() else 0
+        state[key] = value + noise * (1.0 if "var" in key else 0.2)
+    return state
+
+
+def transformer(**sizes: Any) -> ParticleTransformer:
+    model = particle_transformer(**sizes)
+    assert isinstance(model, ParticleTransformer)
+    model.load_state_dict(shaken(model, 5))
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.autocast:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    "sizes, particles",
+    [
+        ({}, 16),
+        ({}, 1),
+        ({"heads": 2, "layers": 3, "class_layers": 2, "classes": 3}, 5),
+        ({"widths": (16, 8), "pair_widths": (8, 8, 8), "layers": 1}, 11),
+    ],
+)
+def test_with_the_same_weights_it_is_weavers(sizes: dict[str, Any], particles: int) -> None:
+    module = pytest.importorskip("weaver.nn.model.ParticleTransformer")
+    ours = transformer(**sizes)
+    kept = {"heads": 4, "layers": 2, "class_layers": 1, "classes": 10, **sizes}
+    theirs = module.ParticleTransformer(
+        input_dim=7,
+        num_classes=kept["classes"],
+        embed_dims=list(kept.get("widths", (32, 64, 32))),
+        pair_embed_dims=list(kept.get("pair_widths", (16, 16))),
+        num_heads=kept["heads"],
+        num_layers=kept["layers"],
+        num_cls_layers=kept["class_layers"],
+        trim=False,
+    ).eval()
+    state = shaken(theirs, 8)
+    theirs.load_state_dict(state)
+    ours.load_state_dict(state, strict=True)  # the names are the same, and every one is used
+    features, vectors, exists = jets(200, particles=particles)
+    some = exists.any(dim=1)  # weaver-core gives NaN for a jet without particles
+    assert int((~exists[some]).sum()) > 0 or particles == 1
+    with torch.no_grad():
+        found = ours.logits(features, vectors, exists)[some]
+        # In double precision: in single, weaver-core's own pair features are off by rounding that
+        # the logarithm of E^2 - p^2 magnifies (its scores of these jets by up to 0.1).
+        expected = theirs.double()(features.double(), vectors.double(), exists.unsqueeze(1))[some]
+        twice = ours.double().logits(features.double(), vectors.double(), exists)[some]
+    assert float(expected.std()) > 0.1
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(twice, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.cuda.amp.autocast:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_where_nothing_cancels_it_is_weavers_in_single_precision_too() -> None:
+    module = pytest.importorskip("weaver.nn.model.ParticleTransformer")
+    theirs = module.ParticleTransformer(
+        7, 10, embed_dims=[32, 64, 32], pair_embed_dims=[16, 16], num_heads=4, num_layers=2,
+        num_cls_layers=1, trim=False,
+    ).eval()  # fmt: skip
+    ours = transformer()
+    ours.load_state_dict(theirs.state_dict())
+    features, vectors, exists = jets(200)
+    # Heavy particles, far from each other and from the beam.
+    generator = torch.Generator().manual_seed(2)
+    momenta = torch.randn(200, 3, 16, generator=generator) * torch.tensor([[[5.0], [5.0], [2.0]]])
+    energy = (momenta.square().sum(dim=1, keepdim=True) + 25.0).sqrt()
+    vectors = torch.cat([momenta, energy], dim=1)
+    some = exists.any(dim=1)
+    with torch.no_grad():
+        found = ours.logits(features, vectors, exists)[some]
+        expected = theirs(features, vectors, exists.unsqueeze(1))[some]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_pair_features_are_those_of_the_paper() -> None:
+    # Eq. 3 of arXiv:2202.03772, by hand, of two particles at (pt, y, phi), massless.
+    (pt_a, y_a, phi_a), (pt_b, y_b, phi_b) = (30.0, 0.3, 3.0), (12.0, -0.1, -3.1)
+    vectors = [
+        [pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(y), pt * np.cosh(y)]
+        for pt, y, phi in ((pt_a, y_a, phi_a), (pt_b, y_b, phi_b))
+    ]
+    given = torch.tensor(vectors, dtype=torch.float64).T.unsqueeze(0)
+    found = pair_features(given, torch.tensor([0]), torch.tensor([1]))[0, 0]
+    dphi = 2 * np.pi - 6.1  # across the border of phi
+    distance = np.hypot(y_a - y_b, dphi)
+    mass2 = 2 * pt_a * pt_b * (np.cosh(y_a - y_b) - np.cos(dphi))
+    expected = np.log([pt_b * distance, pt_b / (pt_a + pt_b), distance, mass2])
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+
+
+def test_the_transformer_sees_a_set_of_particles() -> None:
+    model = transformer()
+    features, vectors, exists = jets(100)
+    expected = model(features, vectors, exists)
+    torch.testing.assert_close(expected.sum(dim=1), torch.ones(100))
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
+    found = model(features[:, :, order], vectors[:, :, order], exists[:, order])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    for junk in (-7.0, 1.0e30, float("nan")):
+        dirty = [torch.where(exists.unsqueeze(1), t, junk) for t in (features, vectors)]
+        assert torch.equal(model(*dirty, exists), expected)
+    # Fewer places for absent particles, the same jets.
+    short = exists[:, 12:].sum(dim=1) == 0
+    found = model(features[short, :, :12], vectors[short, :, :12], exists[short, :12])
+    torch.testing.assert_close(found, expected[short], atol=1e-6, rtol=0)
+
+
+# -- from end to end -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["edge_gnn", "multi_head"])
+def test_it_is_built_and_valid(name: str, tmp_path: Path) -> None:
+    document = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
+    for part in (document["model"], document["reference"]):
+        if "factory" in part:
+            part["factory"] = str((CONFIGS / part["factory"]).resolve())
+    document["engines"] = ["aoti"]
+    document["model"]["torchscript_route"] = "none"
+    config = tmp_path / f"{name}.yaml"
+    config.write_text(yaml.safe_dump(document, sort_keys=False))
+    registry = Registry(f"sqlite:///{tmp_path}/registry.db")
+    result = run(config, registry, tmp_path / "work", say=print)
+    [target] = result.bundle.manifest.targets.values()
+    found = target.candidates["aoti"]
+    assert (found.status, found.reason, target.chosen) == ("valid", None, "aoti")
+    assert found.worst.keys() == {output["name"] for output in document["outputs"]}
+    assert all(deviation.outside == 0 for deviation in found.worst.values())
