@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from registry.manifest import Manifest, Worst
 
+NEVER_OVERRIDDEN = frozenset({"digests"})
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -23,6 +25,18 @@ class Decision:
     found: str
     limit: str
     detail: str
+    override: str = ""
+    """Why somebody let the version pass all the same."""
+
+    @property
+    def lets_pass(self) -> bool:
+        return self.passed or (self.override != "" and self.gate not in NEVER_OVERRIDDEN)
+
+    @property
+    def answer(self) -> str:
+        if self.passed:
+            return "passed"
+        return "overridden" if self.lets_pass else "REFUSED"
 
 
 @dataclass(frozen=True)
