@@ -28,10 +28,11 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from registry.history import Event, History
 from registry.lookup import aliases_of, has_code
+from registry.promotion import Decision
 from registry.version import PROMOTION, ROLLED_BACK, Promotion
 
 if TYPE_CHECKING:
@@ -76,6 +77,48 @@ class Mover:
         left = {} if self.last is None else dict(self.last.left)
         if left != self.aliases:
             self.note(Event("found", self.model, left, dict(self.aliases)))
+
+    def event(
+        self,
+        kind: Literal["promotion", "rollback", "refusal", "alias"],
+        alias: str,
+        number: int,
+        digests: Mapping[str, str],
+        decisions: tuple[Decision, ...] = (),
+        policies: Sequence[str] = (),
+        reason: str = "",
+    ) -> Event:
+        """What is to become of the aliases when `alias` goes to a version."""
+        after = dict(self.aliases)
+        if kind != "refusal" and after.get(alias) != number:
+            if alias == PRODUCTION and alias in after:
+                after[PREVIOUS] = after[alias]
+            after[alias] = number
+        return Event(
+            kind,
+            self.model,
+            dict(self.aliases),
+            after,
+            alias=alias,
+            version=number,
+            digests=digests,
+            decisions=decisions,
+            policies=tuple(policies),
+            reason=reason,
+        )
+
+    def still_in_place(self, alias: str, replacing: int | None) -> list[Decision]:
+        """A refusal if the gates compared with a version that holds the alias no longer."""
+        holder = self.aliases.get(alias, 0)
+        if replacing is None or holder == replacing:
+            return []
+        found = f"{self.model}/{holder}" if holder else "none"
+        limit = f"{self.model}/{replacing}" if replacing else "none"
+        detail = (
+            f"@{alias} was {limit} when the gates measured and is {found} now: somebody else was "
+            "quicker, run the command again"
+        )
+        return [Decision("in place", False, found, limit, detail)]
 
     def note(self, event: Event) -> Event:
         """Record what moves nothing."""

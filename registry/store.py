@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from registry import artifacts, description, upload
+from registry import artifacts, description, policy_store, upload
 from registry.bundle import Bundle
 from registry.errors import NotFoundError, PromotionRefused, RegistryError
 from registry.history import Event, History
@@ -29,6 +29,7 @@ from registry.lookup import (
 )
 from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
+from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, parse_ref
 from registry.version import Version
@@ -186,7 +187,9 @@ class Registry:
         _checked_alias(alias)
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
-            mover.move(_event(mover, "alias", alias, found, self._digests(mover, alias, found)))
+            mover.move(
+                mover.event("alias", alias, found.number, self._digests(mover, alias, found))
+            )
             return self.find(Ref(version.name, version.number))
 
     def promote(
@@ -209,13 +212,12 @@ class Registry:
             raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
-            all_decisions = (*decisions, *_still_in_place(mover, alias, replacing))
+            all_decisions = (*decisions, *mover.still_in_place(alias, replacing))
             passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
-            event = _event(
-                mover,
+            event = mover.event(
                 "promotion" if passed else "refusal",
                 alias,
-                found,
+                found.number,
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
@@ -241,7 +243,7 @@ class Registry:
                 )
             found = self.find(Ref(name, back))
             digests = self._digests(mover, PRODUCTION, found)
-            event = _event(mover, "rollback", PRODUCTION, found, digests, reason=reason)
+            event = mover.event("rollback", PRODUCTION, back, digests, reason=reason)
             mover.move(event)
             return self.find(Ref(name, back))
 
@@ -277,6 +279,20 @@ class Registry:
                 return []
             events = History(client, experiment, name).events()
             return as_settled(events, aliases_of(model))
+
+    # Policies
+
+    def set_policy(
+        self, policy: Policy, model: str | None = None, reference: Path | None = None
+    ) -> None:
+        """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
+        if model is not None:
+            self.versions(model)  # there has to be such a model
+        policy_store.keep(self._access, policy, model, reference)
+
+    def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
+        """What this registry asks for: of every model, and of `model`."""
+        return policy_store.kept(self._access, model, into)
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[Mover]:
@@ -336,50 +352,6 @@ class Registry:
                     f"{name}: no such model in {self._access.shown}; its models: {have}"
                 )
             yield client, model
-
-
-def _event(
-    mover: Mover,
-    kind: Literal["promotion", "rollback", "refusal", "alias"],
-    alias: str,
-    version: Version,
-    digests: Mapping[str, str],
-    decisions: tuple[Decision, ...] = (),
-    policies: Sequence[str] = (),
-    reason: str = "",
-) -> Event:
-    """What is to become of the aliases when `alias` goes to `version`."""
-    after = dict(mover.aliases)
-    if kind != "refusal" and after.get(alias) != version.number:
-        if alias == PRODUCTION and alias in after:
-            after[PREVIOUS] = after[alias]
-        after[alias] = version.number
-    return Event(
-        kind,
-        mover.model,
-        dict(mover.aliases),
-        after,
-        alias=alias,
-        version=version.number,
-        digests=digests,
-        decisions=decisions,
-        policies=tuple(policies),
-        reason=reason,
-    )
-
-
-def _still_in_place(mover: Mover, alias: str, replacing: int | None) -> list[Decision]:
-    """A refusal if the gates compared with a version that holds the alias no longer."""
-    holder = mover.aliases.get(alias, 0)
-    if replacing is None or holder == replacing:
-        return []
-    found = f"{mover.model}/{holder}" if holder else "none"
-    limit = f"{mover.model}/{replacing}" if replacing else "none"
-    detail = (
-        f"@{alias} was {limit} when the gates measured and is {found} now: somebody else was "
-        "quicker, run the command again"
-    )
-    return [Decision("in place", False, found, limit, detail)]
 
 
 def _checked_alias(alias: str) -> str:

@@ -6,6 +6,7 @@ Each writer registers, promotes, is refused, rolls back, sets aliases and approv
 After every kill a new writer takes the place of the dead one, and after every tenth both are killed
 and all invariants are checked, before and after the next writer has settled what was left open.
 
+`--registry URI` takes a tracking server; `--lease 2` then keeps the wait for a dead writer short.
 The seed decides the operations and the delays; what a kill hits depends on the machine's timing.
 """
 
@@ -28,14 +29,15 @@ from pathlib import Path
 from registry import Bundle, PromotionRefused, Registry, RegistryError
 from tests.registry.campaigns import invariants, workers
 
-NAME = "jets"
 BUNDLES = 40
 ROUND = 10
 
 
-def operation(registry: Registry, choice: random.Random, folder: Path, label: str) -> list[str]:
+def operation(
+    registry: Registry, name: str, choice: random.Random, folder: Path, label: str
+) -> list[str]:
     """One operation; returns the kind of event it must have left, and a digest if it registered."""
-    versions = registry.versions(NAME)
+    versions = registry.versions(name)
     version = choice.choice(versions)
     match choice.choices(
         ["register", "production", "staging", "refusal", "rollback", "alias", "approval"],
@@ -43,7 +45,7 @@ def operation(registry: Registry, choice: random.Random, folder: Path, label: st
     )[0]:
         case "register":
             bundle = Bundle.open(folder / "bundles" / str(choice.randrange(BUNDLES)))
-            return ["", registry.register(bundle).digest]
+            return ["", registry.register(bundle, name).digest]
         case "refusal":
             try:
                 registry.promote(version, "production", [workers.SLOW], policies=[label])
@@ -52,7 +54,7 @@ def operation(registry: Registry, choice: random.Random, folder: Path, label: st
             raise AssertionError("a refused promotion went through")
         case "rollback":
             try:
-                registry.rollback(NAME, label)
+                registry.rollback(name, label)
             except RegistryError as error:
                 assert "nothing to roll back to" in str(error), error
                 return ["", ""]
@@ -88,6 +90,9 @@ class Campaign:
     folder: Path
     seed: int
     say: Callable[[str], None]
+    registry: str | None = None
+    lease_s: float | None = None
+    name: str = field(default_factory=workers.new_name)
     writers: list[Writer] = field(default_factory=list)
     started: int = 0
     kills: int = 0
@@ -95,8 +100,8 @@ class Campaign:
     checks: int = 0
 
     def run(self, kills: int) -> Counter[str]:
-        workers.warm_up()
-        self.uri = workers.prepare(self.folder, BUNDLES)
+        workers.warm_up(self.lease_s)
+        self.uri = workers.prepare(self.folder, BUNDLES, self.registry)
         self.journals = self.folder / "journals"
         self.journals.mkdir()
         workers.run(self._first_version)
@@ -120,7 +125,8 @@ class Campaign:
         return self._counts()
 
     def _first_version(self) -> None:
-        Registry(self.uri).register(Bundle.open(self.folder / "bundles" / "0"))
+        bundle = Bundle.open(self.folder / "bundles" / "0")
+        Registry(self.uri).register(bundle, self.name)
 
     def _start(self) -> Writer:
         number, self.started = self.started, self.started + 1
@@ -129,13 +135,13 @@ class Campaign:
         def work() -> None:
             os.close(read)
             registry, choice = Registry(self.uri), random.Random(f"{self.seed}/{number}")
-            registry.versions(NAME)
+            registry.versions(self.name)
             with (self.journals / str(number)).open("a", buffering=1) as journal:
                 for count in range(1_000_000):
                     label = f"writer {number} operation {count}"
                     os.write(write, b"B")
                     begun = time.monotonic()
-                    kind, digest = operation(registry, choice, self.folder, label)
+                    kind, digest = operation(registry, self.name, choice, self.folder, label)
                     done = {"label": label, "kind": kind, "digest": digest}
                     journal.write(json.dumps(done | {"s": time.monotonic() - begun}) + "\n")
                     os.write(write, b"E")
@@ -174,13 +180,13 @@ class Campaign:
         registry, entries = Registry(self.uri), self._journal()
         done = {str(e["label"]): str(e["kind"]) for e in entries if e["kind"]}
         registered = [str(e["digest"]) for e in entries if e["digest"]]
-        invariants.check_always(registry, NAME, done, registered)
-        left_open = [e for e in invariants._raw(registry, NAME) if e.state == "open"]
-        foreseen = {event.number: event.state for event in registry.history(NAME)}
-        registry.approve(registry.find(NAME), "the campaign")  # any writer settles
-        invariants.check_settled(registry, NAME)
-        invariants.check_always(registry, NAME, done, registered)
-        settled = {event.number: event.state for event in invariants._raw(registry, NAME)}
+        invariants.check_always(registry, self.name, done, registered)
+        left_open = [e for e in invariants._raw(registry, self.name) if e.state == "open"]
+        foreseen = {event.number: event.state for event in registry.history(self.name)}
+        registry.approve(registry.find(self.name), "the campaign")  # any writer settles
+        invariants.check_settled(registry, self.name)
+        invariants.check_always(registry, self.name, done, registered)
+        settled = {event.number: event.state for event in invariants._raw(registry, self.name)}
         assert {n: settled[n] for n in foreseen} == foreseen
         with (self.folder / "left_open").open("a") as file:
             file.writelines(f"{event.kind} {settled[event.number]}\n" for event in left_open)
@@ -189,14 +195,14 @@ class Campaign:
         found: Counter[str] = Counter()
 
         def count() -> None:
-            events = Registry(self.uri).history(NAME)
+            events = Registry(self.uri).history(self.name)
             done = {str(entry["label"]) for entry in self._journal()}
             kinds = Counter(f"{event.kind}: {event.state}" for event in events)
             kinds["completed for a killed writer"] = sum(
                 event.state == "done" and invariants.label_of(event).startswith("writer")
                 and invariants.label_of(event) not in done for event in events
             )  # fmt: skip
-            kinds["versions"] = len(Registry(self.uri).versions(NAME))
+            kinds["versions"] = len(Registry(self.uri).versions(self.name))
             (self.folder / "counts.json").write_text(json.dumps(kinds))
 
         workers.run(count)
@@ -210,10 +216,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=200)
+    workers.add_options(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-kill-") as folder:
         begun = time.monotonic()
-        campaign = Campaign(Path(folder), asked.seed, lambda text: print(text, file=sys.stderr))
+        campaign = Campaign(
+            Path(folder),
+            asked.seed,
+            lambda text: print(text, file=sys.stderr),
+            asked.registry,
+            asked.lease,
+        )
         try:
             counts = campaign.run(asked.kills)
         finally:

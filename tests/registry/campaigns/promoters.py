@@ -16,18 +16,19 @@ from registry import Bundle, Registry
 from registry.lookup import aliases_of
 from tests.registry.campaigns import invariants, workers
 
-NAME = "jets"
 VERSIONS = 5
 
 
-def race(folder: Path, promoters: int) -> None:
+def race(
+    folder: Path, promoters: int, registry_uri: str | None = None, lease_s: float | None = None
+) -> None:
     """Each promotes one of five versions to production; AssertionError if anything is off."""
-    workers.warm_up()
-    uri = workers.prepare(folder, VERSIONS)
+    workers.warm_up(lease_s)
+    uri, name = workers.prepare(folder, VERSIONS, registry_uri), workers.new_name()
 
     def register() -> None:
         for seed in range(VERSIONS):
-            Registry(uri).register(Bundle.open(folder / "bundles" / str(seed)))
+            Registry(uri).register(Bundle.open(folder / "bundles" / str(seed)), name)
 
     workers.run(register)
     gate, starter = os.pipe()
@@ -35,7 +36,7 @@ def race(folder: Path, promoters: int) -> None:
     def promoter(number: int) -> None:
         os.close(starter)
         registry = Registry(uri)
-        version = registry.find(f"{NAME}/{number % VERSIONS + 1}")
+        version = registry.find(f"{name}/{number % VERSIONS + 1}")
         os.read(gate, 1)  # ends for all when the parent closes the pipe
         registry.promote(version, "production", workers.PASSED, policies=[f"promoter {number}"])
 
@@ -45,14 +46,14 @@ def race(folder: Path, promoters: int) -> None:
     os.close(starter)
     ended = [os.waitpid(child, 0)[1] for child in children]
     assert ended == [0] * promoters, ended
-    workers.run(lambda: check(Registry(uri), promoters))
+    workers.run(lambda: check(Registry(uri), name, promoters))
 
 
-def check(registry: Registry, promoters: int) -> None:
+def check(registry: Registry, name: str, promoters: int) -> None:
     done = {f"promoter {number}": "promotion" for number in range(promoters)}
-    invariants.check_always(registry, NAME, done, [])
-    invariants.check_settled(registry, NAME)
-    events = registry.history(NAME)
+    invariants.check_always(registry, name, done, [])
+    invariants.check_settled(registry, name)
+    events = registry.history(name)
     assert len(events) == promoters
     for one, event in itertools.pairwise([None, *events]):
         assert event is not None
@@ -63,16 +64,17 @@ def check(registry: Registry, promoters: int) -> None:
         if event.replaced not in (None, asked):
             assert event.after["previous"] == event.replaced
     with registry._access.client() as client:
-        assert aliases_of(client.get_registered_model(NAME)) == events[-1].after
+        assert aliases_of(client.get_registered_model(name)) == events[-1].after
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--promoters", type=int, default=20)
+    workers.add_options(parser)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-promoters-") as folder:
         begun = time.monotonic()
-        race(Path(folder), asked.promoters)
+        race(Path(folder), asked.promoters, asked.registry, asked.lease)
     print(f"{asked.promoters} promoters, one order, {time.monotonic() - begun:.0f} s")
 
 
