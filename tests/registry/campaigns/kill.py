@@ -113,14 +113,14 @@ class Campaign:
             victim = chance.choice(self.writers)
             while b"B" not in victim.read(60):  # it connects first
                 self._require_alive(victim)
-            time.sleep(chance.uniform(0, length))
+            time.sleep(chance.uniform(0, 2 * length))
             self._kill(victim)
             if self.kills % ROUND == 0 or self.kills >= kills:
                 for writer in list(self.writers):
                     self._kill(writer)
                 workers.run(self._check)
                 self.checks += 1
-                length = self._mean_length() or length
+                length = self._mean_length() or 2 * length  # none returned: killed too soon
                 self.say(f"{self.kills} kills, {self.inside} inside an operation: all holds")
         return self._counts()
 
