@@ -44,10 +44,12 @@ PRODUCTION = "production"
 PREVIOUS = "previous"
 STAGING = "staging"
 
+_MOVES = ("promotion", "rollback", "alias")  # the other kinds of event move nothing
+
 
 def happened(event: Event, aliases: Mapping[str, int]) -> bool:
     """Whether an open event is to be completed, by the aliases as they are; else it is void."""
-    if event.kind in ("promotion", "rollback", "alias"):
+    if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     return True  # it moves nothing
 
@@ -179,7 +181,7 @@ class Mover:
 
     def _finish(self, event: Event) -> None:
         self._prepare(event)
-        for alias in event.after:
+        for alias in event.after if event.kind in _MOVES else ():
             moves = event.before.get(alias) != event.after[alias]
             # It may have been deleted, by other means, since the event was written.
             if moves and self._exists(event.after[alias]):

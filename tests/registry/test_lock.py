@@ -6,8 +6,8 @@ has it behind one.
 
 from __future__ import annotations
 
-import os
-import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -44,20 +44,22 @@ def test_file_lock_waits_and_says_who_to_stop(
         turn.require()
 
 
-def test_file_lock_of_a_killed_process_is_free(
-    registry: Registry, client: MlflowClient, tmp_path: Path
-) -> None:
-    held = tmp_path / "held"
-    pid = os.fork()
-    if pid == 0:
-        with lock.exclusive(registry._access, client, "jets"):
-            held.touch()
-            signal.pause()
-        os._exit(0)
-    while not held.exists():
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+HOLDER = """
+import sys, time
+from registry import Registry, lock
+with lock.exclusive(Registry(sys.argv[1])._access, None, "jets"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_file_lock_of_a_killed_process_is_free(registry: Registry, client: MlflowClient) -> None:
+    command = [sys.executable, "-c", HOLDER, registry.uri]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
     with lock.exclusive(registry._access, client, "jets") as turn:
         turn.require()
 

@@ -116,6 +116,21 @@ def test_a_promotion_that_never_was_leaves_the_one_before(
     assert registry.find("jets/1").promotion("production") == before
 
 
+def test_what_was_found_is_not_put_back(registry: Registry, three: list[Version]) -> None:
+    """Killed while it records that others moved an alias; then they move it again."""
+    client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+    client.set_registered_model_alias("jets", "production", "1")
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, 1)
+        with pytest.raises(Killed):
+            registry.approve(three[0], "Ada")
+    client.set_registered_model_alias("jets", "production", "3")
+    registry.approve(three[0], "Ada")
+    assert aliases(registry) == {"production": 3, "previous": 1}
+    found = [event.after["production"] for event in registry.history("jets")[2:]]
+    assert found == [1, 3, 3]
+
+
 def test_version_deleted_before_its_alias_was_settled(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:
