@@ -138,7 +138,13 @@ def assess(
         bundle = registry.open(version)
     except BundleError as error:
         altered = (Decision("digests", False, "altered", "as sealed", str(error)),)
-        return Assessment(version, alias, altered, replaced, ())
+        return Assessment(
+            version,
+            alias,
+            altered,
+            replaced,
+            tuple(a.origin for a in registry.policies(version.name)),
+        )
     with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
         asked = [*registry.policies(version.name, Path(folder)), *local]
         needed = _requirements(bundle.manifest, max_slowdown, asked)

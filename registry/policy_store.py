@@ -38,16 +38,14 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
     text = policy.model_dump_json(exclude_defaults=True)
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
-    with access.client(write=True) as client, exclusive(access, client, _EXPERIMENT) as turn:
-        experiment = experiment_of(access, client, _EXPERIMENT)
-        if experiment is None:
-            place = access.artifact_location("soa-pipeline.policy")
-            experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
-        last = _last(client, experiment, model)
-        now = int(datetime.now(UTC).timestamp() * 1000)
+    with access.client(write=True) as client:
+        with exclusive(access, client, _EXPERIMENT):
+            experiment = experiment_of(access, client, _EXPERIMENT)
+            if experiment is None:
+                place = access.artifact_location("soa-pipeline.policy")
+                experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
         run = client.create_run(
             experiment,
-            start_time=now if last is None else max(now, last.info.start_time + 1),
             run_name=f"policy of {model or 'every model'}",
             tags={
                 _SCOPE: model or _EVERY_MODEL,
@@ -60,8 +58,16 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        turn.require()
-        client.set_terminated(run.info.run_id, "FINISHED")
+        # Only now, for a copy takes its time: the last to end is the one that counts.
+        with exclusive(access, client, _EXPERIMENT) as turn:
+            last = _last(client, experiment, model)
+            now = int(datetime.now(UTC).timestamp() * 1000)
+            turn.require()
+            client.set_terminated(
+                run.info.run_id,
+                "FINISHED",
+                end_time=now if last is None else max(now, last.info.end_time + 1),
+            )
 
 
 def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
@@ -87,7 +93,7 @@ def _last(client: MlflowClient, experiment: str, model: str | None) -> Any | Non
         [experiment],
         f"tags.`{_SCOPE}` = '{model or _EVERY_MODEL}' AND attributes.status = 'FINISHED'",
         run_view_type=ViewType.ALL,  # to delete a run in MLflow's page is not to lift a policy
-        order_by=["attributes.start_time DESC"],
+        order_by=["attributes.end_time DESC"],
         max_results=1,
     )
     return next(iter(found), None)
@@ -97,7 +103,8 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
     tags = run.data.tags
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
-    at = datetime.fromtimestamp(run.info.start_time / 1000, UTC).isoformat(timespec="seconds")
+    # To the millisecond: no two policies have one origin.
+    at = datetime.fromtimestamp(run.info.end_time / 1000, UTC).isoformat(timespec="milliseconds")
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])

@@ -206,13 +206,18 @@ class Registry:
         The version replaced in `production` becomes `previous`. Promotion or refusal, it is in the
         history, and nothing else changes by a refusal. `replacing`: the number of the version that
         the gates compared with, 0 for none; refused if another one has come into its place since.
+        `policies`: the origins of those that the gates went by; this registry's must be among them.
         """
         _checked_alias(alias)
         if alias == PREVIOUS:
             raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
-            all_decisions = (*decisions, *mover.still_in_place(alias, replacing))
+            all_decisions = (
+                *decisions,
+                *mover.still_in_place(alias, replacing),
+                *self._unheard(version.name, policies),
+            )
             passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
             event = mover.event(
                 "promotion" if passed else "refusal",
@@ -293,6 +298,14 @@ class Registry:
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """What this registry asks for: of every model, and of `model`."""
         return policy_store.kept(self._access, model, into)
+
+    def _unheard(self, name: str, heard: Sequence[str]) -> Sequence[Decision]:
+        """A refusal for each policy of this registry that the gates did not go by."""
+        return [
+            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
+            for asked in self.policies(name)
+            if asked.origin not in heard
+        ]
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[Mover]:

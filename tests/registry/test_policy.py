@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
-from registry import Bundle, Decision, Manifest, NotFoundError, Registry, RegistryError, Worst
+from registry import (
+    Bundle,
+    Decision,
+    Manifest,
+    NotFoundError,
+    PromotionRefused,
+    Registry,
+    RegistryError,
+    Worst,
+)
 from registry.policy import Asked, Policy, ReferenceFile, duration, strictest
 from registry.promotion import Approvals, SetResult, Staging, decide, override
 
@@ -187,6 +196,20 @@ class TestKept:
         assert both == [every.policy, Policy(approvals=("Ada",))]
         with pytest.raises(NotFoundError):
             registry.set_policy(Policy(), "tracks")
+
+    def test_a_promotion_that_did_not_ask_it(
+        self, registry: Registry, bundle: Bundle, passed: list[Decision]
+    ) -> None:
+        """Set while the gates measured, or passed over by a program: refused, whoever decided."""
+        version = registry.register(bundle)
+        registry.set_policy(Policy(approvals=("Ada",)))
+        (asked_for,) = registry.policies("jets")
+        with pytest.raises(PromotionRefused, match=r"policy: the registry's policy, .* not asked"):
+            registry.promote(version, "staging", passed)
+        registry.promote(version, "staging", passed, policies=[asked_for.origin])
+        registry.set_policy(Policy(approvals=("Ada", "Bob")))
+        with pytest.raises(PromotionRefused):
+            registry.promote(version, "staging", passed, policies=[asked_for.origin])
 
     def test_its_reference_set_comes_along(self, registry: Registry, tmp_path: Path) -> None:
         (tmp_path / "big.safetensors").write_bytes(b"numbers")
