@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from soa.errors import SoaPipelineError
 
-F = TypeVar("F", bound=Callable[..., Any])
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
@@ -43,32 +44,6 @@ def _of_the_disk(error: OSError) -> str:
     raise error
 
 
-def _registry_option(command: F) -> F:
-    return click.option(
-        "--registry",
-        "registry_uri",
-        metavar="URI",
-        help="MLflow tracking URI of the registry: sqlite:///FILE, http://HOST:PORT, … "
-        "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
-    )(command)
-
-
-def _json_option(command: F) -> F:
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print the result as JSON, for machines."
-    )(command)
-
-
-def _registry(uri: str | None) -> Any:
-    from registry.store import Registry
-
-    return Registry(uri)
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="soa-pipeline", prog_name="pipeline")
 def main() -> None:
@@ -82,6 +57,8 @@ def main() -> None:
 
     A REF is NAME (its latest version), NAME/3, NAME@production, or the folder of a bundle.
     """
+    # Behind a server MLflow prints a link whenever a run ends; standard output is for answers.
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
 @main.command()
@@ -90,8 +67,8 @@ def main() -> None:
     "--work", type=click.Path(file_okay=False, path_type=Path), default=Path("pipeline-work"),
     show_default=True, help="Folder for the results of the stages; keep it, and re-runs are quick.",
 )  # fmt: skip
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> None:
     """Build, validate, package and register the model that CONFIG describes.
 
@@ -100,7 +77,7 @@ def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> Non
     from pipeline.runner import run as run_pipeline
 
     with redirect_stdout(sys.stderr):  # the user's own factories may print
-        result = run_pipeline(config, _registry(registry_uri), work, _say)
+        result = run_pipeline(config, registry_at(registry_uri), work, say)
     if as_json:
         click.echo(
             json.dumps(
@@ -130,11 +107,11 @@ def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> Non
 
 @main.command("ls")
 @click.argument("name", required=False)
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     """List all models with their versions, or the versions of NAME."""
-    registry = _registry(registry_uri)
+    registry = registry_at(registry_uri)
     names = [name] if name else [model.name for model in registry.list()]
     models = {each: registry.versions(each) for each in names}
     if as_json:
@@ -146,6 +123,10 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     from pipeline.report import console, print_versions
 
     print_versions(console(), models)
+
+
+for _command in (promote, approve, rollback, history, policy, pull):
+    main.add_command(_command)
 
 
 def _version(version: Any) -> dict[str, Any]:
@@ -162,13 +143,13 @@ def _version(version: Any) -> dict[str, Any]:
 
 @main.command()
 @click.argument("ref")
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
     from runtime.loader import open_bundle
 
-    bundle, version = open_bundle(ref, _registry(registry_uri))
+    bundle, version = open_bundle(ref, registry_at(registry_uri))
     if as_json:
         data = json.loads(bundle.manifest.to_json())
         described = _version(version) if version else None
@@ -182,8 +163,8 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
 @main.command()
 @click.argument("ref")
 @click.option("--target", help="Only this target. Default: all that this host runs.")
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bool) -> None:
     """Run every artifact of REF against its reference again, here.
 
@@ -193,11 +174,11 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     from pipeline.report import console, print_validation
     from runtime.loader import open_bundle
 
-    bundle, _ = open_bundle(ref, _registry(registry_uri))
+    bundle, _ = open_bundle(ref, registry_at(registry_uri))
     reports: dict[str, list[Any]] = {}
     for name in _targets_here(bundle, target):
         record = bundle.manifest.targets[name]
-        reports[name] = [revalidate(bundle, name, engine, _say) for engine in record.candidates]
+        reports[name] = [revalidate(bundle, name, engine, say) for engine in record.candidates]
     if as_json:
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
         click.echo(json.dumps(found, indent=1))
@@ -233,8 +214,8 @@ def _targets_here(bundle: Any, wanted: str | None) -> list[str]:
 @click.argument("ref")
 @click.option("--target", help="Only this target. Default: all that this host runs.")
 @click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each size.")
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def bench(
     ref: str, target: str | None, seconds: float, registry_uri: str | None, as_json: bool
 ) -> None:
@@ -248,7 +229,7 @@ def bench(
     from stages.benchmark import benchmark
     from stages.reference import Reference
 
-    bundle, _ = open_bundle(ref, _registry(registry_uri))
+    bundle, _ = open_bundle(ref, registry_at(registry_uri))
     signature = Signature.from_dict(bundle.manifest.signature)
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     found: dict[str, Any] = {}
@@ -256,7 +237,7 @@ def bench(
         valid = [
             e for e, c in bundle.manifest.targets[name].candidates.items() if c.status == "valid"
         ]
-        _say(f"timing {', '.join(valid)} on {name}")
+        say(f"timing {', '.join(valid)} on {name}")
         sessions = {
             e: Session(signature, open_artifact(bundle, name, e, torch.device("cpu")))
             for e in valid
@@ -270,106 +251,8 @@ def bench(
 
 
 @main.command()
-@click.argument("ref")
-@click.option("--to", "alias", required=True, help="staging, production, or an alias of your own.")
-@click.option(
-    "--allow-unverified", multiple=True, metavar="TARGET",
-    help="Let this target pass although no device of its kind has run it.",
-)  # fmt: skip
-@click.option(
-    "--max-slowdown", type=float,
-    help="Allow this ratio of times, new over old, instead of the config's.",
-)  # fmt: skip
-@_registry_option
-@_json_option
-def promote(
-    ref: str,
-    alias: str,
-    allow_unverified: tuple[str, ...],
-    max_slowdown: float | None,
-    registry_uri: str | None,
-    as_json: bool,
-) -> None:
-    """Move an alias to REF if every gate lets it pass.
-
-    Gates: digests good; every required target verified; within tolerance when validated again here;
-    not slower than the version it replaces, measured side by side. A refusal exits with 1, names
-    the gate and the number, and changes nothing.
-    """
-    from pipeline.promote import promote as ask_gates
-    from pipeline.report import console, print_decisions
-    from registry.errors import PromotionRefused
-
-    try:
-        done = ask_gates(
-            _registry(registry_uri), ref, alias,
-            allow_unverified=frozenset(allow_unverified), max_slowdown=max_slowdown, say=_say,
-        )  # fmt: skip
-    except PromotionRefused as refused:
-        if as_json:
-            click.echo(json.dumps({"promoted": None, "decisions": _decisions(refused.decisions)}))
-        else:
-            print_decisions(console(), f"{ref} to @{alias}", refused.decisions)
-        raise
-    if as_json:
-        found = {
-            "promoted": done.version.ref,
-            "alias": alias,
-            "replaced": done.replaced.ref if done.replaced else None,
-            "decisions": _decisions(done.decisions),
-        }
-        click.echo(json.dumps(found, indent=1))
-        return
-    print_decisions(console(), f"{ref} to @{alias}", done.decisions)
-    click.echo(f"{done.version.ref} is now {done.version.name}@{alias}")
-
-
-def _decisions(decisions: Any) -> list[dict[str, Any]]:
-    from dataclasses import asdict
-
-    return [asdict(decision) for decision in decisions]
-
-
-@main.command()
-@click.argument("name")
-@_registry_option
-@_json_option
-def rollback(name: str, registry_uri: str | None, as_json: bool) -> None:
-    """Put the version before back into production."""
-    version = _registry(registry_uri).rollback(name)
-    if as_json:
-        click.echo(json.dumps({"production": version.ref}))
-        return
-    click.echo(f"{version.ref} is {name}@production again")
-
-
-@main.command()
-@click.argument("ref")
-@click.argument("folder", type=click.Path(path_type=Path))
-@_registry_option
-@_json_option
-def pull(ref: str, folder: Path, registry_uri: str | None, as_json: bool) -> None:
-    """Copy the bundle of REF into the new FOLDER, digests checked.
-
-    The copy of a version that was promoted to production loads in production mode without a
-    registry.
-    """
-    from pipeline.pull import pull as pull_bundle
-
-    version, bundle = pull_bundle(_registry(registry_uri), ref, folder)
-    if as_json:
-        click.echo(
-            json.dumps(
-                {"version": version.ref, "digest": bundle.digest, "folder": str(bundle.path)}
-            )
-        )
-        return
-    click.echo(f"{version.ref} is in {folder}")
-
-
-@main.command()
-@_registry_option
-@_json_option
+@registry_option
+@json_option
 def doctor(registry_uri: str | None, as_json: bool) -> None:
     """Say what this host can build and run, and what to do about the rest.
 
@@ -379,7 +262,7 @@ def doctor(registry_uri: str | None, as_json: bool) -> None:
 
     from pipeline.doctor import examine
 
-    findings = examine(_registry(registry_uri))
+    findings = examine(registry_at(registry_uri))
     if as_json:
         click.echo(json.dumps([asdict(f) for f in findings], indent=1))
     else:

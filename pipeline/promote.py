@@ -3,30 +3,61 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from engines.target import Target, check_host_runs, host_runs
+from pipeline.policy import load_policy
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError
+from registry.history import Event, approvers, promoted_since
 from registry.manifest import Manifest, Worst
-from registry.promotion import Decision, SpeedComparison, SpeedPoint, decide
+from registry.moves import PRODUCTION, STAGING
+from registry.policy import Asked, Requirements, strictest
+from registry.promotion import (
+    Approvals,
+    Decision,
+    SetResult,
+    SpeedComparison,
+    SpeedPoint,
+    Staging,
+    check_override,
+    decide,
+)
+from registry.promotion import override as overridden
 from registry.store import Registry
 from registry.version import Version
 from runtime.loader import open_choice, tolerances_of
 from runtime.session import Session
 from soa.signature import Signature
-from stages.benchmark import benchmark_cases, filled_collections, race
+from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference
+from stages.reference_set import validate_on_set
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0
 _VALIDATION_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """Every gate's answer for a version, measured here and now."""
+
+    version: Version
+    alias: str
+    decisions: tuple[Decision, ...]
+    replaced: Version | None
+    """The version that holds the alias, and was measured against."""
+    policies: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        return all(decision.lets_pass for decision in self.decisions)
 
 
 @dataclass(frozen=True)
@@ -45,38 +76,151 @@ def promote(
     *,
     allow_unverified: frozenset[str] = frozenset(),
     max_slowdown: float | None = None,
+    policy: Path | None = None,
+    override: frozenset[str] = frozenset(),
+    reason: str = "",
     say: Say = lambda text: None,
 ) -> Promoted:
-    """Ask every gate, measuring on this host; move the alias if all pass.
+    """Ask every gate, measuring on this host; move the alias if all let the version pass.
 
-    Raises PromotionRefused with all decisions, and then nothing has changed.
+    The arguments are those of `assess`. Raises PromotionRefused with all decisions; then nothing
+    has changed but the history, which has the refusal.
     """
+    found = assess(
+        registry,
+        ref,
+        alias,
+        allow_unverified=allow_unverified,
+        max_slowdown=max_slowdown,
+        policy=policy,
+        override=override,
+        reason=reason,
+        say=say,
+    )
+    promoted = registry.promote(
+        found.version,
+        alias,
+        found.decisions,
+        replacing=found.replaced.number if found.replaced else 0,
+        policies=found.policies,
+    )
+    same = found.replaced is not None and found.replaced.number == promoted.number
+    return Promoted(promoted, found.decisions, None if same else found.replaced)
+
+
+def assess(
+    registry: Registry,
+    ref: str,
+    alias: str,
+    *,
+    allow_unverified: frozenset[str] = frozenset(),
+    max_slowdown: float | None = None,
+    policy: Path | None = None,
+    override: frozenset[str] = frozenset(),
+    reason: str = "",
+    say: Say = lambda text: None,
+) -> Assessment:
+    """Ask every gate, measuring on this host, and change nothing.
+
+    The gates of the config that built the version (`max_slowdown` in place of its own), the
+    registry's policies and the file `policy` count together: the strictest of each.
+    `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
+    without stopping the promotion, for `reason`.
+    """
+    check_override(override, reason)
     version = registry.find(ref)
     replaced = _holder(registry, version.name, alias)
+    local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
         bundle = registry.open(version)
     except BundleError as error:
-        decisions = [Decision("digests", False, "altered", "as sealed", str(error))]
-        registry.promote(version, alias, decisions)  # always refuses, with the record's wording
-        raise
-    manifest = bundle.manifest
+        altered = (Decision("digests", False, "altered", "as sealed", str(error)),)
+        return Assessment(
+            version,
+            alias,
+            altered,
+            replaced,
+            tuple(a.origin for a in registry.policies(version.name)),
+        )
+    with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
+        asked = [*registry.policies(version.name, Path(folder)), *local]
+        needed = _requirements(bundle.manifest, max_slowdown, asked)
+        targets = list(needed.targets)
+        events = registry.history(version.name)
+        in_production = alias == PRODUCTION
+        decisions = decide(
+            bundle.manifest,
+            targets=targets,
+            digest_ok=True,
+            revalidation=_revalidate(bundle, targets, say),
+            speed=_compare_speed(registry, bundle, version, replaced, targets, say),
+            max_slowdown=needed.max_slowdown,
+            max_outside=needed.max_outside,
+            allow_unverified=allow_unverified,
+            named_targets=needed.named_targets,
+            max_outside_by_output=needed.max_outside_by_output,
+            sets=[
+                result
+                for reference in needed.references
+                for result in _on_set(bundle, targets, reference.path, say)
+            ],
+            staging=_staging(events, version, needed) if in_production else None,
+            approvals=_approvals(events, version, needed) if in_production else None,
+        )
+    decisions = overridden(decisions, override, reason)
+    return Assessment(version, alias, tuple(decisions), replaced, needed.origins)
+
+
+def _requirements(
+    manifest: Manifest, max_slowdown: float | None, policies: Sequence[Asked]
+) -> Requirements:
     gates = manifest.provenance.config.get("gates", {})
     targets = list(gates.get("required_targets") or manifest.targets)
-    targets = [str(Target.parse(name)) for name in targets]
-    decisions = decide(
-        manifest,
-        targets=targets,
-        digest_ok=True,
-        revalidation=_revalidate(bundle, targets, say),
-        speed=_compare_speed(registry, bundle, version, replaced, targets, say),
-        max_slowdown=gates.get("max_slowdown", 1.1) if max_slowdown is None else max_slowdown,
-        max_outside=gates.get("max_outside", 0.0),
-        allow_unverified=allow_unverified,
+    return strictest(
+        [str(Target.parse(name)) for name in targets],
+        gates.get("max_outside", 0.0),
+        gates.get("max_slowdown", 1.1) if max_slowdown is None else max_slowdown,
+        policies,
     )
-    promoted = registry.promote(version, alias, decisions)
-    other = replaced if replaced and replaced.number != version.number else None
-    return Promoted(promoted, tuple(decisions), other)
+
+
+def _staging(events: Sequence[Event], version: Version, needed: Requirements) -> Staging | None:
+    if not needed.min_time_in_staging:
+        return None
+    since = promoted_since(events, STAGING, version.number)
+    found = None if since is None else datetime.now(UTC) - since
+    return Staging(found, needed.min_time_in_staging)
+
+
+def _approvals(events: Sequence[Event], version: Version, needed: Requirements) -> Approvals | None:
+    if not needed.approvals:
+        return None
+    return Approvals(needed.approvals, approvers(events, version.number, version.digest).keys())
+
+
+def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
+    """The chosen artifact of each target that this host runs, on a larger reference set."""
+    manifest = bundle.manifest
+    for target in runnable(targets):
+        record = manifest.targets.get(target)
+        if record is None or record.chosen is None:
+            continue
+        for name in record.engines():
+            say(f"comparing {name} on {target} with the portable program on {inputs.name}")
+            with tempfile.TemporaryDirectory(prefix="soa-validate-") as folder:
+                report = validate_on_set(
+                    name,
+                    bundle.file(record.candidates[name].files[0]),
+                    bundle.file(manifest.program),
+                    inputs,
+                    Signature.from_dict(manifest.signature),
+                    tolerances_of(manifest),
+                    Path(folder),
+                    _VALIDATION_LIMIT_S,
+                    Target.parse(target).torch_device,
+                )
+            yield SetResult(inputs.name, target, name, _worst(manifest, report))
 
 
 def revalidate(
@@ -99,6 +243,7 @@ def revalidate(
             frozenset(manifest.classifiers),
             Path(folder),
             _VALIDATION_LIMIT_S,
+            Target.parse(target).torch_device,
         )
 
 
@@ -190,11 +335,10 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
         for case in benchmark_cases(signatures["new"]):
             if not _fits(signatures["old"], case):
                 continue
-            bindings: dict[str, Any] = {}
-            for side, (session, inputs) in sides.items():
-                given, written = filled_collections(session.signature, inputs, case, session.device)
-                bindings[side] = session.bind(given, written)
-            timed = race(bindings, _SECONDS_A_SIZE)
+            calls = {
+                side: bound_call(session, inputs, case) for side, (session, inputs) in sides.items()
+            }
+            timed = race(calls, _SECONDS_A_SIZE)
             rows = max(case.values())
             points.append(SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us))
     finally:
@@ -203,7 +347,8 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
 
 
 def _session(bundle: Bundle, target: str, signature: Signature) -> Session:
-    return Session(signature, open_choice(bundle, target, torch.device("cpu")))
+    device = torch.device(Target.parse(target).torch_device)
+    return Session(signature, open_choice(bundle, target, device), device)
 
 
 def _fits(signature: Signature, case: Mapping[str, int]) -> bool:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from registry.bundle import Bundle
+from registry.history import Event
 from registry.manifest import Manifest, TargetRecord
 from registry.promotion import Decision
 from registry.version import Version
@@ -180,12 +181,48 @@ def print_decisions(out: Console, title: str, decisions: Iterable[Decision]) -> 
     table = new_table(title, "gate", "answer", "found", "limit")
     kept = list(decisions)
     for decision in kept:
-        answer = "passed" if decision.passed else "REFUSED"
-        table.add_row(decision.gate, answer, decision.found, decision.limit)
+        table.add_row(decision.gate, decision.answer, decision.found, decision.limit)
     out.print(table)
     for decision in kept:
         if not decision.passed:
-            out.print(Text(f"{decision.gate}: {decision.detail}"))
+            why = f" (overridden: {decision.override})" if decision.override else ""
+            out.print(Text(f"{decision.gate}: {decision.detail}{why}"))
+
+
+def print_history(out: Console, name: str, events: Iterable[Event]) -> None:
+    table = new_table(
+        f"history of {name}, times in UTC", "", "time", "what", "version", "alias", "from", "by", ""
+    )
+    for event in events:
+        kind = event.kind if event.state == "done" else f"{event.kind} (void)"
+        moved = event.kind not in ("approval", "found")
+        replaced = f"{name}/{event.replaced}" if moved and event.replaced else ""
+        table.add_row(
+            str(event.number),
+            event.time.strftime("%Y-%m-%d %H:%M:%S"),
+            kind,
+            "" if event.version is None else f"{name}/{event.version}",
+            "" if event.alias is None else f"@{event.alias}",
+            replaced,
+            event.approver or event.by,
+            _why(event),
+        )
+    out.print(table)
+
+
+def _why(event: Event) -> str:
+    """What speaks for or against it, in a few words."""
+    if event.kind == "found":
+        return "aliases moved by other means: " + (
+            ", ".join(f"@{alias} {number}" for alias, number in event.after.items()) or "none left"
+        )
+    parts = [event.reason] if event.reason else []
+    refused = [d.gate for d in event.decisions if not d.lets_pass]
+    overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
+    if refused:
+        parts.append(f"refused by {', '.join(dict.fromkeys(refused))}")
+    parts += [f"{gate} overridden: {reason}" for gate, reason in overridden.items()]
+    return "; ".join(parts)
 
 
 def print_versions(out: Console, models: Mapping[str, Sequence[Version]]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         RegistryError,
         RegistryUnavailableError,
     )
+    from registry.history import Event
     from registry.manifest import (
         SCHEMA_VERSION,
         BenchmarkStats,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         Tolerance,
         Worst,
     )
+    from registry.policy import Policy
     from registry.promotion import Decision, SpeedComparison, SpeedPoint, decide
     from registry.reference import Ref, parse_ref
     from registry.store import ModelSummary, Registry
@@ -43,6 +45,7 @@ _HOME = {
     "PromotionRefused": "errors",
     "RegistryError": "errors",
     "RegistryUnavailableError": "errors",
+    "Event": "history",
     "SCHEMA_VERSION": "manifest",
     "BenchmarkStats": "manifest",
     "Candidate": "manifest",
@@ -52,6 +55,7 @@ _HOME = {
     "TargetRecord": "manifest",
     "Tolerance": "manifest",
     "Worst": "manifest",
+    "Policy": "policy",
     "Decision": "promotion",
     "SpeedComparison": "promotion",
     "SpeedPoint": "promotion",
@@ -72,9 +76,11 @@ __all__ = [
     "Candidate",
     "Capture",
     "Decision",
+    "Event",
     "Manifest",
     "ModelSummary",
     "NotFoundError",
+    "Policy",
     "Promotion",
     "PromotionRefused",
     "Provenance",

@@ -32,6 +32,6 @@ class PromotionRefused(RegistryError):
 
     def __init__(self, what: str, decisions: Sequence[Decision]) -> None:
         self.decisions = tuple(decisions)
-        refused = [decision for decision in self.decisions if not decision.passed]
+        refused = [decision for decision in self.decisions if not decision.lets_pass]
         why = "; ".join(f"{d.gate}: {d.detail}" for d in refused) or "no gate was evaluated"
         super().__init__(f"{what} refused: {why}")

@@ -204,8 +204,17 @@ def _sqlite_path(uri: str) -> Path | None:
 
 
 def _ask_sqlite(path: Path, write: bool) -> None:
-    """One short transaction of the kind that is to come. A read needs no write permission."""
-    mode = "rw" if write else "ro"
+    """One short transaction of the kind that is to come. A read needs no write permission, but
+    where a killed writer left half a transaction: SQLite takes that back before it reads."""
+    try:
+        _transaction(path, write, "rw" if write else "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+            raise
+        _transaction(path, write, "rw")
+
+
+def _transaction(path: Path, write: bool, mode: str) -> None:
     connection = None
     try:
         connection = sqlite3.connect(

@@ -7,37 +7,35 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
-import getpass
-import json
-import os
 import re
-import shutil
-import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry import artifacts, description
-from registry.artifacts import local_folder
+from registry import artifacts, description, policy_store, upload
 from registry.bundle import Bundle
-from registry.errors import BundleError, NotFoundError, PromotionRefused, RegistryError
+from registry.errors import NotFoundError, PromotionRefused, RegistryError
+from registry.history import Event, History
+from registry.lock import exclusive
+from registry.lookup import (
+    aliases_of,
+    all_pages,
+    experiment_of,
+    mlflow_versions,
+    model_of,
+    our_versions,
+    ranges,
+)
 from registry.mlflow_access import Access
+from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
+from registry.policy import Asked, Policy
+from registry.promotion import Decision
 from registry.reference import Ref, parse_ref
-from registry.version import DIGEST, PROMOTION, ROLLED_BACK, Promotion, Version
+from registry.version import Version
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
-
-    from registry.promotion import Decision
-
-PRODUCTION = "production"
-PREVIOUS = "previous"
-STAGING = "staging"
-
-_FOLDER = "bundle"  # in the run's artifacts
 
 
 @dataclass(frozen=True)
@@ -79,14 +77,14 @@ class Registry:
         if not self._access.exists:
             return []
         with self._access.client() as client:
-            models = _all_pages(client.search_registered_models)
+            models = all_pages(client.search_registered_models)
             summaries = (self._summary(client, model) for model in models)
             return sorted((s for s in summaries if s is not None), key=lambda s: s.name)
 
     def versions(self, name: str) -> Sequence[Version]:
         """All versions of ours of a model, oldest first."""
         with self._model(name) as (client, model):
-            return _our_versions(client, model)
+            return our_versions(client, model)
 
     def find(self, ref: str | Ref) -> Version:
         """`name/3`, `name@alias`, or `name` for the latest version."""
@@ -94,7 +92,7 @@ class Registry:
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
         with self._model(wanted.name) as (client, model):
-            aliases = _aliases(model)
+            aliases = aliases_of(model)
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
@@ -102,14 +100,14 @@ class Registry:
                 )
             number = wanted.version if wanted.alias is None else aliases[wanted.alias]
             if number is None:
-                ours = _our_versions(client, model)
+                ours = our_versions(client, model)
                 if not ours:
                     raise NotFoundError(f"{wanted}: the model has no versions")
                 return ours[-1]
-            found = [v for v in _mlflow_versions(client, wanted.name) if int(v.version) == number]
+            found = [v for v in mlflow_versions(client, wanted.name) if int(v.version) == number]
             if not found:
-                numbers = sorted(int(v.version) for v in _mlflow_versions(client, wanted.name))
-                raise NotFoundError(f"{wanted}: no such version; there are: {_ranges(numbers)}")
+                numbers = sorted(int(v.version) for v in mlflow_versions(client, wanted.name))
+                raise NotFoundError(f"{wanted}: no such version; there are: {ranges(numbers)}")
             return Version.from_mlflow(found[0], aliases)
 
     # Files
@@ -142,36 +140,41 @@ class Registry:
         """A new version with the bundle's files; or the version that already has this digest.
 
         The files go first and the version comes last: there is never a version without its files.
-        A failure in between leaves a run marked FAILED and, in a local store, no files.
+        A failure in between leaves a run marked FAILED and, in a local store, no files; a process
+        that is killed leaves a run that goes on forever, and its files. Files are copied while
+        others write: of two that register the same bundle at once, one finds the other's version.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
         with self._access.client(write=True) as client:
-            if (known := _model_of(client, model)) is not None:
-                for version in _our_versions(client, known):
-                    if version.digest == bundle.digest:
-                        return version
-            run = client.create_run(
-                self._experiment(client, model),
-                run_name=f"{model} {bundle.digest[:12]}",
-                tags=_run_tags(bundle),
-            )
+            with exclusive(self._access, client, model):
+                known = self._registered(client, model, bundle.digest)
+                experiment = self._experiment(client, model)
+            if known is not None:
+                return known
+            run = upload.begin(client, experiment, model, bundle)
             try:
-                source = self._upload(client, run, bundle)
-                if known is None:
-                    client.create_registered_model(
-                        model, description=bundle.manifest.description[:5000] or None
+                source = upload.upload(client, run, bundle)
+                with exclusive(self._access, client, model) as turn:
+                    known = self._registered(client, model, bundle.digest)
+                    if known is not None:
+                        upload.discard(client, run)
+                        return known
+                    if model_of(client, model) is None:
+                        client.create_registered_model(
+                            model, description=bundle.manifest.description[:5000] or None
+                        )
+                    client.set_terminated(run.info.run_id, "FINISHED")
+                    turn.require()
+                    made = client.create_model_version(
+                        model,
+                        source,
+                        run_id=run.info.run_id,
+                        tags=description.tags(bundle),
+                        description=description.markdown(bundle),
                     )
-                client.set_terminated(run.info.run_id, "FINISHED")
-                made = client.create_model_version(
-                    model,
-                    source,
-                    run_id=run.info.run_id,
-                    tags=description.tags(bundle),
-                    description=description.markdown(bundle),
-                )
             except BaseException:
-                _discard(client, run)
+                upload.discard(client, run)
                 raise
             return self.find(Ref(model, int(made.version)))
 
@@ -182,105 +185,171 @@ class Registry:
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
         _checked_alias(alias)
-        with self._access.client(write=True) as client:
-            self.find(Ref(version.name, version.number))
-            client.set_registered_model_alias(version.name, alias, str(version.number))
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            mover.move(
+                mover.event("alias", alias, found.number, self._digests(mover, alias, found))
+            )
             return self.find(Ref(version.name, version.number))
 
-    def promote(self, version: Version, alias: str, decisions: Sequence[Decision]) -> Version:
-        """Move `alias` to the version if every gate passed; else PromotionRefused, nothing changed.
+    def promote(
+        self,
+        version: Version,
+        alias: str,
+        decisions: Sequence[Decision],
+        *,
+        replacing: int | None = None,
+        policies: Sequence[str] = (),
+    ) -> Version:
+        """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
 
-        The version replaced in `production` becomes `previous`. Who, when and the decisions are
-        kept with the version, see `Version.promotion`.
+        The version replaced in `production` becomes `previous`. Promotion or refusal, it is in the
+        history, and nothing else changes by a refusal. `replacing`: the number of the version that
+        the gates compared with, 0 for none; refused if another one has come into its place since.
+        `policies`: the origins of those that the gates went by; this registry's must be among them.
         """
-        if not decisions or not all(decision.passed for decision in decisions):
-            raise PromotionRefused(f"{version.ref} to @{alias}", decisions)
+        _checked_alias(alias)
         if alias == PREVIOUS:
             raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
-        record = Promotion(_checked_alias(alias), _who(), _now(), (*decisions,))
-        with self._access.client(write=True) as client:
-            self.find(Ref(version.name, version.number))
-            self._tag(client, version, PROMOTION + alias, record.to_json())
-            if alias == PRODUCTION:
-                self._put_in_production(client, version.name, version.number)
-            else:
-                client.set_registered_model_alias(version.name, alias, str(version.number))
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            all_decisions = (
+                *decisions,
+                *mover.still_in_place(alias, replacing),
+                *self._unheard(version.name, policies),
+            )
+            passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
+            event = mover.event(
+                "promotion" if passed else "refusal",
+                alias,
+                found.number,
+                self._digests(mover, alias, found),
+                all_decisions,
+                policies,
+            )
+            if not passed:
+                mover.note(event)
+                raise PromotionRefused(f"{version.ref} to @{alias}", all_decisions)
+            mover.move(event)
             return self.find(Ref(version.name, version.number))
 
-    def rollback(self, name: str) -> Version:
+    def rollback(self, name: str, reason: str = "") -> Version:
         """Put `previous` back in production; the version replaced becomes `previous`."""
-        with self._model(name) as (_, model):
-            aliases = _aliases(model)
-        current, back = aliases.get(PRODUCTION), aliases.get(PREVIOUS)
-        if back is None or current is None:
-            gap = PREVIOUS if back is None else PRODUCTION
-            raise NotFoundError(f"{name}: nothing to roll back to: no version is @{gap}")
-        if back == current:
-            raise RegistryError(f"{name}: @{PREVIOUS} is the version in production, {name}/{back}")
-        with self._access.client(write=True) as client:
-            target = self.find(Ref(name, back))
-            note = json.dumps({"by": _who(), "at": _now(), "to": target.ref}, sort_keys=True)
-            self._tag(client, self.find(Ref(name, current)), ROLLED_BACK, note)
-            self._put_in_production(client, name, back)
+        with self._model(name):
+            pass  # an unknown name is said before anything is written
+        with self._writing(name) as mover:
+            current, back = mover.aliases.get(PRODUCTION), mover.aliases.get(PREVIOUS)
+            if back is None or current is None:
+                gap = PREVIOUS if back is None else PRODUCTION
+                raise NotFoundError(f"{name}: nothing to roll back to: no version is @{gap}")
+            if back == current:
+                raise RegistryError(
+                    f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
+                )
+            found = self.find(Ref(name, back))
+            digests = self._digests(mover, PRODUCTION, found)
+            event = mover.event("rollback", PRODUCTION, back, digests, reason=reason)
+            mover.move(event)
             return self.find(Ref(name, back))
 
-    def _put_in_production(self, client: MlflowClient, name: str, number: int) -> None:
-        aliases = _aliases(client.get_registered_model(name))
-        current, before = aliases.get(PRODUCTION), aliases.get(PREVIOUS)
-        if current == number:
-            return
-        # `previous` first: broken off in between, production still is what it was.
-        if current is not None:
-            client.set_registered_model_alias(name, PREVIOUS, str(current))
-        try:
-            client.set_registered_model_alias(name, PRODUCTION, str(number))
-        except BaseException:
-            with contextlib.suppress(Exception):
-                if before is not None:
-                    client.set_registered_model_alias(name, PREVIOUS, str(before))
-                elif current is not None:
-                    client.delete_registered_model_alias(name, PREVIOUS)
-            raise
+    def approve(self, version: Version, approver: str, reason: str = "") -> Event:
+        """Record that `approver` wants this version, of this digest, in production."""
+        if not approver.strip() or not approver.isprintable() or len(approver) > 100:
+            raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            return mover.note(
+                Event(
+                    "approval",
+                    version.name,
+                    dict(mover.aliases),
+                    dict(mover.aliases),
+                    version=found.number,
+                    digests={found.ref: found.digest},
+                    reason=reason,
+                    approver=approver,
+                )
+            )
 
-    def _upload(self, client: MlflowClient, run: Run, bundle: Bundle) -> str:
-        from mlflow.entities import Metric, Param
+    # Looking back
 
-        client.log_artifacts(run.info.run_id, str(bundle.path), _FOLDER)
-        source = f"{run.info.artifact_uri.rstrip('/')}/{_FOLDER}"
-        local = local_folder(source)
-        if local is not None and Bundle.open(local).digest != bundle.digest:
-            raise BundleError(f"{bundle.path}: changed while it was being registered")
-        now = int(datetime.now(UTC).timestamp() * 1000)
-        metrics = [Metric(k, v, now, 0) for k, v in description.metrics(bundle.manifest).items()]
-        params = [Param(k, v) for k, v in description.parameters(bundle.manifest).items()]
-        for start in range(0, max(len(metrics), len(params)), 100):  # MLflow takes 100 params
-            part = slice(start, start + 100)
-            client.log_batch(run.info.run_id, metrics[part], params[part])
-        return source
+    def history(self, name: str) -> Sequence[Event]:
+        """Every event of a model, oldest first; it writes nothing.
+
+        One that a killed writer left open is given as the next writer will close it.
+        """
+        with self._model(name) as (client, model):
+            experiment = experiment_of(self._access, client, name)
+            if experiment is None:
+                return []
+            events = History(client, experiment, name).events()
+            return as_settled(events, aliases_of(model))
+
+    # Policies
+
+    def set_policy(
+        self, policy: Policy, model: str | None = None, reference: Path | None = None
+    ) -> None:
+        """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
+        if model is not None:
+            self.versions(model)  # there has to be such a model
+        policy_store.keep(self._access, policy, model, reference)
+
+    def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
+        """What this registry asks for: of every model, and of `model`."""
+        return policy_store.kept(self._access, model, into)
+
+    def _unheard(self, name: str, heard: Sequence[str]) -> Sequence[Decision]:
+        """A refusal for each policy of this registry that the gates did not go by."""
+        return [
+            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
+            for asked in self.policies(name)
+            if asked.origin not in heard
+        ]
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[Mover]:
+        """The turn to write what belongs to a model, with everything before it settled."""
+        with (
+            self._access.client(write=True) as client,
+            exclusive(self._access, client, name) as turn,
+        ):
+            if model_of(client, name) is None:
+                self.find(Ref(name))  # says which models there are
+            mover = Mover(client, name, History(client, self._experiment(client, name), name), turn)
+            mover.settle()
+            yield mover
+
+    def _registered(self, client: MlflowClient, name: str, digest: str) -> Version | None:
+        model = model_of(client, name)
+        found = [] if model is None else our_versions(client, model)
+        return next((version for version in found if version.digest == digest), None)
+
+    def _digests(self, mover: Mover, alias: str, version: Version) -> dict[str, str]:
+        """Of the version that is to get an alias, and of the one that has it."""
+        digests = {version.ref: version.digest}
+        holder = mover.aliases.get(alias)
+        if holder is not None:
+            with contextlib.suppress(RegistryError):  # not a version of ours
+                replaced = self.find(Ref(version.name, holder))
+                digests[replaced.ref] = replaced.digest
+        return digests
 
     def _experiment(self, client: MlflowClient, name: str) -> str:
-        found = client.get_experiment_by_name(name)
-        if found is None:
-            location = self._access.artifact_location(name)
-            return str(client.create_experiment(name, artifact_location=location))
-        if found.lifecycle_stage != "active":
-            raise RegistryError(
-                f"registry {self._access.shown}: MLflow's experiment {name!r} is deleted: restore "
-                f"it with 'mlflow experiments restore -x {found.experiment_id}'"
-            )
-        return str(found.experiment_id)
-
-    def _tag(self, client: MlflowClient, version: Version, key: str, value: str) -> None:
-        client.set_model_version_tag(version.name, str(version.number), key, value)
+        found = experiment_of(self._access, client, name)
+        if found is not None:
+            return found
+        location = self._access.artifact_location(name)
+        return str(client.create_experiment(name, artifact_location=location))
 
     # Looking up
 
     def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
-        ours = _our_versions(client, model)
+        ours = our_versions(client, model)
         if not ours:
             return None
         text = model.description or ""
-        return ModelSummary(model.name, text, len(ours), ours[-1], _aliases(model))
+        return ModelSummary(model.name, text, len(ours), ours[-1], aliases_of(model))
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
@@ -289,80 +358,13 @@ class Registry:
         if not self._access.exists:
             raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
         with self._access.client() as client:
-            model = _model_of(client, name)
+            model = model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
                 raise NotFoundError(
                     f"{name}: no such model in {self._access.shown}; its models: {have}"
                 )
             yield client, model
-
-
-def _model_of(client: MlflowClient, name: str) -> Any | None:
-    """MLflow's RegisteredModel, or None if there is no such."""
-    try:
-        return client.get_registered_model(name)
-    except Exception as error:
-        if getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-
-
-def _all_pages(search: Callable[..., Any], *arguments: str) -> list[Any]:
-    found: list[Any] = []
-    token = None
-    while True:
-        page = search(*arguments, page_token=token)
-        found.extend(page)
-        token = page.token
-        if not token:
-            return found
-
-
-def _mlflow_versions(client: MlflowClient, name: str) -> list[Any]:
-    return _all_pages(client.search_model_versions, f"name = '{name}'")
-
-
-def _our_versions(client: MlflowClient, model: Any) -> list[Version]:
-    aliases = _aliases(model)
-    found = [v for v in _mlflow_versions(client, model.name) if DIGEST in v.tags]
-    return sorted((Version.from_mlflow(v, aliases) for v in found), key=lambda v: v.number)
-
-
-def _aliases(model: Any) -> dict[str, int]:
-    return {str(alias): int(number) for alias, number in model.aliases.items()}
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`1-4, 6`"""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts) or "none"
-
-
-def _run_tags(bundle: Bundle) -> dict[str, str]:
-    return {
-        DIGEST: bundle.digest,
-        "mlflow.user": _user(),
-        "mlflow.source.name": "soa-pipeline",
-        "mlflow.note.content": description.markdown(bundle),
-    }
-
-
-def _discard(client: MlflowClient, run: Run) -> None:
-    """Leave no half of a version. Best effort: the error that brought us here is the news."""
-    with contextlib.suppress(Exception):
-        # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
-        if client.search_model_versions(f"run_id = '{run.info.run_id}'"):
-            return
-        local = local_folder(run.info.artifact_uri)
-        if local is not None and local.parent.name == run.info.run_id:
-            shutil.rmtree(local.parent, ignore_errors=True)
-        client.set_terminated(run.info.run_id, "FAILED")
 
 
 def _checked_alias(alias: str) -> str:
@@ -373,18 +375,3 @@ def _checked_alias(alias: str) -> str:
             f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
         )
     return alias
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return str(os.getuid())
-
-
-def _who() -> str:
-    return f"{_user()}@{socket.gethostname()}"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -96,7 +96,7 @@ def benchmark(
     try:
         timings: dict[str, dict[str, Timing]] = {}
         for case in benchmark_cases(signature):
-            runs = {name: _bound(s, inputs, case) for name, s in sessions.items()}
+            runs = {name: bound_call(s, inputs, case) for name, s in sessions.items()}
             if model is not None:
                 runs[EAGER] = _row_major_way(signature, model, inputs, case)
                 runs[COPIES] = _row_major_way(signature, None, inputs, case)
@@ -195,7 +195,8 @@ def filled_collections(
     return given, written
 
 
-def _bound(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
+def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
+    """A call on reference inputs that ends when its outputs are there, also on a GPU."""
     binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))
     if session.device.type == "cpu":
         return binding

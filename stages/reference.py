@@ -122,12 +122,15 @@ def random_inputs(
     }
 
 
-def check_inputs(signature: Signature, given: Mapping[str, Mapping[str, Any]]) -> Arrays:
-    """Inputs from the user's own generator, checked against the layouts; max rows are needed."""
+def check_inputs(
+    signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
+) -> Arrays:
+    """Inputs from the user, checked against the layouts; `rows` are needed, by default the max."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
-        n = signature.ranges[signature.rows_of[name]].max
+        dim = signature.rows_of[name]
+        n = signature.ranges[dim].max if rows is None else rows[dim]
         if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"

@@ -18,7 +18,10 @@ from registry.store import Registry
 from runtime.loader import load
 from tests.models.project import PASSED, TARGET, Built, cli, described, refusal, resealed
 
-COMMANDS = ("run", "ls", "show", "validate", "bench", "promote", "rollback", "pull", "doctor")
+COMMANDS = (
+    "run", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
+    "policy", "pull", "doctor",
+)  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[2]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.promote import promote
+from pipeline.promote import assess, promote
 from registry.errors import NotFoundError, PromotionRefused
 from registry.store import Registry
 from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
@@ -149,6 +150,24 @@ def test_reference_with_one_other_number(registry: Registry, jets: Built, tmp_pa
     ref = registered(registry, jets, tmp_path / "edited", edit)
     detail = refused(registry, ref, "tolerance")
     assert detail.endswith("limit 0; largest deviation 0.25")
+
+
+def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    """From the registry's policy to the gate: each row beside the portable program."""
+    names = load_file(jets.bundle.file("reference.safetensors"))
+    torch.manual_seed(5)
+    save_file(
+        {name: torch.randn(1500) for name in names if name.startswith("input/")},
+        tmp_path / "many.safetensors",
+    )
+    (tmp_path / "policy.yaml").write_text("reference: many.safetensors\n")
+    cli("policy", tmp_path / "policy.yaml", "--model", "jets", "--registry", registry.uri)
+    (tmp_path / "many.safetensors").unlink()  # the registry has its own
+    found = assess(registry, "jets/1", "staging")
+    (gate,) = [d for d in found.decisions if d.gate == "reference set"]
+    assert (gate.passed, gate.found) == (True, "outside 0")
+    assert f"{TARGET}: {jets.bundle.manifest.targets[TARGET].chosen} beside" in gate.detail
+    assert found.passed
 
 
 def test_slower_than_the_version_in_place(registry: Registry, heavy: Built) -> None:

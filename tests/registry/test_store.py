@@ -127,9 +127,8 @@ class TestRegister:
         with pytest.raises(RegistryError, match="No space left on device"):
             registry.register(bundle)
         monkeypatch.undo()
-        assert [p for p in (tmp_path / "store").rglob("*") if p.is_file()] == [
-            tmp_path / "store" / "registry.db"
-        ]
+        files = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
+        assert files == {"registry.db", "registry.db.lock"}
         (run,) = mlflow_of(registry).search_runs(["1"])
         assert run.info.status == "FAILED"
         os.chdir(tmp_path / "work")
@@ -419,7 +418,11 @@ def test_default_registry_leaves_nothing_else(
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "jets/1\n", "")
     assert os.listdir(own_working_folder) == ["pipeline-registry"]
-    assert sorted(os.listdir("pipeline-registry")) == ["artifacts", "registry.db"]
+    assert sorted(os.listdir("pipeline-registry")) == [
+        "artifacts",
+        "registry.db",
+        "registry.db.lock",
+    ]
     assert os.listdir(home) == []
 
 
@@ -437,7 +440,7 @@ def test_uri_from_the_environment(
     assert path is not None
     assert path.is_relative_to(tmp_path / "else where" / "jets")
     assert registry.open(version).digest == bundle.digest
-    assert os.listdir(folder) == ["r.db"]
+    assert sorted(os.listdir(folder)) == ["r.db", "r.db.lock"]
 
 
 def test_relative_uri_is_of_the_folder_it_was_given_in(
@@ -450,4 +453,4 @@ def test_relative_uri_is_of_the_folder_it_was_given_in(
     monkeypatch.chdir(tmp_path / "work")
     registry.register(bundle)
     assert registry.uri == f"sqlite:///{tmp_path}/r/r.db"
-    assert sorted(os.listdir(tmp_path / "r")) == ["artifacts", "r.db"]
+    assert sorted(os.listdir(tmp_path / "r")) == ["artifacts", "r.db", "r.db.lock"]

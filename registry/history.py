@@ -1,0 +1,261 @@
+"""The history of a model: what was promoted, rolled back, refused and approved, by whom and when.
+
+One event is one MLflow run, in the experiment of the model's name, next to the runs of its
+versions: MLflow's page lists it and shows the decision table as its note. The record is in the
+run's tags, written in the one transaction that creates the run; afterwards only the run's status
+changes, once, from RUNNING (open) to FINISHED (done) or KILLED (void). Nothing reads, changes and
+writes back a record.
+
+Invariants, while only this code writes:
+
+- Numbers count 1, 2, 3, … without a gap, and times never decrease: an event's time is that of its
+  writer's clock, or a millisecond after the event before it where that clock is behind.
+- An event says every alias of the model before and after it. What is before an event is what the
+  one before it left: after it, or before it where it is void.
+- Only the last event can be open, and only while its writer is at work or after that was killed.
+
+A run deleted in MLflow's page is still read. `mlflow gc` ends it for good: a gap in the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from registry import author
+from registry.errors import RegistryError
+from registry.lookup import all_pages
+from registry.promotion import Decision
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found"]
+State = Literal["open", "done", "void"]
+
+_EVENT = "soa.event"
+_RECORD = "soa.record."
+_PIECE = 5000  # characters in a tag; MLflow takes 8000
+_STATES: dict[str, State] = {"RUNNING": "open", "FINISHED": "done", "KILLED": "void"}
+_STATUS = {state: status for status, state in _STATES.items()}
+_NOT_YET = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. `kind` "alias" is a move without a gate, "found" one that others made."""
+
+    kind: Kind
+    model: str
+    before: Mapping[str, int]
+    """Every alias of the model, and the number of its version."""
+    after: Mapping[str, int]
+    alias: str | None = None
+    """The alias that was asked for."""
+    version: int | None = None
+    """The version that was to get it, or that was approved."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each version that is named, by "name/3"."""
+    decisions: tuple[Decision, ...] = ()
+    policies: tuple[str, ...] = ()
+    """Whose limits the gates went by."""
+    reason: str = ""
+    approver: str = ""
+    by: str = field(default_factory=author.who)
+    number: int = 0
+    time: datetime = _NOT_YET
+    id: str = ""
+    """Of the MLflow run."""
+    state: State = "open"
+
+    @property
+    def replaced(self) -> int | None:
+        """The version that had the alias."""
+        return None if self.alias is None else self.before.get(self.alias)
+
+    @property
+    def left(self) -> Mapping[str, int]:
+        """The aliases as this event left them, once it is closed."""
+        return self.before if self.state == "void" else self.after
+
+    @property
+    def title(self) -> str:
+        version = "" if self.version is None else f" {self.model}/{self.version}"
+        match self.kind:
+            case "approval":
+                return f"approval of{version} by {self.approver}"
+            case "found":
+                return "aliases moved by other means"
+            case _:
+                return f"{self.kind} of{version} to @{self.alias}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "time": self.time.isoformat(timespec="milliseconds"),
+            "kind": self.kind,
+            "state": self.state,
+            "by": self.by,
+            "alias": self.alias,
+            "version": self.version,
+            "replaced": self.replaced,
+            "approver": self.approver,
+            "reason": self.reason,
+            "digests": dict(self.digests),
+            "policies": list(self.policies),
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "before": dict(self.before),
+            "after": dict(self.after),
+        }
+
+
+class History:
+    """The events of one model, in the MLflow experiment `experiment`."""
+
+    def __init__(self, client: MlflowClient, experiment: str, model: str) -> None:
+        self._client, self._experiment, self._model = client, experiment, model
+
+    def events(self) -> list[Event]:
+        """All of them, oldest first."""
+        return sorted(self._search("ASC", 1000), key=lambda event: event.number)
+
+    def last(self) -> Event | None:
+        return next(iter(self._search("DESC", 1, pages=False)), None)
+
+    def append(self, event: Event, after: Event | None) -> Event:
+        """Write an open event behind the last one, `after`; only who has the turn may."""
+        now = datetime.now(UTC)
+        if after is not None:
+            now = max(now, after.time + timedelta(milliseconds=1))
+        milliseconds = int(now.timestamp() * 1000)
+        event = replace(
+            event, number=1 if after is None else after.number + 1, time=_time(milliseconds)
+        )
+        text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
+        pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
+        run = self._client.create_run(
+            self._experiment,
+            start_time=milliseconds,
+            run_name=event.title,
+            tags={
+                _EVENT: event.kind,
+                **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
+                "mlflow.user": event.by,
+                "mlflow.source.name": "soa-pipeline",
+                "mlflow.note.content": markdown(event)[:_PIECE],
+            },
+        )
+        return replace(event, id=run.info.run_id)
+
+    def close(self, event: Event, state: Literal["done", "void"]) -> Event:
+        self._client.set_terminated(event.id, _STATUS[state])
+        return replace(event, state=state)
+
+    def _search(self, order: str, page: int, pages: bool = True) -> list[Event]:
+        from mlflow.entities import ViewType
+
+        def search(page_token: str | None) -> Any:
+            return self._client.search_runs(
+                [self._experiment],
+                f"tags.`{_EVENT}` LIKE '%'",
+                run_view_type=ViewType.ALL,
+                order_by=[f"attributes.start_time {order}"],
+                max_results=page,
+                page_token=page_token,
+            )
+
+        return [_read(run, self._model) for run in (all_pages(search) if pages else search(None))]
+
+
+def _read(run: Any, model: str) -> Event:
+    tags = run.data.tags
+    where = f"{model}: the record of its history in MLflow's run {run.info.run_id}"
+    try:
+        text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
+        data = json.loads(text)
+        for made_anew in ("replaced", "state", "time"):
+            del data[made_anew]
+        return Event(
+            **data
+            | {
+                "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
+                "policies": tuple(data["policies"]),
+            },
+            model=model,
+            time=_time(run.info.start_time),
+            id=run.info.run_id,
+            state=_STATES[run.info.status],
+        )
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise RegistryError(f"{where} is not one that we wrote: {error!r}") from error
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds // 1000, UTC) + timedelta(
+        milliseconds=milliseconds % 1000
+    )
+
+
+def markdown(event: Event) -> str:
+    """What MLflow's page shows of an event."""
+    moved = [
+        f"@{alias}: {event.before.get(alias, 'none')} → {event.after.get(alias, 'none')}"
+        for alias in sorted(event.before.keys() | event.after.keys())
+        if event.before.get(alias) != event.after.get(alias)
+    ]
+    lines = [f"{event.title}, by {event.by}", *moved]
+    if event.reason:
+        lines.append(f"reason: {event.reason}")
+    lines += [f"`{ref}` is bundle `{digest[:12]}`" for ref, digest in event.digests.items()]
+    text = "\n\n".join(lines)
+    if event.decisions:
+        text += "\n\n| gate | answer | found | limit | |\n| --- | --- | --- | --- | --- |\n"
+        text += "\n".join(
+            f"| {d.gate} | {d.answer} | {_cell(d.found)} | {_cell(d.limit)} | {_cell(d.detail)} |"
+            for d in event.decisions
+        )
+    return text
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")[:300]
+
+
+def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
+    """What each alias was at a moment; None before the first event. `events`: oldest first.
+
+    A move counts from the time of its event, which is that of its first write.
+    """
+    past = [event for event in events if event.time <= when]
+    return past[-1].left if past else None
+
+
+def gaps(events: Sequence[Event]) -> list[int]:
+    """Numbers that are missing: somebody removed these events with MLflow's own means."""
+    there = {event.number for event in events}
+    return [n for n in range(1, max(there, default=0) + 1) if n not in there]
+
+
+def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:
+    """Since when a version holds an alias that a promotion gave it; None if it does not."""
+    since = None
+    for event in events:
+        if event.left.get(alias) != number:
+            since = None
+        elif since is None and event.kind == "promotion" and event.state != "void":
+            since = event.time if event.alias == alias and event.version == number else None
+    return since
+
+
+def approvers(events: Sequence[Event], number: int, digest: str) -> dict[str, str]:
+    """Who approved a version with this digest, in whose name: name to the author of the record."""
+    return {
+        event.approver: event.by
+        for event in events
+        if event.kind == "approval"
+        and event.version == number
+        and event.digests.get(f"{event.model}/{number}") == digest
+    }

@@ -1,0 +1,60 @@
+"""The run of a version: its files, numbers and tags in MLflow, before there is a version of it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from registry import author, description
+from registry.artifacts import local_folder
+from registry.bundle import Bundle
+from registry.errors import BundleError
+from registry.version import DIGEST
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+_FOLDER = "bundle"  # in the run's artifacts
+
+
+def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
+    tags = {
+        DIGEST: bundle.digest,
+        "mlflow.user": author.user(),
+        "mlflow.source.name": "soa-pipeline",
+        "mlflow.note.content": description.markdown(bundle),
+    }
+    return client.create_run(experiment, run_name=f"{name} {bundle.digest[:12]}", tags=tags)
+
+
+def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
+    """Copy the files, checked where the store is a folder of this host; returns their URI."""
+    from mlflow.entities import Metric, Param
+
+    client.log_artifacts(run.info.run_id, str(bundle.path), _FOLDER)
+    source = f"{run.info.artifact_uri.rstrip('/')}/{_FOLDER}"
+    local = local_folder(source)
+    if local is not None and Bundle.open(local).digest != bundle.digest:
+        raise BundleError(f"{bundle.path}: changed while it was being registered")
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    metrics = [Metric(k, v, now, 0) for k, v in description.metrics(bundle.manifest).items()]
+    params = [Param(k, v) for k, v in description.parameters(bundle.manifest).items()]
+    for start in range(0, max(len(metrics), len(params)), 100):  # MLflow takes 100 params
+        part = slice(start, start + 100)
+        client.log_batch(run.info.run_id, metrics[part], params[part])
+    return source
+
+
+def discard(client: MlflowClient, run: Run) -> None:
+    """Leave no half of a version. Best effort: the error that brought us here is the news."""
+    with contextlib.suppress(Exception):
+        # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
+        if client.search_model_versions(f"run_id = '{run.info.run_id}'"):
+            return
+        local = local_folder(run.info.artifact_uri)
+        if local is not None and local.parent.name == run.info.run_id:
+            shutil.rmtree(local.parent, ignore_errors=True)
+        client.set_terminated(run.info.run_id, "FAILED")

@@ -1,0 +1,69 @@
+"""Bundles made by hand: random bytes for artifacts, and a manifest that no compiler wrote."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from registry.bundle import seal
+from registry.manifest import Manifest
+
+V3 = "cpu/x86-64-v3"
+
+
+def manifest_data() -> dict[str, Any]:
+    """A manifest as plain JSON data: one verified target with a valid and a failed candidate."""
+    aoti = {
+        "status": "valid",
+        "files": [f"targets/{V3}/aoti/model.pt2", f"targets/{V3}/aoti/data/weights.bin"],
+        "compile_seconds": 12.5,
+        "worst": {"probabilities": {"max_abs": 2.5e-7, "max_rel": 1e-5, "outside": 0.0}},
+        "benchmark": {
+            "10": {"median_us": 11.5, "p05_us": 11.0, "p95_us": 13.0},
+            "1000": {"median_us": 210.0, "p05_us": 200.0, "p95_us": 250.0},
+        },
+    }
+    exported = {"status": "failed", "reason": "the compiler crashed | signal 11"}
+    return {
+        "schema_version": 1,
+        "name": "jets",
+        "description": "a small tagger",
+        "signature": {"inputs": [], "outputs": []},
+        "capture": {"program": "torch.export", "torchscript": "scripted"},
+        "program": "program.pt2",
+        "torchscript": "model.ts",
+        "reference": "reference.safetensors",
+        "targets": {
+            V3: {
+                "status": "verified",
+                "chosen": "aoti",
+                "candidates": {"aoti": aoti, "exported": exported},
+            }
+        },
+        "tolerances": {"probabilities": {"atol": 1e-5, "rtol": 1e-4, "max_outside": 0.0}},
+        "provenance": {
+            "created": "2026-01-02T03:04:05+00:00",
+            "git_commit": "0123abc",
+            "git_dirty": True,
+            "config_sha256": "00ff",
+            "config": {"name": "jets"},
+            "tools": {"torch": "2.13.0"},
+            "host": {"cpu": "a fast one"},
+            "python": "3.11.2",
+        },
+    }
+
+
+def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
+    """A sealed bundle folder. Equal arguments give equal bytes, another seed other weights."""
+    content = random.Random(seed)
+    for name in manifest.files():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content.randbytes(5000))
+    (path / "manifest.json").write_text(manifest.to_json())
+    (path / "reports").mkdir()
+    (path / "reports/validation.json").write_text(json.dumps({"rows": [0, 1, 31]}))
+    (path / "reports/benchmark.json").write_text(json.dumps({"calls": 100}))
+    seal(path)

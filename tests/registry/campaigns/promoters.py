@@ -1,0 +1,82 @@
+"""Many promoters at once, a process each: exactly one order, and all of it in the history.
+
+python -m tests.registry.campaigns.promoters --promoters 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from registry import Bundle, Registry
+from registry.lookup import aliases_of
+from tests.registry.campaigns import invariants, workers
+
+VERSIONS = 5
+
+
+def race(
+    folder: Path, promoters: int, registry_uri: str | None = None, lease_s: float | None = None
+) -> None:
+    """Each promotes one of five versions to production; AssertionError if anything is off."""
+    workers.warm_up(lease_s)
+    uri, name = workers.prepare(folder, VERSIONS, registry_uri), workers.new_name()
+
+    def register() -> None:
+        for seed in range(VERSIONS):
+            Registry(uri).register(Bundle.open(folder / "bundles" / str(seed)), name)
+
+    workers.run(register)
+    gate, starter = os.pipe()
+
+    def promoter(number: int) -> None:
+        os.close(starter)
+        registry = Registry(uri)
+        version = registry.find(f"{name}/{number % VERSIONS + 1}")
+        os.read(gate, 1)  # ends for all when the parent closes the pipe
+        registry.promote(version, "production", workers.PASSED, policies=[f"promoter {number}"])
+
+    children = [workers.fork(lambda i=i: promoter(i)) for i in range(promoters)]  # type: ignore[misc]
+    os.close(gate)
+    time.sleep(1)
+    os.close(starter)
+    ended = [os.waitpid(child, 0)[1] for child in children]
+    assert ended == [0] * promoters, ended
+    workers.run(lambda: check(Registry(uri), name, promoters))
+
+
+def check(registry: Registry, name: str, promoters: int) -> None:
+    done = {f"promoter {number}": "promotion" for number in range(promoters)}
+    invariants.check_always(registry, name, done, [])
+    invariants.check_settled(registry, name)
+    events = registry.history(name)
+    assert len(events) == promoters
+    for one, event in itertools.pairwise([None, *events]):
+        assert event is not None
+        asked = int(event.policies[0].removeprefix("promoter ")) % VERSIONS + 1
+        assert event.version == event.after["production"] == asked
+        before = {} if one is None else one.after
+        assert event.replaced == before.get("production")
+        if event.replaced not in (None, asked):
+            assert event.after["previous"] == event.replaced
+    with registry._access.client() as client:
+        assert aliases_of(client.get_registered_model(name)) == events[-1].after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--promoters", type=int, default=20)
+    workers.add_options(parser)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soa-promoters-") as folder:
+        begun = time.monotonic()
+        race(Path(folder), asked.promoters, asked.registry, asked.lease)
+    print(f"{asked.promoters} promoters, one order, {time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Processes that share a registry: forked from one that has imported MLflow and opened nothing.
+
+MLflow takes seconds to import and a fork takes none; a connection to SQLite, or a thread, must not
+be carried through one, so the parent only ever waits, kills and reads files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import traceback
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from registry import Decision, Manifest, Registry, lock
+from tests.models import bundles
+
+PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
+SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
+
+
+def warm_up(lease_s: float | None = None) -> None:
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    if lease_s is not None:
+        lock.LEASE_S = lease_s
+    import mlflow.store.model_registry.sqlalchemy_store
+    import mlflow.store.tracking.sqlalchemy_store
+    import mlflow.tracking
+
+    import registry.store  # noqa: F401
+
+    assert mlflow.tracking is not None
+    gc.freeze()
+
+
+def fork(work: Callable[[], None]) -> int:
+    """Run `work` in a child, which exits with 0, or with 1 after saying why on stderr."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def run(work: Callable[[], None]) -> None:
+    """The same, and wait; raises if it failed."""
+    _, status = os.waitpid(fork(work), 0)
+    if status:
+        raise SystemExit("a child failed: see above")
+
+
+def prepare(folder: Path, count: int, uri: str | None = None) -> str:
+    """Bundles `folder/bundles/0` … and, unless one is given, an empty registry; its URI."""
+    manifest = Manifest.model_validate(bundles.manifest_data())
+    for seed in range(count):
+        bundles.write_bundle(folder / "bundles" / str(seed), manifest, seed)
+    os.environ["PIPELINE_CACHE"] = str(folder / "cache")
+    if uri is not None:
+        return uri
+    made = f"sqlite:///{folder}/store/registry.db"
+
+    def make() -> None:
+        with Registry(made)._access.client(write=True):
+            pass
+
+    run(make)
+    return made
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--registry", metavar="URI", help="Default: a new SQLite file.")
+    parser.add_argument("--lease", type=float, metavar="S", help="In place of lock.LEASE_S.")
+
+
+def new_name() -> str:
+    """Of a model that no registry has yet."""
+    return f"jets-{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,35 @@
+"""Small slices of the campaigns, each in a process of its own that forks its workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def campaign(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.registry.campaigns.{name}", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_killed_in_the_middle() -> None:
+    said = campaign("kill", "--seed", "7", "--kills", "10")
+    first = said.splitlines()[0]
+    assert first.startswith("seed 7: 11 kills, ")  # the tenth check ends the second writer too
+    assert "1 checks" in first
+    assert int(first.split(", ")[1].split()[0]) > 0  # inside an operation
+
+
+def test_twenty_promoters_at_once() -> None:
+    assert campaign("promoters", "--promoters", "20").startswith("20 promoters, one order, ")
