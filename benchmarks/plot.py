@@ -25,7 +25,7 @@ _OTHERS = (
 _OURS_MARKERS = ("o", "s", "^", "D")
 _HATCHES = ("", "////", "....", "\\\\\\\\", "xx")
 _FILLS = ("#222222", "#bbbbbb", "#e8e8e8", "#888888", "#ffffff")
-_SETTINGS = {
+_SETTINGS: Any = {
     "svg.hashsalt": "soa-pipeline",
     "svg.fonttype": "none",
     "font.size": 9,
@@ -82,7 +82,7 @@ def _lines(axes: Any, panel: Panel) -> None:
         points = [
             (x, cell) for x, cell in zip(panel.columns, panel.rows[name], strict=True) if cell
         ]
-        at = [x for x, _ in points]
+        at: list[Any] = [x for x, _ in points]
         middle = [cell.value * scale for _, cell in points]
         spread = [
             [(c.value - (c.value if c.low is None else c.low)) * scale for _, c in points],

@@ -44,9 +44,7 @@ class Panel:
     rows: Mapping[str, tuple[Cell | None, ...]]
 
 
-def race_panel(
-    title: str, x: str, races: Mapping[int, Mapping[str, Timing]], base: str
-) -> Panel:
+def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], base: str) -> Panel:
     """Contestants as rows, one column a size, ratios to the contestant `base`."""
     names = list(dict.fromkeys(name for race in races.values() for name in race))
 

@@ -218,7 +218,7 @@ def row_major_call(
     def run() -> None:
         with torch.no_grad():
             arguments = [_packed(b, given[b.block.collection]) for b in signature.inputs]
-            found = outputs_in_order(model(*arguments), signature) if model else blank
+            found = outputs_in_order(model(*arguments), signature) if model is not None else blank
             for bound, value in zip(signature.outputs, found, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
 
