@@ -39,8 +39,8 @@ def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -
 def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
     """Otherwise the two times would be of different work."""
     made = graph_subject(200, gnn.EDGES_PER_NODE)
-    given, ours = gnn.event(made, 20, torch.device("cpu"))
-    _, theirs = gnn.event(made, 20, torch.device("cpu"))
+    given, ours = gnn.event(made, 100, torch.device("cpu"))
+    _, theirs = gnn.event(made, 100, torch.device("cpu"))
     made.session("exported").run(given, ours)
     copying_way(made.signature, eager(made.model), given, theirs)()
     for name, collection in ours.items():
@@ -52,6 +52,6 @@ def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
 def test_a_bound_call_copies_nothing_between_host_and_gpu(tmp_path: Path) -> None:
     made = graph_subject(200, gnn.EDGES_PER_NODE)
     device = torch.device("cuda", torch.cuda.current_device())
-    given, written = gnn.event(made, 20, device)
+    given, written = gnn.event(made, 100, device)
     binding = made.session(device=device).bind(given, written)
     assert gnn.count_host_copies(binding) == 0
