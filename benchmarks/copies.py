@@ -1,8 +1,8 @@
 """Zero copies against the way it is done today: `python -m benchmarks.copies`.
 
 End to end, from SoA columns to SoA columns: ours bound, against packing them into a row-major
-tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The time of
-`Session.bind` alone is beside it.
+tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The times of
+`Session.bind`, of `Binding.rebind` and of another n are beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from runtime.binding import Binding
 from stages.benchmark import race
 
 CAPTION = f"A small MLP from SoA columns to SoA columns.\nx: to ours; {SPREAD}."
@@ -37,15 +38,23 @@ def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
     races = {}
     for n in sizes:
         given, written = made.collections(n)
+        moved = session.bind(*made.collections(n))
         runs: dict[str, Callable[[], object]] = {
             _OURS: session.bind(given, written),
             "pack, AOTI, unpack": copying_way(
                 made.signature, compiled, {"inputs": given}, {"outputs": written}
             ),
             "ours, bind alone": partial(session.bind, given, written),
+            "ours, rebind alone": partial(moved.rebind, given, written),
+            "ours, two resizes alone": partial(_there_and_back, moved, n),
         }
         races[n] = race(runs, seconds)
     return race_panel(f"{len(made.inputs['inputs'])} columns", "rows", races, _OURS)
+
+
+def _there_and_back(binding: Binding, n: int) -> None:
+    binding.resize(n - 1)
+    binding.resize(n)
 
 
 if __name__ == "__main__":

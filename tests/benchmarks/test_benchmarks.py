@@ -20,7 +20,13 @@ def made() -> Subject:
 def test_copies_against_none(made: Subject) -> None:
     panel = copies.measure(made, (1, 33), seconds=0.01)
     assert panel.columns == (1, 33)
-    assert list(panel.rows) == ["ours, no copy", "pack, AOTI, unpack", "ours, bind alone"]
+    assert list(panel.rows) == [
+        "ours, no copy",
+        "pack, AOTI, unpack",
+        "ours, bind alone",
+        "ours, rebind alone",
+        "ours, two resizes alone",
+    ]
     assert all(cell and cell.value > 0 for cells in panel.rows.values() for cell in cells)
 
 
