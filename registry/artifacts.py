@@ -70,7 +70,7 @@ def open_annex(
     path = None if bundle is None else _beside(bundle, version, target)
     if path is None:
         digest = version.annexes[target]
-        path = _cache_root(cache) / digest
+        path = cache_root(cache) / digest
         if not path.is_dir():
             try:
                 with write_atomically(path) as partial:
@@ -99,7 +99,7 @@ def _opened(version: Version, target: str, path: Path, verify: bool = True) -> A
 
 def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
     """The bundle's folder in the cache, where it is fetched to first if it is not there."""
-    path = _cache_root(cache) / version.digest
+    path = cache_root(cache) / version.digest
     if not path.is_dir():
         try:
             fetch(access, version, path)
@@ -157,7 +157,8 @@ def repository(access: Access, where: str) -> Any:
     return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
 
 
-def _cache_root(cache: str | Path | None) -> Path:
+def cache_root(cache: str | Path | None = None) -> Path:
+    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
     chosen = cache or os.environ.get(CACHE_VARIABLE)
     if chosen is not None:
         return Path(chosen)
