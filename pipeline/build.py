@@ -95,6 +95,7 @@ def captured_in(bundle: Bundle) -> Capture:
         Signature.from_dict(manifest.signature),
         manifest.capture.torchscript if manifest.torchscript else None,
         manifest.capture.torchscript_note,
+        manifest.capture.precision,
     )
 
 

@@ -93,6 +93,7 @@ def _keys(config: Config) -> dict[str, str]:
     made_of = {
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
+        "precision": config.precision,
         "signature": signature_of(config).to_dict(),
         "reference": reference_fingerprint(config),
         "code": code_digest(),
@@ -180,6 +181,7 @@ def _capture(state: _Run, key: str) -> Capture:
                 folder,
                 config.model.torchscript_route,
                 say=lambda text: state.work.say(f"  {text}"),
+                precision=config.precision,
             )
 
     folder, _ = state.work.cache.folder("capture", key, build, loaded_sources)
