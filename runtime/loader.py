@@ -173,8 +173,9 @@ def _quiet_torch(threads: int) -> None:
     And float32 is float32: cuDNN would take TF32 for convolutions by itself.
     """
     torch.set_num_threads(threads)
-    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch takes this setting once, before its first use
             torch.set_num_interop_threads(1)
