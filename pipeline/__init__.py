@@ -21,6 +21,7 @@ soa_pipeline.check_origins()
 
 if TYPE_CHECKING:
     from pipeline.config import Config, load_config
+    from pipeline.loading import load
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
     from registry import Registry
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         Scheduler,
         Session,
         Staging,
-        load,
     )
     from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
 
@@ -56,7 +56,7 @@ _HOME = {
     "Scheduler": "runtime.scheduler",
     "Session": "runtime.session",
     "Staging": "runtime.staging",
-    "load": "runtime.loader",
+    "load": "pipeline.loading",
     "Block": "soa.block",
     "Collection": "soa.collection",
     "Layout": "soa.layout",

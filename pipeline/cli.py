@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli_build import build
 from pipeline.cli_options import json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from soa.errors import SoaPipelineError
@@ -125,7 +126,7 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     print_versions(console(), models)
 
 
-for _command in (promote, approve, rollback, history, policy, pull):
+for _command in (build, promote, approve, rollback, history, policy, pull):
     main.add_command(_command)
 
 
@@ -136,6 +137,7 @@ def _version(version: Any) -> dict[str, Any]:
         "aliases": list(version.aliases),
         "targets": dict(version.targets),
         "chosen": dict(version.chosen),
+        "annexes": dict(version.annexes),
         "created": version.created.isoformat(),
         "source": version.source,
     }
@@ -153,7 +155,12 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
     if as_json:
         data = json.loads(bundle.manifest.to_json())
         described = _version(version) if version else None
-        click.echo(json.dumps({"version": described, "manifest": data}, indent=1))
+        annexes = {
+            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}
+            for target, annex in bundle.annexes.items()
+        }
+        shown = {"version": described, "manifest": data, "annexes": annexes}
+        click.echo(json.dumps(shown, indent=1))
         return
     from pipeline.report import console, print_bundle
 

@@ -54,6 +54,8 @@ class Assessment:
     replaced: Version | None
     """The version that holds the alias, and was measured against."""
     policies: tuple[str, ...]
+    annexes: tuple[str, ...] = ()
+    """Targets built later that the gates saw too."""
 
     @property
     def passed(self) -> bool:
@@ -103,6 +105,7 @@ def promote(
         found.decisions,
         replacing=found.replaced.number if found.replaced else 0,
         policies=found.policies,
+        annexes=found.annexes,
     )
     same = found.replaced is not None and found.replaced.number == promoted.number
     return Promoted(promoted, found.decisions, None if same else found.replaced)
@@ -126,6 +129,9 @@ def assess(
     registry's policies and the file `policy` count together: the strictest of each.
     `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
     without stopping the promotion, for `reason`.
+
+    Of the targets that were built later, those that this host runs go through the gates with the
+    bundle's own; the others are left aside, and wait for a promotion on a host of their kind.
     """
     check_override(override, reason)
     version = registry.find(ref)
@@ -133,7 +139,7 @@ def assess(
     local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
-        bundle = registry.open(version)
+        bundle = registry.open(version, annexes=runnable(list(version.annexes)))
     except BundleError as error:
         altered = (Decision("digests", False, "altered", "as sealed", str(error)),)
         return Assessment(
@@ -145,7 +151,7 @@ def assess(
         )
     with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
         asked = [*registry.policies(version.name, Path(folder)), *local]
-        needed = _requirements(bundle.manifest, max_slowdown, asked)
+        needed = _requirements(bundle, max_slowdown, asked)
         targets = list(needed.targets)
         events = registry.history(version.name)
         in_production = alias == PRODUCTION
@@ -169,16 +175,18 @@ def assess(
             approvals=_approvals(events, version, needed) if in_production else None,
         )
     decisions = overridden(decisions, override, reason)
-    return Assessment(version, alias, tuple(decisions), replaced, needed.origins)
+    return Assessment(
+        version, alias, tuple(decisions), replaced, needed.origins, tuple(bundle.annexes)
+    )
 
 
 def _requirements(
-    manifest: Manifest, max_slowdown: float | None, policies: Sequence[Asked]
+    bundle: Bundle, max_slowdown: float | None, policies: Sequence[Asked]
 ) -> Requirements:
-    gates = manifest.provenance.config.get("gates", {})
-    targets = list(gates.get("required_targets") or manifest.targets)
+    gates = bundle.manifest.provenance.config.get("gates", {})
+    targets = [*(gates.get("required_targets") or bundle.manifest.targets), *bundle.annexes]
     return strictest(
-        [str(Target.parse(name)) for name in targets],
+        list(dict.fromkeys(str(Target.parse(name)) for name in targets)),
         gates.get("max_outside", 0.0),
         gates.get("max_slowdown", 1.1) if max_slowdown is None else max_slowdown,
         policies,
@@ -304,7 +312,7 @@ def _compare_speed(
     if replaced is None or replaced.number == version.number:
         return None
     try:
-        other = registry.open(replaced)
+        other = registry.open(replaced, annexes=runnable(list(replaced.annexes)))
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
         return SpeedComparison(replaced.ref, ())  # not measured: the gate refuses

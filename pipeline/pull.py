@@ -12,7 +12,8 @@ from registry.version import Version
 
 
 def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
-    """Copy the bundle of `ref` into the new `folder`, whole and verified or not at all.
+    """Copy the bundle of `ref` and its annexes into the new `folder`, whole and verified or not at
+    all.
 
     If the version was promoted to production, the folder says so, by its digest.
     """
@@ -21,7 +22,10 @@ def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
     record = version.promotion("production")
     if record is not None:
         try:
-            write_promoted(folder, Promoted(version.ref, bundle.digest, record.by, record.at))
+            promoted = Promoted(
+                version.ref, bundle.digest, record.by, record.at, dict(record.annexes)
+            )
+            write_promoted(folder, promoted)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

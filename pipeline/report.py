@@ -43,13 +43,45 @@ def new_table(title: str, *columns: str) -> Table:
 def print_reports(bundle: Bundle) -> None:
     """What a build found out: every candidate against the reference, and their times."""
     out = console()
-    for target, reports in (bundle.validation() or {}).items():
-        found = [ValidationReport.from_dict(r) for r in reports.values()]
-        print_validation(out, f"validation on {target}", found)
-        _print_facts(out, bundle.manifest.targets[target])
-    for target, report in (bundle.benchmark() or {}).items():
-        title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
-        print_benchmark(out, title, BenchmarkReport.from_dict(report))
+    for target in bundle.validation() or {}:
+        _print_verdicts(out, bundle, target)
+    for target in bundle.benchmark() or {}:
+        _print_times(out, bundle, target)
+
+
+def print_target(bundle: Bundle, target: str) -> None:
+    """The same, of one target."""
+    out = console()
+    _print_verdicts(out, bundle, target)
+    _print_times(out, bundle, target)
+    _print_annex(out, bundle, target)
+
+
+def _print_verdicts(out: Console, bundle: Bundle, target: str) -> None:
+    reports = (bundle.validation() or {})[target].values()
+    found = [ValidationReport.from_dict(report) for report in reports]
+    print_validation(out, f"validation on {target}", found)
+    _print_facts(out, bundle.manifest.targets[target])
+
+
+def _print_times(out: Console, bundle: Bundle, target: str) -> None:
+    title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
+    report = BenchmarkReport.from_dict((bundle.benchmark() or {})[target])
+    print_benchmark(out, title, report)
+
+
+def _print_annex(out: Console, bundle: Bundle, target: str) -> None:
+    """Where a target that was built later comes from."""
+    annex = bundle.annexes.get(target)
+    if annex is None:
+        return
+    record = annex.record
+    where = record.host.get("cpu", "an unknown host")
+    out.print(
+        Text(f"  built later: {record.created} by {record.by} on {where}, annex {annex.digest}")
+    )
+    for note in record.notes:
+        out.print(Text(f"  {note}"))
 
 
 def print_validation(out: Console, title: str, reports: Sequence[ValidationReport]) -> None:
@@ -138,6 +170,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
             if candidate.reason:
                 out.print(Text(f"  {engine}: {candidate.reason}"))
         _print_facts(out, record)
+        _print_annex(out, bundle, target)
 
 
 def _print_facts(out: Console, record: TargetRecord) -> None:
@@ -196,7 +229,7 @@ def print_history(out: Console, name: str, events: Iterable[Event]) -> None:
     )
     for event in events:
         kind = event.kind if event.state == "done" else f"{event.kind} (void)"
-        moved = event.kind not in ("approval", "found")
+        moved = event.kind not in ("approval", "found", "build")
         replaced = f"{name}/{event.replaced}" if moved and event.replaced else ""
         table.add_row(
             str(event.number),
@@ -218,6 +251,10 @@ def _why(event: Event) -> str:
             ", ".join(f"@{alias} {number}" for alias, number in event.after.items()) or "none left"
         )
     parts = [event.reason] if event.reason else []
+    if event.kind == "build":
+        parts += [
+            f"{target} ({event.engine}), annex {d[:12]}" for target, d in event.annexes.items()
+        ]
     refused = [d.gate for d in event.decisions if not d.lets_pass]
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
     if refused:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from registry.annex import Annex, AnnexRecord
     from registry.bundle import Bundle, seal, write_atomically
     from registry.errors import (
         BundleError,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from registry.version import Promotion, Version
 
 _HOME = {
+    "Annex": "annex",
+    "AnnexRecord": "annex",
     "Bundle": "bundle",
     "seal": "bundle",
     "write_atomically": "bundle",
@@ -70,6 +73,8 @@ _HOME = {
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Annex",
+    "AnnexRecord",
     "BenchmarkStats",
     "Bundle",
     "BundleError",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from registry.bundle import SUMS, Bundle, write_atomically
+from registry.annex import Annex, attach
+from registry.bundle import ANNEXES, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
-from registry.version import Version
+from registry.version import Version, tag_of
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
 
@@ -29,20 +32,74 @@ def existing_folder(version: Version) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def fetch(access: Access, version: Version, dest: Path) -> None:
-    """Copy the bundle to the new folder `dest`, whole and verified or not at all."""
+def annex_place(target: str, digest: str) -> str:
+    """Where a version's run keeps an annex, beside its bundle: a folder of its own for each, so
+    that two builders of one target write nothing in common."""
+    return f"{ANNEXES}/{tag_of(target)}/{digest}"
+
+
+def fetch(
+    access: Access, version: Version, dest: Path, annexes: Mapping[str, str] | None = None
+) -> None:
+    """Copy the bundle to the new folder `dest`, whole and verified or not at all.
+
+    `annexes`: those to take along, by target.
+    """
     with write_atomically(dest) as partial:
         _download(access, version, partial)
-        # Registered from a pulled folder, its note of promotion came along. It speaks of another
-        # registry: whether this version is promoted, only this registry can say.
+        # Registered from a pulled folder, its note of promotion and its annexes came along. They
+        # speak of another registry: only this one can say whether this version is promoted, and
+        # what was built for it.
         (partial / PROMOTED).unlink(missing_ok=True)
+        shutil.rmtree(partial / ANNEXES, ignore_errors=True)
         # The digest covers SHA256SUMS, which covers each file.
-        require_digest(Bundle.open(partial), version)
+        bundle = Bundle.open(partial)
+        require_digest(bundle, version)
+        for target, digest in (annexes or {}).items():
+            place = partial / ANNEXES / target
+            place.mkdir(parents=True)
+            _download_annex(access, version, target, digest, place)
+        attach(bundle, [_opened(version, t, partial / ANNEXES / t) for t in annexes or {}])
+
+
+def open_annex(
+    access: Access, version: Version, target: str, cache: str | Path | None, verify: bool
+) -> Annex:
+    """In place if it is on this host, else from the cache by digest."""
+    bundle = existing_folder(version)
+    path = None if bundle is None else _beside(bundle, version, target)
+    if path is None:
+        digest = version.annexes[target]
+        path = cache_root(cache) / digest
+        if not path.is_dir():
+            try:
+                with write_atomically(path) as partial:
+                    _download_annex(access, version, target, digest, partial)
+                    _opened(version, target, partial)
+            except BundleError:
+                if not path.is_dir():  # another process may have been quicker
+                    raise
+    return _opened(version, target, path, verify)
+
+
+def _beside(bundle: Path, version: Version, target: str) -> Path:
+    return bundle.parent / annex_place(target, version.annexes[target])
+
+
+def _opened(version: Version, target: str, path: Path, verify: bool = True) -> Annex:
+    annex = Annex.open(path, verify=verify)
+    if annex.target != target or annex.digest != version.annexes[target]:
+        raise BundleError(
+            f"{version.ref}: the files in {path} are another annex ({annex.target}, "
+            f"{annex.digest[:12]}…) than the one registered ({target}, "
+            f"{version.annexes[target][:12]}…)"
+        )
+    return annex
 
 
 def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
     """The bundle's folder in the cache, where it is fetched to first if it is not there."""
-    path = _cache_root(cache) / version.digest
+    path = cache_root(cache) / version.digest
     if not path.is_dir():
         try:
             fetch(access, version, path)
@@ -66,22 +123,42 @@ def _download(access: Access, version: Version, into: Path) -> None:
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        # Opened before the copy: links and special files are refused. Not copytree: it goes on
-        # where the disk is full, and its error is a list.
-        for name in (*Bundle.open(local, verify=False).files, SUMS):
-            (into / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(local / name, into / name, follow_symlinks=False)
+        _copy(Bundle.open(local, verify=False), into)
         return
     with access.client() as client:
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
         where = client.get_model_version_download_uri(version.name, str(version.number))
-        # With one of the two URIs left out, MLflow would take it from the environment.
-        store = get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
-        store.download_artifacts("", str(into))  # type: ignore[no-untyped-call]
+        repository(access, where).download_artifacts("", str(into))
 
 
-def _cache_root(cache: str | Path | None) -> Path:
+def _download_annex(access: Access, version: Version, target: str, digest: str, into: Path) -> None:
+    local = local_folder(version.source)
+    if local is not None:
+        _copy(Annex.open(_beside(local, version, target), verify=False), into)
+        return
+    with access.client() as client:
+        where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+        place = annex_place(target, digest)
+        repository(access, f"{where}/{place}").download_artifacts("", str(into))
+
+
+def _copy(opened: Bundle | Annex, into: Path) -> None:
+    # Opened before the copy: links and special files are refused. Not copytree: it goes on where
+    # the disk is full, and its error is a list.
+    for name in (*opened.files, SUMS):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(opened.path / name, into / name, follow_symlinks=False)
+
+
+def repository(access: Access, where: str) -> Any:
+    """MLflow's access to the files behind a URI."""
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    # With one of the two URIs left out, MLflow would take it from the environment.
+    return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
+
+
+def cache_root(cache: str | Path | None = None) -> Path:
+    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
     chosen = cache or os.environ.get(CACHE_VARIABLE)
     if chosen is not None:
         return Path(chosen)

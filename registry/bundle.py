@@ -16,18 +16,23 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from registry.errors import BundleError
 from registry.manifest import Manifest, safe_relative
 from registry.promoted import PROMOTED
 
+if TYPE_CHECKING:
+    from registry.annex import Annex
+
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
+ANNEXES = "annexes"
+"""Where a pulled bundle keeps what was built for more targets later: registry/annex.py."""
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 
@@ -41,48 +46,51 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256."""
+    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256.
+
+    With annexes (`registry.annex.attach`), the targets of the manifest, the files and the reports
+    are those of the bundle and of its annexes together; `digest` is always that of the bundle.
+    """
 
     path: Path
     manifest: Manifest
     digest: str
     files: Mapping[str, str] = field(repr=False)
+    annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
+    """By target."""
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
         """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.
 
         The structure and the manifest are always checked; `verify=False` leaves out only the
-        digests of the other files. With `verify=True` every file is read once.
+        digests of the other files. With `verify=True` every file is read once. Annexes in the
+        folder are left aside: `registry.annex.open_folder` takes them too.
         """
         root = Path(path).absolute()
         if not root.is_dir():
             raise BundleError(f"{root}: no such bundle folder")
-        text = _read(root, SUMS)
-        listed = _parse_sums(root, text)
-        _compare_listing(root, listed)
-
-        content = _read(root, MANIFEST)
-        _require_digest(root, MANIFEST, listed, hashlib.sha256(content).hexdigest(), len(content))
+        listed, digest, content = open_sealed(root, MANIFEST, aside=(ANNEXES,), verify=verify)
         manifest = Manifest.from_json(content, where=str(root / MANIFEST))
         for name, where in manifest.files().items():
             if name not in listed:
                 raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
-
-        bundle = cls(root, manifest, hashlib.sha256(text).hexdigest(), MappingProxyType(listed))
-        if verify:
-            bundle._check_digests(except_for=MANIFEST)
-        return bundle
+        return cls(root, manifest, digest, listed)
 
     def verify(self) -> None:
         """Check again that the folder is what was opened, every byte of it."""
         if Bundle.open(self.path).digest != self.digest:
             raise BundleError(f"{self.path}: sealed anew since it was opened")
+        for annex in self.annexes.values():
+            annex.verify()
 
     def file(self, name: str) -> Path:
         """The path of a file of the bundle, given relative to it."""
         if name not in self.files:
             raise BundleError(f"{self.path}: the bundle has no file {name!r}")
+        for annex in self.annexes.values():
+            if name.startswith(annex.prefix):
+                return annex.path / name.removeprefix(annex.prefix)
         return self.path / name
 
     def validation(self) -> dict[str, Any] | None:
@@ -94,21 +102,29 @@ class Bundle:
         return self._report(BENCHMARK)
 
     def _report(self, name: str) -> dict[str, Any] | None:
-        if name not in self.files:
-            return None
-        try:
-            report = json.loads(_read(self.path, name))
-        except ValueError as error:
-            raise BundleError(f"{self.path / name}: not JSON: {error}") from error
-        if not isinstance(report, dict):
-            raise BundleError(f"{self.path / name}: a JSON object is needed")
-        return report
+        """By target; an annex's word about its target counts."""
+        places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
+        found = [_json_object(place, name) for place, files in places if name in files]
+        return {key: value for report in found for key, value in report.items()} if found else None
 
-    def _check_digests(self, except_for: str) -> None:
-        for name in self.files:
-            if name != except_for:
-                found, size = _hash(self.path, name)
-                _require_digest(self.path, name, self.files, found, size)
+
+def open_sealed(
+    root: Path, main: str, *, aside: Collection[str] = (), verify: bool = True
+) -> tuple[Mapping[str, str], str, bytes]:
+    """What a sealed folder lists, its digest, and the content of its file `main`.
+
+    `aside` names folders in it that the seal does not cover. Raises BundleError.
+    """
+    text = _read(root, SUMS)
+    listed = _parse_sums(root, text, main)
+    _compare_listing(root, listed, aside)
+    content = _read(root, main)
+    _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
+    for name in listed if verify else ():
+        if name != main:
+            found, size = _hash(root, name)
+            _require_digest(root, name, listed, found, size)
+    return MappingProxyType(listed), hashlib.sha256(text).hexdigest(), content
 
 
 def seal(path: str | Path) -> str:
@@ -243,7 +259,17 @@ def _require_safe(root: Path, name: str) -> None:
         raise BundleError(f"{root}: {error}") from None
 
 
-def _parse_sums(root: Path, content: bytes) -> dict[str, str]:
+def _json_object(root: Path, name: str) -> dict[str, Any]:
+    try:
+        report = json.loads(_read(root, name))
+    except ValueError as error:
+        raise BundleError(f"{root / name}: not JSON: {error}") from error
+    if not isinstance(report, dict):
+        raise BundleError(f"{root / name}: a JSON object is needed")
+    return report
+
+
+def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -260,8 +286,8 @@ def _parse_sums(root: Path, content: bytes) -> dict[str, str]:
         if name in listed:
             raise BundleError(f"{root}: {SUMS}, line {number}: lists {name} twice")
         listed[name] = digest
-    if MANIFEST not in listed:
-        raise BundleError(f"{root}: {SUMS} does not list {MANIFEST}: not a bundle of this program")
+    if main not in listed:
+        raise BundleError(f"{root}: {SUMS} does not list {main}: not a bundle of this program")
     return listed
 
 
@@ -283,9 +309,9 @@ def _listing(root: Path) -> Iterator[str]:
                     raise BundleError(f"{root}: {name} is not a plain file")
 
 
-def _compare_listing(root: Path, listed: Mapping[str, str]) -> None:
+def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
     try:
-        there = set(_listing(root))
+        there = {name for name in _listing(root) if name.partition("/")[0] not in aside}
     except OSError as error:
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
     if missing := sorted(listed.keys() - there):

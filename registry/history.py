@@ -33,7 +33,7 @@ from registry.promotion import Decision
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found"]
+Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found", "build"]
 State = Literal["open", "done", "void"]
 
 _EVENT = "soa.event"
@@ -46,7 +46,8 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` "alias" is a move without a gate, "found" one that others made."""
+    """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
+    target that was added to a version."""
 
     kind: Kind
     model: str
@@ -56,7 +57,7 @@ class Event:
     alias: str | None = None
     """The alias that was asked for."""
     version: int | None = None
-    """The version that was to get it, or that was approved."""
+    """The version that was to get it, that was approved, or that a target was built for."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each version that is named, by "name/3"."""
     decisions: tuple[Decision, ...] = ()
@@ -64,6 +65,10 @@ class Event:
     """Whose limits the gates went by."""
     reason: str = ""
     approver: str = ""
+    annexes: Mapping[str, str] = field(default_factory=dict)
+    """By target, the digest of what was built, or of what the gates of a promotion saw."""
+    engine: str = ""
+    """What was chosen for the target that was built."""
     by: str = field(default_factory=author.who)
     number: int = 0
     time: datetime = _NOT_YET
@@ -89,6 +94,8 @@ class Event:
                 return f"approval of{version} by {self.approver}"
             case "found":
                 return "aliases moved by other means"
+            case "build":
+                return f"build of {', '.join(self.annexes)} for{version}"
             case _:
                 return f"{self.kind} of{version} to @{self.alias}"
 
@@ -103,6 +110,8 @@ class Event:
             "version": self.version,
             "replaced": self.replaced,
             "approver": self.approver,
+            "annexes": dict(self.annexes),
+            "engine": self.engine,
             "reason": self.reason,
             "digests": dict(self.digests),
             "policies": list(self.policies),
@@ -209,6 +218,7 @@ def markdown(event: Event) -> str:
     lines = [f"{event.title}, by {event.by}", *moved]
     if event.reason:
         lines.append(f"reason: {event.reason}")
+    lines += [f"`{target}` is annex `{d[:12]}`" for target, d in event.annexes.items()]
     lines += [f"`{ref}` is bundle `{digest[:12]}`" for ref, digest in event.digests.items()]
     text = "\n\n".join(lines)
     if event.decisions:

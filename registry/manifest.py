@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,13 +38,15 @@ BundlePath = Annotated[str, AfterValidator(safe_relative)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
 
 
-class _Record(BaseModel):
+class Record(BaseModel):
+    """Base of everything that is written as JSON: frozen, and nothing unknown in it."""
+
     # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
     # survive the way out and back, where the default would write null and then fail to read it.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
-class Capture(_Record):
+class Capture(Record):
     """How the portable programs were taken from the model."""
 
     program: Literal["torch.export"] = "torch.export"
@@ -53,7 +55,7 @@ class Capture(_Record):
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
 
 
-class Worst(_Record):
+class Worst(Record):
     """The largest deviations of one output from the reference, over all validated row counts."""
 
     max_abs: float
@@ -62,13 +64,13 @@ class Worst(_Record):
     """Fraction of the elements outside `atol + rtol * |reference|`."""
 
 
-class Tolerance(_Record):
+class Tolerance(Record):
     atol: float = Field(ge=0)
     rtol: float = Field(ge=0)
     max_outside: float = Field(default=0.0, ge=0, le=1)
 
 
-class BenchmarkStats(_Record):
+class BenchmarkStats(Record):
     """Time of one call at one row count, in microseconds."""
 
     median_us: float
@@ -76,7 +78,7 @@ class BenchmarkStats(_Record):
     p95_us: float
 
 
-class SessionSettings(_Record):
+class SessionSettings(Record):
     """How a session runs the artifact where its user does not say."""
 
     threads: int = Field(default=1, ge=1)
@@ -84,7 +86,7 @@ class SessionSettings(_Record):
     """Runs at one moment; None for one a core."""
 
 
-class Candidate(_Record):
+class Candidate(Record):
     """What one engine made for one target."""
 
     status: Literal["valid", "invalid", "failed", "unverified"]
@@ -100,14 +102,14 @@ class Candidate(_Record):
     """By row count, as text."""
 
 
-class Below(_Record):
+class Below(Record):
     """The engine that runs fewer than `rows` rows."""
 
     rows: int = Field(ge=1)
     engine: str
 
 
-class TargetRecord(_Record):
+class TargetRecord(Record):
     """One target. `unverified`: built, but no device of this kind has run it."""
 
     status: Literal["verified", "unverified", "failed"]
@@ -147,7 +149,7 @@ class TargetRecord(_Record):
         return f"{self.chosen} ({small})" if small else f"{self.chosen}"
 
 
-class Provenance(_Record):
+class Provenance(Record):
     created: str
     """UTC, ISO 8601."""
     git_commit: str | None = None
@@ -159,7 +161,7 @@ class Provenance(_Record):
     python: str
 
 
-class Manifest(_Record):
+class Manifest(Record):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1)
     name: ModelName
     description: str = ""
@@ -189,30 +191,40 @@ class Manifest(_Record):
 
     def to_json(self) -> str:
         """Keys sorted, one final newline: equal manifests give equal bytes."""
-        data = json.loads(self.model_dump_json())
-        return (
-            json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
-        )
+        return record_to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "manifest.json") -> Manifest:
         """`where` names the file in the errors, which are BundleErrors of one line."""
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise BundleError(f"{where}: not JSON: {error}") from error
-        if not isinstance(data, dict):
-            raise BundleError(f"{where}: a JSON object is needed, found {type(data).__name__}")
-        found = data.get("schema_version")
-        if isinstance(found, int) and found > SCHEMA_VERSION:
-            raise BundleError(
-                f"{where}: schema version {found} is newer than {SCHEMA_VERSION}, the newest that "
-                "this installation reads: update soa-pipeline"
-            )
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(str(part) for part in first["loc"]) or "(top level)"
-            more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-            raise BundleError(f"{where}: {field}: {first['msg']}{more}") from error
+        return record_from_json(cls, text, where, SCHEMA_VERSION)
+
+
+R = TypeVar("R", bound=Record)
+
+
+def record_to_json(record: Record) -> str:
+    data = json.loads(record.model_dump_json())
+    return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) -> R:
+    """Read a record with a `schema_version`, of which this code knows those up to `newest`."""
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise BundleError(f"{where}: not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BundleError(f"{where}: a JSON object is needed, found {type(data).__name__}")
+    found = data.get("schema_version")
+    if isinstance(found, int) and found > newest:
+        raise BundleError(
+            f"{where}: schema version {found} is newer than {newest}, the newest that "
+            "this installation reads: update soa-pipeline"
+        )
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "(top level)"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise BundleError(f"{where}: {field}: {first['msg']}{more}") from error

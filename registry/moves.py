@@ -8,6 +8,9 @@ MLflow moves one alias at a time, and `production` and `previous` belong togethe
   4. `previous`, and for a rollback the tag of the version that left;
   5. the event is closed: done.
 
+A target that was built is added in the same way: the event; the tag `annex.TARGET`, from which
+moment the version has it; the tags `target.` and `chosen.`, which people read; the event closed.
+
 Each step is a single transaction in the store. Whoever writes next first settles what a killed
 writer left open: if step 3 was done it does the rest and closes the event as done, else it takes
 back step 2 and closes it as void. So a move of which nobody has seen anything never happens later,
@@ -33,7 +36,7 @@ from typing import TYPE_CHECKING, Literal
 from registry.history import Event, History
 from registry.lookup import aliases_of, has_code
 from registry.promotion import Decision
-from registry.version import PROMOTION, ROLLED_BACK, Promotion
+from registry.version import ANNEX, CHOSEN, PROMOTION, ROLLED_BACK, TARGET, Promotion, tag_of
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -47,21 +50,37 @@ STAGING = "staging"
 _MOVES = ("promotion", "rollback", "alias")  # the other kinds of event move nothing
 
 
-def happened(event: Event, aliases: Mapping[str, int]) -> bool:
-    """Whether an open event is to be completed, by the aliases as they are; else it is void."""
+def happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) -> bool:
+    """Whether an open event is to be completed, by the registry as it is; else it is void."""
     if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
+    if event.kind == "build":
+        tags = _tags(client, event.model, event.version)
+        return all(tags.get(ANNEX + tag_of(t)) == digest for t, digest in event.annexes.items())
     return True  # it moves nothing
 
 
-def as_settled(events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
+def as_settled(
+    client: MlflowClient, events: Sequence[Event], aliases: Mapping[str, int]
+) -> list[Event]:
     """The events with an open one taken for what the next writer will make of it."""
     return [
         event
         if event.state != "open"
-        else replace(event, state="done" if happened(event, aliases) else "void")
+        else replace(event, state="done" if happened(client, event, aliases) else "void")
         for event in events
     ]
+
+
+def _tags(client: MlflowClient, model: str, number: int | None) -> Mapping[str, str]:
+    """Of a version; none where it was deleted."""
+    try:
+        found: Mapping[str, str] = client.get_model_version(model, str(number)).tags
+    except Exception as error:
+        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return {}
+        raise
+    return found
 
 
 class Mover:
@@ -89,6 +108,7 @@ class Mover:
         decisions: tuple[Decision, ...] = (),
         policies: Sequence[str] = (),
         reason: str = "",
+        annexes: Mapping[str, str] | None = None,
     ) -> Event:
         """What is to become of the aliases when `alias` goes to a version."""
         after = dict(self.aliases)
@@ -107,6 +127,7 @@ class Mover:
             decisions=decisions,
             policies=tuple(policies),
             reason=reason,
+            annexes=annexes or {},
         )
 
     def still_in_place(self, alias: str, replacing: int | None) -> list[Decision]:
@@ -131,12 +152,15 @@ class Mover:
         return self.last
 
     def move(self, event: Event) -> Event:
-        """Record and make the move that an event describes."""
+        """Record and make the move, or add the target, that an event describes."""
         self.turn.require()
         self.last = opened = self.history.append(event, self.last)
         try:
             self._prepare(opened)
-            self._point(opened, str(opened.alias))
+            if opened.kind == "build":
+                self._tag_targets(opened, ANNEX, opened.annexes)
+            else:
+                self._point(opened, str(opened.alias))
             self._finish(opened)
         except BaseException:
             # What the next writer would do, while we can; the error that brought us here is the
@@ -148,7 +172,7 @@ class Mover:
 
     def _settle(self, opened: Event) -> None:
         self.aliases = self._aliases()
-        if happened(opened, self.aliases):
+        if happened(self.client, opened, self.aliases):
             self._finish(opened)
             return
         self._unprepare(opened)
@@ -189,6 +213,9 @@ class Mover:
         if event.kind == "rollback" and self._exists(event.replaced):
             text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
             self._tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
+        if event.kind == "build":
+            self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))
+            self._tag_targets(event, CHOSEN, dict.fromkeys(event.annexes, event.engine))
         self.turn.require()
         self.last = self.history.close(event, "done")
 
@@ -213,12 +240,16 @@ class Mover:
         self.turn.require()
         self.client.set_model_version_tag(self.model, str(number), key, value)
 
+    def _tag_targets(self, event: Event, kind: str, values: Mapping[str, str]) -> None:
+        for target, value in values.items():
+            self._tag(event.version, kind + tag_of(target), value)
+
     def _aliases(self) -> dict[str, int]:
         return aliases_of(self.client.get_registered_model(self.model))
 
 
 def _promotion(event: Event) -> str:
-    record = Promotion(str(event.alias), event.by, _seconds(event), event.decisions)
+    record = Promotion(str(event.alias), event.by, _seconds(event), event.decisions, event.annexes)
     return record.to_json()
 
 

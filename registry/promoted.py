@@ -8,7 +8,8 @@ a signature.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from registry.errors import BundleError
@@ -24,6 +25,8 @@ class Promoted:
     digest: str
     by: str
     at: str
+    annexes: Mapping[str, str] = field(default_factory=dict)
+    """Targets built later that were promoted too, and the digests of their annexes."""
 
 
 def write_promoted(folder: Path, record: Promoted) -> None:

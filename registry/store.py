@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry import artifacts, description, policy_store, upload
+from registry.annex import Annex, attach, open_folder
 from registry.bundle import Bundle
 from registry.errors import NotFoundError, PromotionRefused, RegistryError
 from registry.history import Event, History
@@ -117,22 +118,34 @@ class Registry:
         return artifacts.existing_folder(version)
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
-        """Copy the version's bundle to the new folder `dest`, whole and verified or not at all."""
-        artifacts.fetch(self._access, version, Path(dest))
-        return Bundle.open(dest, verify=False)
+        """Copy the version's bundle and its annexes to the new folder `dest`, whole and verified
+        or not at all."""
+        artifacts.fetch(self._access, version, Path(dest), version.annexes)
+        return open_folder(dest, verify=False)
 
     def open(
-        self, version: Version, *, verify: bool = True, cache: str | Path | None = None
+        self,
+        version: Version,
+        *,
+        verify: bool = True,
+        cache: str | Path | None = None,
+        annexes: Collection[str] | None = None,
     ) -> Bundle:
         """The version's bundle, in place if it is on this host, else from a cache by digest.
 
         `cache`: else the variable PIPELINE_CACHE, else `~/.cache/soa-pipeline`. What lies in the
-        cache is verified like everything else.
+        cache is verified like everything else. `annexes`: of which targets; None: all there are.
         """
         path = self.local_path(version) or artifacts.cached(self._access, version, cache)
         bundle = Bundle.open(path, verify=verify)
         artifacts.require_digest(bundle, version)
-        return bundle
+        wanted = version.annexes if annexes is None else annexes
+        opened = [
+            artifacts.open_annex(self._access, version, target, cache, verify)
+            for target in version.annexes
+            if target in wanted
+        ]
+        return attach(bundle, opened)
 
     # Writing
 
@@ -146,6 +159,7 @@ class Registry:
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
+        bundle = Bundle.open(bundle.path, verify=False)  # without annexes: they are added later
         with self._access.client(write=True) as client:
             with exclusive(self._access, client, model):
                 known = self._registered(client, model, bundle.digest)
@@ -178,6 +192,46 @@ class Registry:
                 raise
             return self.find(Ref(model, int(made.version)))
 
+    def add_target(self, version: Version, annex: Annex) -> Version:
+        """Add to a version what was built for one more target; its bundle stays as it is.
+
+        The files go first and the tag that names them comes last. Of two that build one target at
+        once, one is told that the other was quicker, and leaves nothing; a process that is killed
+        leaves files that nothing names, or a target that is whole.
+        """
+        version.require_free(annex.target)
+        with self._access.client(write=True) as client:
+            attach(self.open(version, verify=False, annexes=()), [annex])
+            annex.verify()
+            try:
+                upload.upload_annex(client, version, annex)
+                with self._writing(version.name) as mover:
+                    found = self.find(Ref(version.name, version.number))
+                    found.require_free(annex.target)
+                    mover.move(
+                        Event(
+                            "build",
+                            version.name,
+                            dict(mover.aliases),
+                            dict(mover.aliases),
+                            version=found.number,
+                            digests={found.ref: found.digest},
+                            annexes={annex.target: annex.digest},
+                            engine=str(annex.record.record.chosen),
+                        )
+                    )
+            except BaseException:
+                self._discard(client, version, annex)
+                raise
+        return self.find(Ref(version.name, version.number))
+
+    def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
+        """Take back the files of an annex, unless the version has it all the same."""
+        with contextlib.suppress(Exception):
+            found = self.find(Ref(version.name, version.number))
+            if found.annexes.get(annex.target) != annex.digest:
+                upload.discard_annex(self._access, client, version, annex)
+
     def set_alias(self, version: Version, alias: str) -> Version:
         """Point an alias at a version, without a gate: not for `production` and `previous`."""
         if alias in (PRODUCTION, PREVIOUS):
@@ -200,6 +254,7 @@ class Registry:
         *,
         replacing: int | None = None,
         policies: Sequence[str] = (),
+        annexes: Collection[str] = (),
     ) -> Version:
         """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
 
@@ -207,6 +262,8 @@ class Registry:
         history, and nothing else changes by a refusal. `replacing`: the number of the version that
         the gates compared with, 0 for none; refused if another one has come into its place since.
         `policies`: the origins of those that the gates went by; this registry's must be among them.
+        `annexes`: the targets built later that the gates saw too; those that an earlier promotion
+        to this alias let pass stay.
         """
         _checked_alias(alias)
         if alias == PREVIOUS:
@@ -226,6 +283,7 @@ class Registry:
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
+                annexes=found.annexes_promoted(alias, annexes),
             )
             if not passed:
                 mover.note(event)
@@ -283,7 +341,7 @@ class Registry:
             if experiment is None:
                 return []
             events = History(client, experiment, name).events()
-            return as_settled(events, aliases_of(model))
+            return as_settled(client, events, aliases_of(model))
 
     # Policies
 

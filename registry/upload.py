@@ -8,14 +8,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from registry import author, description
-from registry.artifacts import local_folder
+from registry.annex import Annex
+from registry.artifacts import annex_place, local_folder, repository
 from registry.bundle import Bundle
 from registry.errors import BundleError
-from registry.version import DIGEST
+from registry.version import DIGEST, Version
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
+
+    from registry.mlflow_access import Access
 
 _FOLDER = "bundle"  # in the run's artifacts
 
@@ -46,6 +49,29 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
         part = slice(start, start + 100)
         client.log_batch(run.info.run_id, metrics[part], params[part])
     return source
+
+
+def upload_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
+    """Copy an annex beside the version's bundle. Nobody sees it before its tag is there."""
+    run, place = str(version.run_id), annex_place(annex.target, annex.digest)
+    client.log_artifacts(run, str(annex.path), place)
+    local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    if local is not None and Annex.open(local).digest != annex.digest:
+        raise BundleError(f"{annex.path}: changed while it was being registered")
+
+
+def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
+    """Leave nothing of an annex that came to nothing. Best effort, as `discard`."""
+    with contextlib.suppress(Exception):
+        where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+        where = f"{where}/{annex_place(annex.target, annex.digest)}"
+        local = local_folder(where)
+        if local is None:
+            repository(access, where).delete_artifacts()
+            return
+        shutil.rmtree(local, ignore_errors=True)
+        for empty in (local.parent, local.parent.parent):
+            empty.rmdir()  # fails, and should, where another annex is
 
 
 def discard(client: MlflowClient, run: Run) -> None:

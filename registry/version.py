@@ -6,7 +6,7 @@ The tags are a contract with people: MLflow's web page shows them and its search
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DIGEST = "digest"
 TARGET = "target."
 CHOSEN = "chosen."
+ANNEX = "annex."
 PROMOTION = "promotion."
 ROLLED_BACK = "rolled_back"
 
@@ -43,6 +44,8 @@ class Promotion:
     at: str
     """UTC, ISO 8601."""
     decisions: tuple[Decision, ...]
+    annexes: Mapping[str, str] = field(default_factory=dict)
+    """Targets built later that the gates saw too, and the digests of their annexes."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
@@ -72,6 +75,8 @@ class Version:
     """Target to verified, unverified or failed."""
     chosen: Mapping[str, str]
     """Target to the engine that serves it."""
+    annexes: Mapping[str, str]
+    """Target to the digest of its annex, for what was built after the version was sealed."""
     created: datetime
     run_id: str | None
     source: str
@@ -89,6 +94,23 @@ class Version:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
 
+    def annexes_promoted(self, alias: str, seen: Collection[str]) -> dict[str, str]:
+        """What a promotion to `alias` lets pass: those that its gates saw, and earlier ones."""
+        before = self.promotion(alias)
+        kept = {*seen, *(before.annexes if before else ())}
+        return {target: digest for target, digest in self.annexes.items() if target in kept}
+
+    def require_free(self, target: str) -> None:
+        """Raise RegistryError if the version has a target, proven there, already."""
+        digest = self.annexes.get(target)
+        if digest is not None:
+            raise RegistryError(
+                f"{self.ref} has {target} already: built later, annex {digest[:12]}…, and what "
+                "was built stays as it is"
+            )
+        if self.targets.get(target) == "verified":
+            raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
+
     @classmethod
     def from_mlflow(cls, found: Any, aliases: Mapping[str, int]) -> Version:
         """From an `mlflow.entities.model_registry.ModelVersion` and the model's aliases."""
@@ -105,6 +127,7 @@ class Version:
             aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
             targets=_by_target(tags, TARGET),
             chosen=_by_target(tags, CHOSEN),
+            annexes=_by_target(tags, ANNEX),
             created=datetime.fromtimestamp(found.creation_timestamp / 1000, UTC),
             run_id=found.run_id or None,
             source=str(found.source),

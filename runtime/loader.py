@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Literal, overload
 import torch
 
 from engines.engine import Executable, engine
-from engines.target import Target, check_host_runs, choose_target
+from engines.errors import TargetError
+from engines.target import Target, check_host_runs, choose_target, gpu_target
+from registry.annex import Annex, attach, open_folder
 from registry.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.manifest import Manifest, TargetRecord
@@ -27,6 +30,8 @@ from runtime.session import Origin, Session
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
+Builder = Callable[[Bundle, Target], Annex]
+"""Builds a bundle's program for a target, proven against the bundle's reference; or raises."""
 
 
 @overload
@@ -39,6 +44,7 @@ def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another
     engine_name: str | None = ...,
     threads: int | None = ...,
     instances: int | None = ...,
+    builder: Builder | None = ...,
 ) -> MultiDeviceSession: ...
 
 
@@ -53,6 +59,7 @@ def load(
     engine_name: str | None = ...,
     threads: int | None = ...,
     instances: int | None = ...,
+    builder: Builder | None = ...,
 ) -> Session: ...
 
 
@@ -66,6 +73,7 @@ def load(
     engine_name: str | None = None,
     threads: int | None = None,
     instances: int | None = None,
+    builder: Builder | None = None,
 ) -> Session | MultiDeviceSession:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
@@ -81,7 +89,10 @@ def load(
     `target` and `engine_name` override the best target of this host and the engine that was chosen
     for it. `threads` and `instances` (how many runs there may be at one moment) override what the
     version's config says under `session`. Every file's digest is checked before anything in the
-    bundle is used.
+    bundle is used. Of what was built for the version later, production takes what a promotion let
+    pass.
+
+    `builder` is asked for an artifact where the version holds no verified one for this host.
 
     Raises LoadError, or the typed error of what went wrong: registry, bundle, target or engine.
     """
@@ -94,7 +105,7 @@ def load(
     if auto and target is not None:
         raise LoadError(f"target {target!r} with device 'auto': each device has its own target")
     where = torch.device("cpu") if auto else _device(device)
-    bundle, version = open_bundle(ref, registry)
+    bundle, version = open_bundle(ref, registry, promoted=mode == "production")
     if mode == "production":
         _require_promoted(ref, bundle, version)
     settings = bundle.manifest.session
@@ -104,6 +115,7 @@ def load(
         engine_name,
         settings.threads if threads is None else threads,
         settings.instances if instances is None else instances,
+        builder,
     )
     if mode == "production":
         _quiet_torch(wanted.threads)
@@ -126,12 +138,18 @@ class _Wanted:
     engine_name: str | None
     threads: int
     instances: int | None
+    builder: Builder | None
 
 
 def _open(
     bundle: Bundle, version: Version | None, device: torch.device, wanted: _Wanted
 ) -> Session:
-    chosen, record = _target(bundle.manifest, device, wanted.target)
+    if wanted.builder is not None:
+        bundle = _completed(bundle, device, wanted.target, wanted.builder)
+    try:
+        chosen, record = _target(bundle.manifest, device, wanted.target)
+    except (LoadError, TargetError) as error:
+        raise type(error)(f"{error}{_waiting(bundle, version)}") from None
     name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
     if wanted.engine_name is None:
         executable = open_choice(bundle, chosen, device, wanted.threads, wanted.instances)
@@ -155,20 +173,26 @@ def _quiet_torch(threads: int) -> None:
     And float32 is float32: cuDNN would take TF32 for convolutions by itself.
     """
     torch.set_num_threads(threads)
-    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch takes this setting once, before its first use
             torch.set_num_interop_threads(1)
 
 
 def open_bundle(
-    ref: str | Path, registry: Registry | str | None = None
+    ref: str | Path, registry: Registry | str | None = None, *, promoted: bool = False
 ) -> tuple[Bundle, Version | None]:
-    """The bundle behind a reference, digests checked, and its version if a registry has it."""
+    """The bundle behind a reference, digests checked, and its version if a registry has it.
+
+    With the targets that were built later: all, or those that were `promoted` to production.
+    """
     parsed = ref if isinstance(ref, Path) else parse_ref(ref)
     if isinstance(parsed, Path):
-        return Bundle.open(parsed), None
+        note = read_promoted(parsed) if promoted and parsed.is_dir() else None
+        passed = note.annexes if note else {}
+        return open_folder(parsed, only=passed if promoted else None), None
     store = registry if isinstance(registry, Registry) else Registry(registry)
     try:
         version = store.find(parsed)
@@ -176,7 +200,43 @@ def open_bundle(
         if Path(ref).is_dir():
             raise LoadError(f"{error}; for the folder of that name write ./{ref}") from None
         raise
-    return store.open(version), version
+    if not promoted:
+        return store.open(version), version
+    record = version.promotion("production")
+    let_pass = record.annexes if record else {}
+    annexes = [t for t, digest in version.annexes.items() if let_pass.get(t) == digest]
+    return store.open(version, annexes=annexes), version
+
+
+def _completed(
+    bundle: Bundle, device: torch.device, wanted: str | None, builder: Builder
+) -> Bundle:
+    """With a verified artifact for this host: its own, or one that is built now."""
+    targets = bundle.manifest.targets
+    verified = [name for name, record in targets.items() if record.status == "verified"]
+    if wanted is None:
+        with suppress(TargetError):
+            choose_target(verified, str(device))
+            return bundle
+        target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+    else:
+        target = Target.parse(wanted)
+        check_host_runs(target)
+    # A wanted target of another device is refused in its place.
+    if str(target) in verified or target.torch_device != device.type:
+        return bundle
+    return attach(bundle, [builder(bundle, target)])
+
+
+def _waiting(bundle: Bundle, version: Version | None) -> str:
+    """What was built for a version and no promotion has let pass yet."""
+    built = sorted(version.annexes.keys() - bundle.annexes.keys()) if version else []
+    if version is None or not built:
+        return ""
+    return (
+        f"; built since it was promoted: {', '.join(built)}: run `pipeline promote {version.ref} "
+        "--to production` on such a host to let it in"
+    )
 
 
 def open_artifact(

@@ -78,11 +78,7 @@ def package(
     version, whatever device it waits for.
     """
     if not any(result.status == "verified" for result in results.values()):
-        reasons = "; ".join(
-            f"{target} {name}: {report.reason}"
-            for target, result in results.items()
-            for name, report in result.reports.items()
-        )
+        reasons = "; ".join(why_not(result) for result in results.values())
         raise StageError(f"no artifact of {name!r} is valid: {reasons}")
     manifest = Manifest(
         name=name,
@@ -94,7 +90,7 @@ def package(
             precision=capture.precision,
         ),
         torchscript="model.ts" if capture.script else None,
-        targets={target: _record(result) for target, result in results.items()},
+        targets={t: target_record(r, f"targets/{t}") for t, r in results.items()},
         tolerances={output: ToleranceRecord(**asdict(t)) for output, t in tolerances.items()},
         classifiers=sorted(classifiers),
         session=session,
@@ -106,36 +102,48 @@ def package(
         if capture.script:
             shutil.copy2(capture.script, folder / "model.ts")
         for target, result in results.items():
-            for engine_name, compiled in result.compiled.items():
-                _copy_artifact(folder, target, engine_name, compiled)
-            _describe_arguments(folder / "targets" / target, capture.signature)
-        _write_json(
-            folder / VALIDATION,
-            {
-                target: {e: _portable_report(r) for e, r in result.reports.items()}
-                for target, result in results.items()
-            },
-        )
-        _write_json(
-            folder / BENCHMARK,
-            {
-                target: result.benchmark.to_dict()
-                for target, result in results.items()
-                if result.benchmark
-            },
-        )
+            write_artifacts(folder / "targets" / target, result, capture.signature)
+        write_reports(folder, results)
         (folder / "manifest.json").write_text(manifest.to_json())
         seal(folder)
     return Bundle.open(dest)
 
 
-def _copy_artifact(folder: Path, target: str, engine_name: str, compiled: Compiled) -> None:
-    if compiled.error or not compiled.files:
-        return
-    out = folder / "targets" / target / engine_name
-    out.mkdir(parents=True)
-    for file in compiled.files:
-        shutil.copy2(compiled.folder / file, out / file)
+def why_not(result: TargetResult) -> str:
+    """Every candidate's reason, for a target without a valid one."""
+    return "; ".join(
+        f"{result.target} {name}: {report.reason}" for name, report in result.reports.items()
+    )
+
+
+def write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
+    """Each candidate's own files, in a folder of its engine."""
+    for engine_name, compiled in result.compiled.items():
+        if compiled.error or not compiled.files:
+            continue
+        out = folder / engine_name
+        out.mkdir(parents=True)
+        for file in compiled.files:
+            shutil.copy2(compiled.folder / file, out / file)
+    _describe_arguments(folder, signature)
+
+
+def write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
+    _write_json(
+        folder / VALIDATION,
+        {
+            target: {engine_name: r.to_dict() for engine_name, r in result.reports.items()}
+            for target, result in results.items()
+        },
+    )
+    _write_json(
+        folder / BENCHMARK,
+        {
+            target: result.benchmark.to_dict()
+            for target, result in results.items()
+            if result.benchmark
+        },
+    )
 
 
 def _describe_arguments(artifacts: Path, signature: Signature) -> None:
@@ -145,7 +153,8 @@ def _describe_arguments(artifacts: Path, signature: Signature) -> None:
         (place / "arguments.txt").write_text(str(described))
 
 
-def _record(result: TargetResult) -> TargetRecord:
+def target_record(result: TargetResult, place: str) -> TargetRecord:
+    """The manifest's word on a target whose artifacts lie under `place`."""
     candidates: dict[str, Candidate] = {}
     for engine_name, compiled in result.compiled.items():
         report = result.reports[engine_name]
@@ -158,7 +167,7 @@ def _record(result: TargetResult) -> TargetRecord:
         candidates[engine_name] = Candidate(
             status=status,
             reason=report.reason,
-            files=_bundle_files(result.target, engine_name, compiled),
+            files=_bundle_files(place, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),
             facts=compiled.facts,
@@ -187,17 +196,13 @@ def _record(result: TargetResult) -> TargetRecord:
     )
 
 
-def _bundle_files(target: str, engine_name: str, compiled: Compiled) -> list[str]:
+def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
     if compiled.error:
         return []
     if compiled.files:
-        return [f"targets/{target}/{engine_name}/{file}" for file in compiled.files]
+        return [f"{place}/{engine_name}/{file}" for file in compiled.files]
     portable = engine(engine_name).portable_file(Portable(Path("program.pt2"), Path("model.ts")))
     return [str(portable)] if portable else []
-
-
-def _portable_report(report: ValidationReport) -> dict[str, Any]:
-    return report.to_dict()
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -7,7 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from registry.bundle import seal
+from registry.annex import Annex, AnnexRecord
+from registry.bundle import Bundle, seal
 from registry.manifest import Manifest
 
 V3 = "cpu/x86-64-v3"
@@ -67,3 +68,29 @@ def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
     (path / "reports/validation.json").write_text(json.dumps({"rows": [0, 1, 31]}))
     (path / "reports/benchmark.json").write_text(json.dumps({"calls": 100}))
     seal(path)
+
+
+def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields: Any) -> Annex:
+    """A sealed annex of a bundle, of one candidate; another seed gives other bytes."""
+    library = f"annexes/{target}/aoti/model.so"
+    candidates = {
+        "aoti": {"status": "valid", "files": [library]},
+        "exported": {"status": "valid", "files": ["program.pt2"]},
+    }
+    record = {
+        "name": bundle.manifest.name,
+        "base": bundle.digest,
+        "target": target,
+        "record": {"status": "verified", "chosen": "aoti", "candidates": candidates},
+        "created": "2026-01-02T03:04:05+00:00",
+        "by": f"builder {seed}",
+        "python": "3.11.2",
+    }
+    (path / "aoti").mkdir(parents=True)
+    (path / "aoti" / "model.so").write_bytes(random.Random(seed).randbytes(5000))
+    (path / "reports").mkdir()
+    for name in ("validation", "benchmark"):
+        (path / f"reports/{name}.json").write_text(json.dumps({target: {"seed": seed}}))
+    (path / "annex.json").write_text(AnnexRecord.model_validate(record | fields).to_json())
+    seal(path)
+    return Annex.open(path)

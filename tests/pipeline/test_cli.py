@@ -19,7 +19,7 @@ from runtime.loader import load
 from tests.models.project import PASSED, TARGET, Built, cli, described, refusal, resealed
 
 COMMANDS = (
-    "run", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
+    "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
     "policy", "pull", "doctor",
 )  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")

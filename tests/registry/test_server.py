@@ -17,7 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from registry import Bundle, BundleError, Decision, NotFoundError, Registry
+from registry import (
+    Bundle,
+    BundleError,
+    Decision,
+    NotFoundError,
+    Registry,
+    RegistryError,
+)
+from tests.models.bundles import write_annex
 
 MakeBundle = Callable[..., Path]
 
@@ -94,3 +102,24 @@ def test_a_life_behind_a_server(
         registry.open(first)
     elsewhere = registry.open(first, cache=tmp_path / "other")
     assert elsewhere.path.parent == tmp_path / "other"
+
+
+def test_a_target_is_added_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    registry, bundle = Registry(server), Bundle.open(make_bundle(seed=5))
+    version = registry.register(bundle, "later")
+    first, second = (
+        write_annex(tmp_path / str(seed), bundle, "cuda/sm_90", seed) for seed in (1, 2)
+    )
+    found = registry.add_target(version, first)
+    with pytest.raises(RegistryError, match="later/1 has cuda/sm_90 already: built later"):
+        registry.add_target(version, second)  # asked for before there was the first
+    with registry._access.client() as client:
+        kept = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
+    assert [Path(each.path).name for each in kept if each.is_dir] == [first.digest]
+
+    opened = registry.open(found)
+    cached = tmp_path / "cache" / "soa-pipeline" / first.digest / "aoti" / "model.so"
+    assert opened.file("annexes/cuda/sm_90/aoti/model.so") == cached
+    assert registry.fetch(found, tmp_path / "copy").manifest == opened.manifest

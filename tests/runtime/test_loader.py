@@ -261,6 +261,14 @@ def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
     assert done.stdout.split() == ["1", "1"]
 
 
+def test_a_process_in_production_still_exports(pulled: Path) -> None:
+    """What one process does, or a build at first use does beside a loaded model."""
+    load(pulled)
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))
+
+
 def test_device_that_is_not_there(pulled: Path) -> None:
     with pytest.raises(LoadError, match=r"device 'cuda:99': torch sees [0-9]+ GPUs here"):
         load(pulled, device="cuda:99")

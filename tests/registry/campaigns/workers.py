@@ -59,6 +59,15 @@ def run(work: Callable[[], None]) -> None:
         raise SystemExit("a child failed: see above")
 
 
+def answer(ask: Callable[[], bool]) -> bool:
+    """What a child says."""
+    _, status = os.waitpid(fork(lambda: os._exit(8 if ask() else 9)), 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code not in (8, 9):
+        raise SystemExit("a child failed: see above")
+    return code == 8
+
+
 def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     """Bundles `folder/bundles/0` … and, unless one is given, an empty registry; its URI."""
     manifest = Manifest.model_validate(bundles.manifest_data())
