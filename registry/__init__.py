@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         PromotionRefused,
         RegistryError,
         RegistryUnavailableError,
+        SignatureError,
     )
     from registry.history import Event
     from registry.manifest import (
@@ -45,6 +46,7 @@ _HOME = {
     "PromotionRefused": "errors",
     "RegistryError": "errors",
     "RegistryUnavailableError": "errors",
+    "SignatureError": "errors",
     "Event": "history",
     "SCHEMA_VERSION": "manifest",
     "BenchmarkStats": "manifest",
@@ -88,6 +90,7 @@ __all__ = [
     "Registry",
     "RegistryError",
     "RegistryUnavailableError",
+    "SignatureError",
     "SpeedComparison",
     "SpeedPoint",
     "TargetRecord",

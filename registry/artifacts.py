@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from registry.bundle import SUMS, Bundle, write_atomically
+from registry.bundle import SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version
 
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+FOLDER = "bundle"  # in the run's artifacts
 CACHE_VARIABLE = "PIPELINE_CACHE"
 
 
@@ -53,6 +59,21 @@ def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
     return path
 
 
+def publish_signature(access: Access, version: Version, signature: Path) -> None:
+    """Put `bundle.sig` beside the version's files, where those are not in a folder of this host."""
+    with access.client(write=True) as client:
+        client.log_artifact(str(version.run_id), str(signature), FOLDER)
+
+
+def refresh_signature(access: Access, version: Version, folder: Path) -> None:
+    """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
+    with access.client() as client, tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+        store = _store(access, client, version)
+        if any(file.path == SIGNATURE for file in store.list_artifacts()):
+            store.download_artifacts(SIGNATURE, partial)
+            Path(partial, SIGNATURE).replace(folder / SIGNATURE)
+
+
 def require_digest(bundle: Bundle, version: Version) -> None:
     if bundle.digest != version.digest:
         raise BundleError(
@@ -68,17 +89,21 @@ def _download(access: Access, version: Version, into: Path) -> None:
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
         # Opened before the copy: links and special files are refused. Not copytree: it goes on
         # where the disk is full, and its error is a list.
-        for name in (*Bundle.open(local, verify=False).files, SUMS):
+        signature = [SIGNATURE] if (local / SIGNATURE).exists() else []
+        for name in (*Bundle.open(local, verify=False).files, SUMS, *signature):
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(local / name, into / name, follow_symlinks=False)
         return
     with access.client() as client:
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+        _store(access, client, version).download_artifacts("", str(into))
 
-        where = client.get_model_version_download_uri(version.name, str(version.number))
-        # With one of the two URIs left out, MLflow would take it from the environment.
-        store = get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
-        store.download_artifacts("", str(into))  # type: ignore[no-untyped-call]
+
+def _store(access: Access, client: MlflowClient, version: Version) -> Any:
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    where = client.get_model_version_download_uri(version.name, str(version.number))
+    # With one of the two URIs left out, MLflow would take it from the environment.
+    return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
 
 
 def _cache_root(cache: str | Path | None) -> Path:

@@ -28,11 +28,13 @@ from registry.promoted import PROMOTED
 
 MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
+SIGNATURE = "bundle.sig"
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK = 1 << 20
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED})  # never listed: they speak of what is
 
 # What stands in the user's way, as against what is wrong in the program that writes.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -93,6 +95,10 @@ class Bundle:
         """`reports/benchmark.json`, or None where the bundle has no such report."""
         return self._report(BENCHMARK)
 
+    def signature(self) -> bytes | None:
+        """What lies beside the sealed files as their signature; see registry/signing.py."""
+        return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
+
     def _report(self, name: str) -> dict[str, Any] | None:
         if name not in self.files:
             return None
@@ -114,7 +120,7 @@ class Bundle:
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
     root = Path(path)
-    names = sorted(name for name in _listing(root) if name != SUMS)
+    names = sorted(name for name in _listing(root) if name not in _BESIDE)
     text = "".join(f"{_hash(root, name)[0]}  {name}\n" for name in names).encode()
     (root / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
@@ -290,7 +296,7 @@ def _compare_listing(root: Path, listed: Mapping[str, str]) -> None:
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
     if missing := sorted(listed.keys() - there):
         raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}")
-    if extra := sorted(there - listed.keys() - {SUMS, PROMOTED}):
+    if extra := sorted(there - listed.keys() - _BESIDE):
         raise BundleError(f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}")
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from registry import author, description
-from registry.artifacts import local_folder
+from registry.artifacts import FOLDER, local_folder
 from registry.bundle import Bundle
 from registry.errors import BundleError
 from registry.version import DIGEST
@@ -16,8 +16,6 @@ from registry.version import DIGEST
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
-
-_FOLDER = "bundle"  # in the run's artifacts
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -34,8 +32,8 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
     from mlflow.entities import Metric, Param
 
-    client.log_artifacts(run.info.run_id, str(bundle.path), _FOLDER)
-    source = f"{run.info.artifact_uri.rstrip('/')}/{_FOLDER}"
+    client.log_artifacts(run.info.run_id, str(bundle.path), FOLDER)
+    source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
     local = local_folder(source)
     if local is not None and Bundle.open(local).digest != bundle.digest:
         raise BundleError(f"{bundle.path}: changed while it was being registered")

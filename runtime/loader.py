@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
+from runtime.trust import require_trusted
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
@@ -36,6 +38,7 @@ def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another
     device: Literal["auto"],
     mode: Mode = ...,
     registry: Registry | str | None = ...,
+    trusted_keys: Sequence[str | Path] | None = ...,
     engine_name: str | None = ...,
     threads: int | None = ...,
     instances: int | None = ...,
@@ -49,6 +52,7 @@ def load(
     device: str | torch.device = ...,
     mode: Mode = ...,
     registry: Registry | str | None = ...,
+    trusted_keys: Sequence[str | Path] | None = ...,
     target: str | None = ...,
     engine_name: str | None = ...,
     threads: int | None = ...,
@@ -62,6 +66,7 @@ def load(
     device: str | torch.device = "cpu",
     mode: Mode = "production",
     registry: Registry | str | None = None,
+    trusted_keys: Sequence[str | Path] | None = None,
     target: str | None = None,
     engine_name: str | None = None,
     threads: int | None = None,
@@ -77,6 +82,10 @@ def load(
     and sets torch to `threads` threads in this process (1 by default: the caller's thread does the
     work). `mode="test"` takes anything and returns a `CheckedSession`, which runs every event on
     the reference too; it leaves torch's threads alone.
+
+    `trusted_keys`: files of public keys, or folders of them; by default those that the variable
+    PIPELINE_TRUSTED_KEYS names. Where there are any, or the registry's policy names some,
+    production takes only what one of them has signed.
 
     `target` and `engine_name` override the best target of this host and the engine that was chosen
     for it. `threads` and `instances` (how many runs there may be at one moment) override what the
@@ -97,6 +106,7 @@ def load(
     bundle, version = open_bundle(ref, registry)
     if mode == "production":
         _require_promoted(ref, bundle, version)
+        require_trusted(bundle, version, registry, trusted_keys)
     settings = bundle.manifest.session
     wanted = _Wanted(
         mode,

@@ -17,7 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from registry import Bundle, BundleError, Decision, NotFoundError, Registry
+from registry import Bundle, BundleError, Decision, NotFoundError, Registry, SignatureError
+from registry.signing import read_public_key, require_signature
+from tests.models.keys import make_keys
 
 MakeBundle = Callable[..., Path]
 
@@ -94,3 +96,21 @@ def test_a_life_behind_a_server(
         registry.open(first)
     elsewhere = registry.open(first, cache=tmp_path / "other")
     assert elsewhere.path.parent == tmp_path / "other"
+
+
+def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: Path) -> None:
+    """The signature goes to the store, and into a cache that has had the files since before."""
+    registry = Registry(server)
+    version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
+    release = make_keys(tmp_path, "release")
+    keys = [read_public_key(release.public)]
+    early = registry.open(version, cache=tmp_path / "early")
+    with pytest.raises(SignatureError, match="not signed"):
+        registry.require_signature(version, early, keys)
+    registry.sign(version, release.private)
+    assert registry.require_signature(version, early, keys) == keys[0]
+    late = registry.fetch(version, tmp_path / "late")
+    assert require_signature(late, keys) == keys[0]
+    other = make_keys(tmp_path, "other")
+    registry.sign(version, other.private)
+    assert registry.require_signature(version, late, [read_public_key(other.public)])
