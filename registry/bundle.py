@@ -41,14 +41,28 @@ _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 
 
+Identity = tuple[int, ...]
+"""Which file it is, and what changes with whatever is written to it."""
+
+
+def identity(handle: int) -> Identity:
+    at = os.fstat(handle)
+    return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+
+
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256."""
+    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256.
+
+    `hashed` is what each file was when its digest was checked, empty where none was: see
+    registry/pinned.py.
+    """
 
     path: Path
     manifest: Manifest
     digest: str
     files: Mapping[str, str] = field(repr=False)
+    hashed: dict[str, Identity] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
@@ -113,8 +127,9 @@ class Bundle:
     def _check_digests(self, except_for: str) -> None:
         for name in self.files:
             if name != except_for:
-                found, size = _hash(self.path, name)
-                _require_digest(self.path, name, self.files, found, size)
+                found, was = _hash(self.path, name)
+                _require_digest(self.path, name, self.files, found, was[2])
+                self.hashed[name] = was
 
 
 def seal(path: str | Path) -> str:
@@ -198,7 +213,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _open(root: Path, name: str) -> int:
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of a plain file; BundleError for a link or anything else."""
     # O_NOFOLLOW: between the listing and now, a file may have become a link. O_NONBLOCK: or a pipe.
     try:
         handle = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -214,22 +230,25 @@ def _open(root: Path, name: str) -> int:
 
 def _read(root: Path, name: str) -> bytes:
     try:
-        with os.fdopen(_open(root, name), "rb") as file:
+        with os.fdopen(open_file(root, name), "rb") as file:
             return file.read()
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
 
 
-def _hash(root: Path, name: str) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
+def _hash(root: Path, name: str) -> tuple[str, Identity]:
+    digest = hashlib.sha256()
     try:
-        with os.fdopen(_open(root, name), "rb", buffering=0) as file:
+        with os.fdopen(open_file(root, name), "rb", buffering=0) as file:
+            before = identity(file.fileno())
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
-                size += len(chunk)
+            after = identity(file.fileno())
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
-    return digest.hexdigest(), size
+    if before != after:
+        raise BundleError(f"{root}: {name} was changed while it was read")
+    return digest.hexdigest(), after
 
 
 def _require_digest(

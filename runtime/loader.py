@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.engine import Executable
 from engines.target import Target, check_host_runs, choose_target
 from registry.bundle import Bundle
 from registry.errors import NotFoundError
@@ -23,6 +23,7 @@ from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
+from runtime.pinned_open import open_pinned
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
 from runtime.trust import require_trusted
@@ -153,7 +154,7 @@ def _open(
     origin = Origin(bundle.manifest.name, number, bundle.digest, chosen, name)
     if wanted.mode == "production":
         return Session(signature, executable, device, origin)
-    reference = engine("exported").open(bundle.file(bundle.manifest.program), device)
+    reference = open_pinned(bundle, "exported", [bundle.manifest.program], device)
     return CheckedSession(
         signature, executable, reference, tolerances_of(bundle.manifest), device, origin
     )
@@ -197,7 +198,7 @@ def open_artifact(
     if not candidate.files:
         raise LoadError(f"{bundle.path}: {engine_name} made no artifact for {target}")
     check_host_runs(Target.parse(target))
-    return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads, instances)
+    return open_pinned(bundle, engine_name, candidate.files, device, threads, instances)
 
 
 def open_choice(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export.pt2_archive import _package
 
 from engines.engine import engine
 from engines.errors import EngineError
@@ -35,7 +36,8 @@ class Linear(torch.nn.Module):
         self.scale = torch.full((2,), 3.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x[1:]) * self.scale + self.offset
+        made: torch.Tensor = self.layer(x[1:]) * self.scale + self.offset
+        return made
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +162,7 @@ def test_torch_would_have_run_it(
     path = doctored(program, tmp_path / "evil.pt2", changes(program, marker))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
-        patch.setattr(torch.export.pt2_archive._package.logger, "disabled", True)
+        patch.setattr(_package.logger, "disabled", True)
         with contextlib.suppress(Exception):
             torch.export.load(path)
     assert marker.exists()

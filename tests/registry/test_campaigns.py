@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.models.project import Built
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def campaign(name: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.registry.campaigns.{name}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -33,3 +35,9 @@ def test_killed_in_the_middle() -> None:
 
 def test_twenty_promoters_at_once() -> None:
     assert campaign("promoters", "--promoters", "20").startswith("20 promoters, one order, ")
+
+
+def test_damage_to_a_bundle(jets: Built) -> None:
+    said = campaign("bitflips", "--seed", "7", "--flips", "1000", "--bundle", str(jets.bundle.path))
+    assert said.startswith("seed 7: 1000 of 1000 changes of a byte refused")
+    assert "undamaged: loads with 3 engines" in said
