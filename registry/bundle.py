@@ -237,13 +237,22 @@ def _read(root: Path, name: str) -> bytes:
 
 
 def _hash(root: Path, name: str) -> tuple[str, Identity]:
-    digest = hashlib.sha256()
+    handle = open_file(root, name)
     try:
-        with os.fdopen(open_file(root, name), "rb", buffering=0) as file:
-            before = identity(file.fileno())
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-            after = identity(file.fileno())
+        return hash_file(handle, root, name)
+    finally:
+        os.close(handle)
+
+
+def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
+    """The sha256 of an open file, and what it was throughout."""
+    digest, at = hashlib.sha256(), 0
+    try:
+        before = identity(handle)
+        while chunk := os.pread(handle, _CHUNK, at):
+            digest.update(chunk)
+            at += len(chunk)
+        after = identity(handle)
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
     if before != after:

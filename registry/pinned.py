@@ -2,9 +2,11 @@
 
 A digest is checked when the bundle is opened; an engine opens the path later. In between a file may
 be replaced. So the file is opened once more, must be the one that was hashed (device, inode, size,
-both times: none of it can be kept by who writes into a file, or puts another one there), and the
+both times: not all of it can be kept by who writes into a file, or puts another one there), and the
 engine gets a folder of links to `/proc/self/fd/N`: whatever is renamed or replaced from then on, it
-opens that very file. Nothing is copied or read a second time, and processes still share the pages.
+opens that very file. Nothing is copied, and processes still share the pages. Only a file that is
+another one by now is read a second time, for its digest: somebody may have put the same there
+again, and a network's file system may give it another inode.
 
 What is left: who may write into the file itself, and does it between our last look and the
 engine's, is noticed afterwards at best (through a shared mapping, or twice within a tick of the
@@ -20,7 +22,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from registry.bundle import Bundle, Identity, identity, open_file
+from registry.bundle import Bundle, Identity, hash_file, identity, open_file
 from registry.errors import BundleError
 
 
@@ -47,11 +49,9 @@ class Pinned:
 
     def check(self) -> None:
         """BundleError if a file is not what was hashed, or has been written to since."""
-        for name, (handle, hashed) in self._held.items():
-            if identity(handle) != hashed:
-                raise BundleError(
-                    f"{self._bundle.path}: {name} was changed after its digest was checked"
-                )
+        for name, (handle, was) in self._held.items():
+            if identity(handle) != was:
+                raise self._changed(name)
 
     def close(self) -> None:
         for handle, _ in self._held.values():
@@ -64,6 +64,15 @@ class Pinned:
             return
         self._bundle.file(name)  # refuses a name that is not the bundle's
         handle = open_file(self._bundle.path, name)
-        self._held[name] = handle, self._bundle.hashed.get(name) or identity(handle)
+        now = identity(handle)
+        self._held[name] = handle, now
+        if self._bundle.hashed.get(name, now) != now:
+            digest, now = hash_file(handle, self._bundle.path, name)
+            self._held[name] = handle, now
+            if digest != self._bundle.files[name]:
+                raise self._changed(name)
         self.file(name).parent.mkdir(parents=True, exist_ok=True)
         self.file(name).symlink_to(f"/proc/self/fd/{handle}")
+
+    def _changed(self, name: str) -> BundleError:
+        return BundleError(f"{self._bundle.path}: {name} was changed after its digest was checked")

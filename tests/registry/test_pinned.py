@@ -69,7 +69,7 @@ def written(path: Path) -> None:
     "spoil",
     [
         written,
-        lambda path: replace(path, path.read_bytes()),
+        lambda path: replace(path, bytes(5000)),
         lambda path: os.truncate(path, 10),
         lambda path: replace(path, b"other"),
     ],
@@ -80,6 +80,15 @@ def test_changed_before(bundle: Bundle, spoil: Callable[[Path], None]) -> None:
     with pytest.raises(BundleError, match=r"model\.pt2 was changed after its digest was checked"):
         Pinned(bundle, [BESIDE, MODEL])
     assert descriptors() == before
+
+
+def test_the_same_put_there_again(bundle: Bundle) -> None:
+    """Another inode, the same digest: what counts is the content."""
+    replace(bundle.path / MODEL, (bundle.path / MODEL).read_bytes())
+    pinned = Pinned(bundle, [MODEL])
+    pinned.check()
+    assert pinned.file(MODEL).samefile(bundle.path / MODEL)
+    pinned.close()
 
 
 def test_written_while_it_is_held(bundle: Bundle) -> None:

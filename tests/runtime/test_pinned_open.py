@@ -40,8 +40,12 @@ def files_of(bundle: Bundle, name: str) -> list[str]:
 @pytest.mark.parametrize("name", ENGINES)
 def test_replaced_after_the_digests(copy: Bundle, name: str, tmp_path: Path) -> None:
     first = copy.file(files_of(copy, name)[0])
-    shutil.copy(first, tmp_path / "same")  # equal bytes, and still not the file that was hashed
+    shutil.copy(first, tmp_path / "same")
     os.replace(tmp_path / "same", first)
+    open_artifact(copy, TARGET, name, CPU)
+    content = first.read_bytes()
+    (tmp_path / "other").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    os.replace(tmp_path / "other", first)
     with pytest.raises(BundleError, match="was changed after its digest was checked"):
         open_artifact(copy, TARGET, name, CPU)
 
