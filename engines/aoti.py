@@ -14,6 +14,7 @@ import torch
 from engines.engine import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.native_runner import NativeExecutable
+from engines.program_archive import load_program
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
 from engines.weights import writable, write_weights
@@ -56,7 +57,7 @@ class AotiEngine(Engine):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         with quiet_torch():
-            program = torch.export.load(source.program)
+            program = load_program(source.program)
             if target.device != "cpu":
                 from torch.export.passes import move_to_device_pass
 

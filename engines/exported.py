@@ -10,6 +10,7 @@ import torch
 
 from engines.engine import Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.program_archive import load_program
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
 
@@ -41,8 +42,8 @@ class ExportedEngine(Engine):
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
         with quiet_torch():
+            program = load_program(file)
             try:
-                program = torch.export.load(file)
                 if device.type != "cpu":
                     from torch.export.passes import move_to_device_pass
 

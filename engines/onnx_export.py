@@ -12,6 +12,7 @@ import torch
 
 from engines.errors import EngineError, first_line
 from engines.onnx_program import OnnxProgram, Output, input_name, returning_columns
+from engines.program_archive import load_program
 from engines.torch_quiet import quiet_torch
 
 OUTPUTS = "soa.outputs"
@@ -41,7 +42,7 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
             f"{error.name} is not installed: pip install 'soa-pipeline[onnx]'"
         ) from error
     with quiet_torch():
-        rewritten = returning_columns(torch.export.load(program))
+        rewritten = returning_columns(load_program(program))
         exported = _converted(rewritten, opset)
         made: int = exported.model.opset_imports[""]
         if opset is not None and made != opset:

@@ -11,14 +11,17 @@ from engines.target import Target
 from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
+from registry.errors import SignatureError
 from registry.policy import Asked, Policy, ReferenceFile
 from registry.policy_store import digest_of
+from registry.signing import read_public_key
 
 
 def load_policy(source: Path) -> Asked:
     """Read a policy; ConfigError lists every mistake as `file:line: key: found; allowed`.
 
-    `reference` is relative to the policy's folder.
+    `reference` and the files under `signed_by` are relative to the policy's folder. The keys
+    themselves come into the policy, in place of their files' names.
     """
     document = read_yaml(source)
     try:
@@ -29,16 +32,28 @@ def load_policy(source: Path) -> Asked:
         problems = _targets(policy)
         if policy.reference is not None and not (source.parent / policy.reference).is_file():
             problems.append((("reference",), f"{policy.reference} does not exist, or is no file"))
+        keys = _keys(policy, source.parent, problems)
     if problems:
         lines = sorted((document.line(at), dotted(at), text) for at, text in problems)
         raise ConfigError(
             *(f"{source}:{line}: {key or 'policy'}: {text}" for line, key, text in lines)
         )
+    policy = policy.model_copy(update={"signed_by": keys or None})
     reference = None
     if policy.reference is not None:
         path = (source.parent / policy.reference).resolve()
         reference = ReferenceFile(path, digest_of(path))
     return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
+
+
+def _keys(policy: Policy, folder: Path, problems: list[Problem]) -> tuple[str, ...]:
+    keys: list[str] = []
+    for i, name in enumerate(policy.signed_by or ()):
+        try:
+            keys.append(read_public_key(folder / name).pem)
+        except SignatureError as error:
+            problems.append((("signed_by", i), str(error)))
+    return tuple(keys)
 
 
 def _targets(policy: Policy) -> list[Problem]:

@@ -13,7 +13,7 @@ import torch
 from engines.target import Target, check_host_runs, host_runs
 from pipeline.policy import load_policy
 from registry.bundle import Bundle
-from registry.errors import BundleError, NotFoundError
+from registry.errors import BundleError, NotFoundError, SignatureError
 from registry.history import Event, approvers, promoted_since
 from registry.manifest import Manifest, Worst
 from registry.moves import PRODUCTION, STAGING
@@ -28,7 +28,9 @@ from registry.promotion import (
     check_override,
     decide,
 )
+from registry.promotion import Signature as SignatureFound
 from registry.promotion import override as overridden
+from registry.signing import public_key
 from registry.store import Registry
 from registry.version import Version
 from runtime.loader import open_choice, tolerances_of
@@ -173,6 +175,7 @@ def assess(
             ],
             staging=_staging(events, version, needed) if in_production else None,
             approvals=_approvals(events, version, needed) if in_production else None,
+            signature=_signature(registry, version, bundle, needed) if in_production else None,
         )
     decisions = overridden(decisions, override, reason)
     return Assessment(
@@ -205,6 +208,21 @@ def _approvals(events: Sequence[Event], version: Version, needed: Requirements) 
     if not needed.approvals:
         return None
     return Approvals(needed.approvals, approvers(events, version.number, version.digest).keys())
+
+
+def _signature(
+    registry: Registry, version: Version, bundle: Bundle, needed: Requirements
+) -> SignatureFound | None:
+    """Each policy that names keys asks for one of its own."""
+    if not needed.signed_by:
+        return None
+    groups = [[public_key(pem, "a policy") for pem in pems] for pems in needed.signed_by]
+    names = " and ".join(" or ".join(key.fingerprint[:16] for key in keys) for keys in groups)
+    try:
+        found = [registry.require_signature(version, bundle, keys) for keys in groups]
+    except SignatureError as error:
+        return SignatureFound(names, error=f"{error} (pipeline sign)")
+    return SignatureFound(names, found[0].fingerprint[:16])
 
 
 def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:

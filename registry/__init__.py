@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PromotionRefused,
         RegistryError,
         RegistryUnavailableError,
+        SignatureError,
     )
     from registry.history import Event
     from registry.manifest import (
@@ -48,6 +49,7 @@ _HOME = {
     "PromotionRefused": "errors",
     "RegistryError": "errors",
     "RegistryUnavailableError": "errors",
+    "SignatureError": "errors",
     "Event": "history",
     "SCHEMA_VERSION": "manifest",
     "BenchmarkStats": "manifest",
@@ -93,6 +95,7 @@ __all__ = [
     "Registry",
     "RegistryError",
     "RegistryUnavailableError",
+    "SignatureError",
     "SpeedComparison",
     "SpeedPoint",
     "TargetRecord",

@@ -17,7 +17,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from registry.bundle import ANNEXES, Bundle, open_sealed
+from registry.bundle import ANNEXES, Bundle, Identity, open_sealed
 from registry.errors import BundleError
 from registry.manifest import (
     ModelName,
@@ -73,6 +73,7 @@ class Annex:
     record: AnnexRecord
     digest: str
     files: Mapping[str, str] = field(repr=False)
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -88,9 +89,9 @@ class Annex:
         root = Path(path).absolute()
         if not root.is_dir():
             raise BundleError(f"{root}: no such annex")
-        listed, digest, content = open_sealed(root, ANNEX, verify=verify)
-        record = record_from_json(AnnexRecord, content, str(root / ANNEX), ANNEX_SCHEMA)
-        return cls(root, record, digest, listed)
+        sealed = open_sealed(root, ANNEX, verify=verify)
+        record = record_from_json(AnnexRecord, sealed.content, str(root / ANNEX), ANNEX_SCHEMA)
+        return cls(root, record, sealed.digest, sealed.files, sealed.hashed)
 
     def verify(self) -> None:
         if Annex.open(self.path).digest != self.digest:
@@ -104,7 +105,7 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
     a target that the bundle itself has verified.
     """
     targets, files = dict(bundle.manifest.targets), dict(bundle.files)
-    known = dict(bundle.annexes)
+    known, hashed = dict(bundle.annexes), dict(bundle.hashed)
     portable = (bundle.manifest.program, bundle.manifest.torchscript)
     for annex in annexes:
         record = annex.record
@@ -117,6 +118,7 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
         if annex.target in known or (there is not None and there.status == "verified"):
             raise BundleError(f"{annex.path}: {bundle.path} has {annex.target} already, verified")
         files |= {f"{annex.prefix}{name}": digest for name, digest in annex.files.items()}
+        hashed |= {f"{annex.prefix}{name}": was for name, was in annex.hashed.items()}
         for engine, candidate in record.record.candidates.items():
             for name in candidate.files:
                 own = name.startswith(annex.prefix) or name in portable
@@ -124,8 +126,14 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
                     raise BundleError(f"{annex.path}: {ANNEX} names {name} ({engine}), not there")
         targets[annex.target], known[annex.target] = record.record, annex
     manifest = bundle.manifest.model_copy(update={"targets": targets})
-    shared = MappingProxyType(files)
-    return Bundle(bundle.path, manifest, bundle.digest, shared, MappingProxyType(known))
+    return Bundle(
+        bundle.path,
+        manifest,
+        bundle.digest,
+        MappingProxyType(files),
+        MappingProxyType(known),
+        MappingProxyType(hashed),
+    )
 
 
 def open_folder(

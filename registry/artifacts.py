@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from registry.annex import Annex, attach
-from registry.bundle import ANNEXES, SUMS, Bundle, write_atomically
+from registry.bundle import ANNEXES, SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
 
+FOLDER = "bundle"  # in the run's artifacts
 CACHE_VARIABLE = "PIPELINE_CACHE"
 
 
@@ -110,6 +112,22 @@ def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
     return path
 
 
+def publish_signature(access: Access, version: Version, signature: Path) -> None:
+    """Put `bundle.sig` beside the version's files, where those are not in a folder of this host."""
+    with access.client(write=True) as client:
+        client.log_artifact(str(version.run_id), str(signature), FOLDER)
+
+
+def refresh_signature(access: Access, version: Version, folder: Path) -> None:
+    """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
+    with access.client() as client, tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+        where = client.get_model_version_download_uri(version.name, str(version.number))
+        store = repository(access, where)
+        if any(file.path == SIGNATURE for file in store.list_artifacts()):
+            store.download_artifacts(SIGNATURE, partial)
+            Path(partial, SIGNATURE).replace(folder / SIGNATURE)
+
+
 def require_digest(bundle: Bundle, version: Version) -> None:
     if bundle.digest != version.digest:
         raise BundleError(
@@ -144,7 +162,8 @@ def _download_annex(access: Access, version: Version, target: str, digest: str, 
 def _copy(opened: Bundle | Annex, into: Path) -> None:
     # Opened before the copy: links and special files are refused. Not copytree: it goes on where
     # the disk is full, and its error is a list.
-    for name in (*opened.files, SUMS):
+    signature = [SIGNATURE] if (opened.path / SIGNATURE).exists() else []
+    for name in (*opened.files, SUMS, *signature):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(opened.path / name, into / name, follow_symlinks=False)
 

@@ -33,15 +33,36 @@ MANIFEST = "manifest.json"
 SUMS = "SHA256SUMS"
 ANNEXES = "annexes"
 """Where a pulled bundle keeps what was built for more targets later: registry/annex.py."""
+SIGNATURE = "bundle.sig"
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK = 1 << 20
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED})  # never listed: they speak of what is
 
 # What stands in the user's way, as against what is wrong in the program that writes.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+
+
+Identity = tuple[int, ...]
+"""Which file it is, and what changes with whatever is written to it."""
+
+
+def identity(handle: int) -> Identity:
+    at = os.fstat(handle)
+    return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a sealed folder lists, its digest, the content of its main file, and what was hashed."""
+
+    files: Mapping[str, str]
+    digest: str
+    content: bytes
+    hashed: Mapping[str, Identity]
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,8 @@ class Bundle:
 
     With annexes (`registry.annex.attach`), the targets of the manifest, the files and the reports
     are those of the bundle and of its annexes together; `digest` is always that of the bundle.
+    `hashed` is what each file was when its digest was checked, empty where none was: see
+    registry/pinned.py.
     """
 
     path: Path
@@ -58,6 +81,7 @@ class Bundle:
     files: Mapping[str, str] = field(repr=False)
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
     """By target."""
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
@@ -70,12 +94,12 @@ class Bundle:
         root = Path(path).absolute()
         if not root.is_dir():
             raise BundleError(f"{root}: no such bundle folder")
-        listed, digest, content = open_sealed(root, MANIFEST, aside=(ANNEXES,), verify=verify)
-        manifest = Manifest.from_json(content, where=str(root / MANIFEST))
+        sealed = open_sealed(root, MANIFEST, aside=(ANNEXES,), verify=verify)
+        manifest = Manifest.from_json(sealed.content, where=str(root / MANIFEST))
         for name, where in manifest.files().items():
-            if name not in listed:
+            if name not in sealed.files:
                 raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
-        return cls(root, manifest, digest, listed)
+        return cls(root, manifest, sealed.digest, sealed.files, hashed=sealed.hashed)
 
     def verify(self) -> None:
         """Check again that the folder is what was opened, every byte of it."""
@@ -86,12 +110,17 @@ class Bundle:
 
     def file(self, name: str) -> Path:
         """The path of a file of the bundle, given relative to it."""
+        root, inside = self.place(name)
+        return root / inside
+
+    def place(self, name: str) -> tuple[Path, str]:
+        """The folder that holds a file of the bundle, its own or an annex's, and the name there."""
         if name not in self.files:
             raise BundleError(f"{self.path}: the bundle has no file {name!r}")
         for annex in self.annexes.values():
             if name.startswith(annex.prefix):
-                return annex.path / name.removeprefix(annex.prefix)
-        return self.path / name
+                return annex.path, name.removeprefix(annex.prefix)
+        return self.path, name
 
     def validation(self) -> dict[str, Any] | None:
         """`reports/validation.json`, or None where the bundle has no such report."""
@@ -100,6 +129,10 @@ class Bundle:
     def benchmark(self) -> dict[str, Any] | None:
         """`reports/benchmark.json`, or None where the bundle has no such report."""
         return self._report(BENCHMARK)
+
+    def signature(self) -> bytes | None:
+        """What lies beside the sealed files as their signature; see registry/signing.py."""
+        return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:
         """By target; an annex's word about its target counts."""
@@ -110,8 +143,8 @@ class Bundle:
 
 def open_sealed(
     root: Path, main: str, *, aside: Collection[str] = (), verify: bool = True
-) -> tuple[Mapping[str, str], str, bytes]:
-    """What a sealed folder lists, its digest, and the content of its file `main`.
+) -> Sealed:
+    """Check a sealed folder, of which `main` is the file that names the others.
 
     `aside` names folders in it that the seal does not cover. Raises BundleError.
     """
@@ -120,17 +153,20 @@ def open_sealed(
     _compare_listing(root, listed, aside)
     content = _read(root, main)
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
+    hashed: dict[str, Identity] = {}
     for name in listed if verify else ():
         if name != main:
-            found, size = _hash(root, name)
-            _require_digest(root, name, listed, found, size)
-    return MappingProxyType(listed), hashlib.sha256(text).hexdigest(), content
+            found, was = _hash(root, name)
+            _require_digest(root, name, listed, found, was[2])
+            hashed[name] = was
+    digest = hashlib.sha256(text).hexdigest()
+    return Sealed(MappingProxyType(listed), digest, content, MappingProxyType(hashed))
 
 
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
     root = Path(path)
-    names = sorted(name for name in _listing(root) if name != SUMS)
+    names = sorted(name for name in _listing(root) if name not in _BESIDE)
     text = "".join(f"{_hash(root, name)[0]}  {name}\n" for name in names).encode()
     (root / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
@@ -208,7 +244,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _open(root: Path, name: str) -> int:
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of a plain file; BundleError for a link or anything else."""
     # O_NOFOLLOW: between the listing and now, a file may have become a link. O_NONBLOCK: or a pipe.
     try:
         handle = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -224,22 +261,34 @@ def _open(root: Path, name: str) -> int:
 
 def _read(root: Path, name: str) -> bytes:
     try:
-        with os.fdopen(_open(root, name), "rb") as file:
+        with os.fdopen(open_file(root, name), "rb") as file:
             return file.read()
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
 
 
-def _hash(root: Path, name: str) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
+def _hash(root: Path, name: str) -> tuple[str, Identity]:
+    handle = open_file(root, name)
     try:
-        with os.fdopen(_open(root, name), "rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
+        return hash_file(handle, root, name)
+    finally:
+        os.close(handle)
+
+
+def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
+    """The sha256 of an open file, and what it was throughout."""
+    digest, at = hashlib.sha256(), 0
+    try:
+        before = identity(handle)
+        while chunk := os.pread(handle, _CHUNK, at):
+            digest.update(chunk)
+            at += len(chunk)
+        after = identity(handle)
     except OSError as error:
         raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
-    return digest.hexdigest(), size
+    if before != after:
+        raise BundleError(f"{root}: {name} was changed while it was read")
+    return digest.hexdigest(), after
 
 
 def _require_digest(
@@ -316,7 +365,7 @@ def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[st
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
     if missing := sorted(listed.keys() - there):
         raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}")
-    if extra := sorted(there - listed.keys() - {SUMS, PROMOTED}):
+    if extra := sorted(there - listed.keys() - _BESIDE):
         raise BundleError(f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}")
 
 

@@ -19,6 +19,10 @@ class BundleError(RegistryError):
     """A bundle folder that is not whole, not what it was, or cannot be written."""
 
 
+class SignatureError(RegistryError):
+    """A signature that is asked for is missing, wrong or not trusted, or a key cannot be used."""
+
+
 class NotFoundError(RegistryError):
     """No such model, version or alias; the text says which there are."""
 

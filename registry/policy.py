@@ -38,7 +38,8 @@ Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 class Policy(BaseModel):
     """What a version needs to be promoted. Whatever is left out asks for nothing.
 
-    `min_time_in_staging` and `approvals` count for `production` only, the rest for every alias.
+    `min_time_in_staging`, `approvals` and `signed_by` count for `production` only, the rest for
+    every alias.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -52,6 +53,8 @@ class Policy(BaseModel):
     """A safetensors file, see `stages.reference_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
     approvals: Names | None = None
+    signed_by: Names | None = None
+    """Public keys in PEM format (in a policy's file: theirs), one of which must have signed."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class Requirements:
     references: tuple[ReferenceFile, ...]
     min_time_in_staging: timedelta
     approvals: tuple[str, ...]
+    signed_by: tuple[tuple[str, ...], ...]
+    """Of each policy that asks: one of these keys."""
     origins: tuple[str, ...]
 
 
@@ -113,5 +118,6 @@ def strictest(
         references=tuple(references.values()),
         min_time_in_staging=max(waits, default=timedelta(0)),
         approvals=tuple(dict.fromkeys(name for p in every for name in p.approvals or ())),
+        signed_by=tuple(p.signed_by for p in every if p.signed_by),
         origins=tuple(asked.origin for asked in policies),
     )

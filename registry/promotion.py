@@ -15,7 +15,8 @@ from datetime import timedelta
 from registry.errors import RegistryError
 from registry.manifest import Manifest, Worst
 
-NEVER_OVERRIDDEN = frozenset({"digests"})
+# What loads in production holds these too, so to let a version pass here would be of no use.
+NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ class Approvals:
     found: Collection[str]
 
 
+@dataclass(frozen=True)
+class Signature:
+    """Which of the keys that policies ask for signed a version; `error`: why none did."""
+
+    needed: str
+    found: str = ""
+    error: str = ""
+
+
 def decide(
     manifest: Manifest,
     *,
@@ -106,6 +116,7 @@ def decide(
     sets: Sequence[SetResult] = (),
     staging: Staging | None = None,
     approvals: Approvals | None = None,
+    signature: Signature | None = None,
 ) -> list[Decision]:
     """Ask every gate, also after one has refused: the user sees all of what is in the way.
 
@@ -113,7 +124,7 @@ def decide(
     worst deviation of each output; a required target that is absent or None was not run, and is
     refused unless `allow_unverified` names it and no policy does (`named_targets`). `speed`: None
     if no version is in place. `sets`: for each larger reference set and each target that this host
-    runs. `staging`, `approvals`: None where no policy asks.
+    runs. `staging`, `approvals`, `signature`: None where no policy asks.
     """
     limits = Limits(max_outside, max_outside_by_output or {})
     allowed = allow_unverified - named_targets
@@ -133,6 +144,8 @@ def decide(
         decisions.append(_staging(staging))
     if approvals is not None:
         decisions.append(_approvals(approvals))
+    if signature is not None:
+        decisions.append(_signature(signature))
     return decisions
 
 
@@ -267,6 +280,14 @@ def _approvals(approvals: Approvals) -> Decision:
     if missing:
         detail += f"; missing: {', '.join(missing)} (pipeline approve)"
     return Decision("approvals", not missing, found, needed, detail)
+
+
+def _signature(signature: Signature) -> Decision:
+    needed = signature.needed
+    if signature.error:
+        return Decision("signature", False, "not as asked", needed, signature.error)
+    detail = f"signed by {signature.found}"
+    return Decision("signature", True, signature.found, needed, detail)
 
 
 def _speed(speed: SpeedComparison | None, max_slowdown: float) -> Decision:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from registry import artifacts, description, policy_store, upload
+from registry import artifacts, description, policy_store, signing, upload
 from registry.annex import Annex, attach, open_folder
-from registry.bundle import Bundle
-from registry.errors import NotFoundError, PromotionRefused, RegistryError
+from registry.bundle import SIGNATURE, Bundle
+from registry.errors import NotFoundError, PromotionRefused, RegistryError, SignatureError
 from registry.history import Event, History
 from registry.lock import exclusive
 from registry.lookup import (
@@ -33,6 +33,7 @@ from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, parse_ref
+from registry.signing import PublicKey
 from registry.version import Version
 
 if TYPE_CHECKING:
@@ -146,6 +147,26 @@ class Registry:
             if target in wanted
         ]
         return attach(bundle, opened)
+
+    def sign(self, version: Version, key: Path, password: str | None = None) -> PublicKey:
+        """Sign the version's files, which are verified first; returns the key it is good for."""
+        bundle = self.open(version)
+        public = signing.sign(bundle, key, password)
+        if self.local_path(version) is None:
+            artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
+        return public
+
+    def require_signature(
+        self, version: Version, bundle: Bundle, keys: Sequence[PublicKey]
+    ) -> PublicKey:
+        """As in `signing`, also where a cache has had the files since before they were signed."""
+        try:
+            return signing.require_signature(bundle, keys)
+        except SignatureError:
+            if self.local_path(version) is not None:
+                raise
+            artifacts.refresh_signature(self._access, version, bundle.path)
+            return signing.require_signature(bundle, keys)
 
     # Writing
 

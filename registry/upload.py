@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from registry import author, description
 from registry.annex import Annex
-from registry.artifacts import annex_place, local_folder, repository
+from registry.artifacts import FOLDER, annex_place, local_folder, repository
 from registry.bundle import Bundle
 from registry.errors import BundleError
 from registry.version import DIGEST, Version
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow_access import Access
-
-_FOLDER = "bundle"  # in the run's artifacts
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -37,8 +35,8 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
     from mlflow.entities import Metric, Param
 
-    client.log_artifacts(run.info.run_id, str(bundle.path), _FOLDER)
-    source = f"{run.info.artifact_uri.rstrip('/')}/{_FOLDER}"
+    client.log_artifacts(run.info.run_id, str(bundle.path), FOLDER)
+    source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
     local = local_folder(source)
     if local is not None and Bundle.open(local).digest != bundle.digest:
         raise BundleError(f"{bundle.path}: changed while it was being registered")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.engine import Executable
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs, choose_target, gpu_target
 from registry.annex import Annex, attach, open_folder
@@ -25,8 +25,10 @@ from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
+from runtime.pinned_open import open_pinned
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
+from runtime.trust import require_trusted
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
@@ -41,6 +43,7 @@ def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another
     device: Literal["auto"],
     mode: Mode = ...,
     registry: Registry | str | None = ...,
+    trusted_keys: Sequence[str | Path] | None = ...,
     engine_name: str | None = ...,
     threads: int | None = ...,
     instances: int | None = ...,
@@ -55,6 +58,7 @@ def load(
     device: str | torch.device = ...,
     mode: Mode = ...,
     registry: Registry | str | None = ...,
+    trusted_keys: Sequence[str | Path] | None = ...,
     target: str | None = ...,
     engine_name: str | None = ...,
     threads: int | None = ...,
@@ -69,6 +73,7 @@ def load(
     device: str | torch.device = "cpu",
     mode: Mode = "production",
     registry: Registry | str | None = None,
+    trusted_keys: Sequence[str | Path] | None = None,
     target: str | None = None,
     engine_name: str | None = None,
     threads: int | None = None,
@@ -85,6 +90,10 @@ def load(
     and sets torch to `threads` threads in this process (1 by default: the caller's thread does the
     work). `mode="test"` takes anything and returns a `CheckedSession`, which runs every event on
     the reference too; it leaves torch's threads alone.
+
+    `trusted_keys`: files of public keys, or folders of them; by default those that the variable
+    PIPELINE_TRUSTED_KEYS names. Where there are any, or the registry's policy names some,
+    production takes only what one of them has signed.
 
     `target` and `engine_name` override the best target of this host and the engine that was chosen
     for it. `threads` and `instances` (how many runs there may be at one moment) override what the
@@ -108,6 +117,7 @@ def load(
     bundle, version = open_bundle(ref, registry, promoted=mode == "production")
     if mode == "production":
         _require_promoted(ref, bundle, version)
+        require_trusted(bundle, version, registry, trusted_keys)
     settings = bundle.manifest.session
     wanted = _Wanted(
         mode,
@@ -161,7 +171,7 @@ def _open(
     origin = Origin(bundle.manifest.name, number, bundle.digest, chosen, name)
     if wanted.mode == "production":
         return Session(signature, executable, device, origin)
-    reference = engine("exported").open(bundle.file(bundle.manifest.program), device)
+    reference = open_pinned(bundle, "exported", [bundle.manifest.program], device)
     return CheckedSession(
         signature, executable, reference, tolerances_of(bundle.manifest), device, origin
     )
@@ -252,7 +262,7 @@ def open_artifact(
     if not candidate.files:
         raise LoadError(f"{bundle.path}: {engine_name} made no artifact for {target}")
     check_host_runs(Target.parse(target))
-    return engine(engine_name).open(bundle.file(candidate.files[0]), device, threads, instances)
+    return open_pinned(bundle, engine_name, candidate.files, device, threads, instances)
 
 
 def open_choice(

@@ -23,6 +23,7 @@ from registry.manifest import Manifest
 from registry.policy import Policy
 from registry.store import Registry
 from tests.models import bundles
+from tests.models.keys import make_keys
 from tests.models.project import PASSED, cli, refusal
 
 FAR = "rocm/gfx90a"
@@ -53,6 +54,7 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "gates.md").read_text()
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "big.safetensors").write_bytes(b"")
+    make_keys(tmp_path, "release")
     found = load_policy(write(tmp_path, text))
     assert set(found.policy.model_dump(exclude_defaults=True)) == set(Policy.model_fields)
     assert found.reference is not None
@@ -74,6 +76,7 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
         ("targets: [gpu]", 1, "targets[0]: unknown target 'gpu'"),
         ("targets: [cpu]", 1, "targets[0]: found 'cpu'; write it in full, as 'cpu/x86-64-v"),
         ("reference: big.safetensors", 1, "reference: big.safetensors does not exist"),
+        ("signed_by:\n- nobody.pem", 2, "signed_by[0]: "),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, line: int, problem: str) -> None:

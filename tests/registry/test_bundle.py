@@ -39,13 +39,13 @@ def test_open(make_bundle: MakeBundle) -> None:
 def test_each_file_is_read_once(make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_bundle()
     opened: list[str] = []
-    plain = registry.bundle._open
+    plain = registry.bundle.open_file
 
     def counting(root: Path, name: str) -> int:
         opened.append(name)
         return plain(root, name)
 
-    monkeypatch.setattr(registry.bundle, "_open", counting)
+    monkeypatch.setattr(registry.bundle, "open_file", counting)
     bundle = Bundle.open(path)
     assert sorted(opened) == sorted([*bundle.files, "SHA256SUMS"])
     opened.clear()

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.models.project import Built
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def campaign(name: str, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.registry.campaigns.{name}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -40,3 +42,10 @@ def test_builders_killed_and_at_once() -> None:
     # five files; then the event, the tag that counts, two that show it, and the event closed
     assert killed == "killed at 10 points: the version had its target at 3 of them, whole"
     assert at_once == "2 builders of each target at once, told so: [1, 1, 1]"
+
+
+def test_damage_to_a_bundle(jets: Built) -> None:
+    size = ("--flips", "600", "--beside", "20")
+    said = campaign("bitflips", "--seed", "7", *size, "--bundle", str(jets.bundle.path))
+    assert said.startswith("seed 7: 600 of 600 changes of a byte refused")
+    assert "undamaged: loads with 3 engines" in said

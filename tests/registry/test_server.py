@@ -24,8 +24,11 @@ from registry import (
     NotFoundError,
     Registry,
     RegistryError,
+    SignatureError,
 )
+from registry.signing import read_public_key, require_signature
 from tests.models.bundles import write_annex
+from tests.models.keys import make_keys
 
 MakeBundle = Callable[..., Path]
 
@@ -123,3 +126,21 @@ def test_a_target_is_added_behind_a_server(
     cached = tmp_path / "cache" / "soa-pipeline" / first.digest / "aoti" / "model.so"
     assert opened.file("annexes/cuda/sm_90/aoti/model.so") == cached
     assert registry.fetch(found, tmp_path / "copy").manifest == opened.manifest
+
+
+def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: Path) -> None:
+    """The signature goes to the store, and into a cache that has had the files since before."""
+    registry = Registry(server)
+    version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
+    release = make_keys(tmp_path, "release")
+    keys = [read_public_key(release.public)]
+    early = registry.open(version, cache=tmp_path / "early")
+    with pytest.raises(SignatureError, match="not signed"):
+        registry.require_signature(version, early, keys)
+    registry.sign(version, release.private)
+    assert registry.require_signature(version, early, keys) == keys[0]
+    late = registry.fetch(version, tmp_path / "late")
+    assert require_signature(late, keys) == keys[0]
+    other = make_keys(tmp_path, "other")
+    registry.sign(version, other.private)
+    assert registry.require_signature(version, late, [read_public_key(other.public)])

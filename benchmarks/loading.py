@@ -1,0 +1,162 @@
+"""What the digests and the signature cost when a bundle is loaded: `python -m benchmarks.loading`.
+
+Side by side, in turns: the bundle opened without the digests of its files, with them, and with its
+signature too; each then opens the artifact, for `aoti` and for the portable program. Once within a
+process that has everything imported, and once as a whole process, from the start of Python to the
+first answer. The files are in the page cache.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from torch import Tensor, nn
+
+from benchmarks.subject import Subject, subject
+from benchmarks.table import print_machine
+from engines import Target
+from pipeline.report import console, new_table
+from registry.bundle import Bundle, seal
+from registry.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
+from registry.signing import read_public_key, require_signature, sign
+from runtime.loader import open_artifact
+from runtime.session import Session
+from soa import Signature
+
+_WAYS = ("without digests", "digests", "digests and signature")
+_ENGINES = ("aoti", "exported")
+
+
+class Square(nn.Module):
+    """6 → h → h → 3."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, hidden)
+        self.middle = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(torch.log1p(x.abs())))
+        return torch.softmax(self.last(torch.relu(self.middle(hidden))), dim=-1)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        place, way, name = sys.argv[1:]
+        _load(Path(place), way, name)
+        return
+    print_machine()
+    for hidden in (120, 2850):
+        made = subject(features=6, highest=4096, model=Square(hidden))
+        folder = _bundle(made)
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        table = new_table(f"loading a bundle of {size / 1e6:.1f} MB", "", *_WAYS)
+        for name in _ENGINES:
+            warm = _in_turns(partial(_loaded, folder, name), 9)
+            table.add_row(f"{name}, everything imported", *warm)
+            fresh = _in_turns(partial(_started, folder, name), 5)
+            table.add_row(f"{name}, whole process", *fresh)
+        console().print(table)
+        shutil.rmtree(made.folder)
+
+
+def _loaded(folder: Path, name: str, way: str) -> None:
+    _load(folder, way, name)
+
+
+def _started(folder: Path, name: str, way: str) -> None:
+    _process(folder, way, name)
+
+
+def _in_turns(load: Callable[[str], None], times: int) -> list[str]:
+    """The least milliseconds of each way, since others on the machine only add; its ratio."""
+    took: dict[str, list[float]] = {way: [] for way in _WAYS}
+    for turn in range(times + 1):
+        for way in _WAYS:
+            start = time.perf_counter()
+            load(way)
+            if turn:  # the first warms up
+                took[way].append(1e3 * (time.perf_counter() - start))
+    least = {way: min(each) for way, each in took.items()}
+    return [f"{ms:.1f} ms x{ms / least[_WAYS[0]]:.2f}" for ms in least.values()]
+
+
+def _load(folder: Path, way: str, name: str) -> None:
+    bundle = Bundle.open(folder, verify=way != _WAYS[0])
+    if way == _WAYS[2]:
+        require_signature(bundle, [read_public_key(folder.parent / "release.pem")])
+    (target,) = bundle.manifest.targets
+    device = torch.device("cpu")
+    Session(
+        Signature.from_dict(bundle.manifest.signature),
+        open_artifact(bundle, target, name, device),
+        device,
+    )
+
+
+def _process(folder: Path, way: str, name: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.loading", str(folder), way, name]
+    subprocess.run(command, check=True)
+
+
+def _bundle(made: Subject) -> Path:
+    """Captured program, TorchScript, reference and the artifact of `aoti`, sealed and signed."""
+    target = str(Target.parse("cpu"))
+    made.executable("aoti")
+    folder = made.folder / "bundle"
+    artifact = folder / "targets" / target / "aoti"
+    shutil.copytree(made.folder / "aoti", artifact)
+    files = sorted(artifact.iterdir(), key=lambda file: file.suffix != ".so")
+    for file in ("program.pt2", "model.ts", "reference.safetensors"):
+        shutil.copy(made.folder / file, folder)
+    manifest = Manifest(
+        name="bench",
+        signature=made.signature.to_dict(),
+        capture=Capture(torchscript="scripted"),
+        torchscript="model.ts",
+        targets={
+            target: TargetRecord(
+                status="verified",
+                chosen="aoti",
+                candidates={
+                    "aoti": Candidate(
+                        status="valid", files=[str(file.relative_to(folder)) for file in files]
+                    ),
+                    "exported": Candidate(status="valid", files=["program.pt2"]),
+                },
+            )
+        },
+        provenance=Provenance(created="", config_sha256="", config={}, python=sys.version),
+    )
+    (folder / "manifest.json").write_text(manifest.to_json())
+    seal(folder)
+    key = ec.generate_private_key(ec.SECP256R1())
+    (made.folder / "release.key").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    (made.folder / "release.pem").write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
+    sign(Bundle.open(folder), made.folder / "release.key")
+    return folder
+
+
+if __name__ == "__main__":
+    main()

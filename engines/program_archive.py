@@ -1,0 +1,161 @@
+"""Reading `program.pt2` without running anything that it brings along.
+
+`torch.export.load` unpickles without restriction in six places (weights and constants marked
+`use_pickle`, opaque and custom objects, sample inputs that `weights_only` refuses, files in the
+form before torch 2.8), opens native code that lies in the archive, evaluates the text of shape
+expressions (sympy's `sympify` is `eval`), imports modules that a tree's description names, and
+writes names into the source of the module it makes. What we capture needs none of it, so all of it
+is refused first, by whoever made the archive, on the very bytes that are loaded.
+
+That a program calls torch's operators only, torch checks itself. None of this is a sandbox for what
+those can do.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.errors import EngineError, first_line
+
+_MODEL = "models/model.json"
+_SAMPLES = "data/sample_inputs/model.pt"
+_PAYLOADS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_RECORDS = re.compile(
+    r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)"
+    r"|\.format_version|\.storage_alignment"
+    r"|data/weights/weight_\d+|data/constants/tensor_\d+"
+    + "".join(f"|{re.escape(name)}" for name in (_MODEL, _SAMPLES, *_PAYLOADS))
+)
+_NAME = re.compile(r"[\w.]*", re.ASCII)
+_CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict")
+# What torch writes of a shape, as `sympy.srepr` gives it; beyond these, its own functions.
+_SYMPY = frozenset(
+    [
+        "Symbol", "Integer", "Float", "Rational", "Add", "Mul", "Pow", "Max", "Min", "Mod", "Abs",
+        "And", "Or", "Not", "Xor", "Eq", "Ne", "Ge", "Gt", "Le", "Lt", "Equality", "Unequality",
+        "GreaterThan", "StrictGreaterThan", "LessThan", "StrictLessThan", "Piecewise",
+        "ExprCondPair", "true", "false", "floor", "ceiling", "oo",
+    ]
+)  # fmt: skip
+_SYNTAX = (
+    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp,
+    ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop, ast.Tuple,
+)  # fmt: skip
+
+
+def load_program(file: Path) -> torch.export.ExportedProgram:
+    """The program in `file`, which is read once; EngineError if it holds more than a program."""
+    from torch.export.pt2_archive._package import load_pt2
+
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise EngineError(f"{file.name} cannot be read: {error.strerror}") from error
+    try:
+        _check(content)
+        # Not torch.export.load: it goes on to try older forms, which are pickles.
+        return load_pt2(BytesIO(content)).exported_programs["model"]
+    except Exception as error:  # torch has no common base for what it finds wrong
+        raise EngineError(
+            f"{file.name} is not a program torch can load: {first_line(error)}"
+        ) from error
+
+
+def _check(content: bytes) -> None:
+    reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that reads it afterwards
+    records = reader.get_all_records()
+    for name in records:
+        if not _RECORDS.fullmatch(name):
+            raise EngineError(f"the archive holds {name!r}, which is no part of a program")
+    if len(set(records)) != len(records):
+        raise EngineError("the archive holds a name twice")
+    for name in _PAYLOADS:
+        for key, payload in json.loads(reader.get_record(name))["config"].items():
+            if payload["use_pickle"] is not False:
+                raise EngineError(f"{key!r} is a pickle, which could run code")
+            _require_name(key)
+            _require_name(payload["path_name"])
+    samples = reader.get_record(_SAMPLES)
+    if samples:
+        # What this refuses, torch would then unpickle without restriction.
+        torch.load(BytesIO(samples), weights_only=True)
+    allowed = _SYMPY | _torch_functions()
+    for key, value in _strings(json.loads(reader.get_record(_MODEL))):
+        if key == "expr_str":
+            _require_expression(value, allowed)
+        elif key in ("in_spec", "out_spec"):
+            _require_tree(value)
+        elif key.endswith(("name", "names", "target")):
+            _require_name(value)
+
+
+def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in JSON data, with the key that it is under; and every key, as a name."""
+    if isinstance(data, str):
+        yield key, data
+    elif isinstance(data, list):
+        for each in data:
+            yield from _strings(each, key)
+    elif isinstance(data, dict):
+        for name, each in data.items():
+            if key != "metadata":  # only for people
+                yield "name", name
+                yield from _strings(each, name)
+
+
+def _require_name(text: str) -> None:
+    if not _NAME.fullmatch(text):
+        raise EngineError(f"{text[:40]!r} is not a name")
+
+
+def _require_expression(text: str, allowed: frozenset[str]) -> None:
+    """Numbers, symbols and functions of sympy and torch, and nothing that reaches further."""
+    try:
+        tree = ast.parse(text, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise EngineError(f"{text[:40]!r} is not a shape") from None
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        good = isinstance(node, _SYNTAX)
+        if isinstance(node, ast.Name):
+            good = node.id in allowed or (id(node) not in called and _is_symbol(node.id))
+        elif isinstance(node, ast.Constant):
+            good = isinstance(node.value, int | float) or _is_symbol(node.value)
+        if not good:
+            raise EngineError(f"{text[:40]!r} is not a shape")
+
+
+def _is_symbol(value: object) -> bool:
+    """`s77`, `u0`; also a float as text, as in `Float('0.5', precision=53)`."""
+    return isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z]{1,4}\d+|-?\d+\.?\d*", value))
+
+
+def _require_tree(text: str) -> None:
+    """How the arguments are nested; torch imports what an unknown kind of container names."""
+
+    def check(tree: Any) -> None:
+        if isinstance(tree, dict):
+            if tree["type"] not in (None, *_CONTAINERS):
+                raise EngineError(f"{str(tree['type'])[:40]!r} is not a kind of container")
+            if not re.fullmatch(r'null|\[\]|\["\w+"(, "\w+")*\]', tree["context"] or "null"):
+                raise EngineError(f"{str(tree['context'])[:40]!r} are not names")
+            for child in tree["children_spec"]:
+                check(child)
+
+    if text:
+        _, tree = json.loads(text)
+        check(tree)
+
+
+def _torch_functions() -> frozenset[str]:
+    from torch.utils._sympy import functions
+
+    return frozenset(functions.__all__)

@@ -1,0 +1,75 @@
+"""The commands that sign a bundle, and that say who signed one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from pipeline.cli_options import json_option, registry_at, registry_option
+
+PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--key", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Private EC key (P-256, P-384, P-521) in PEM format; its password, if it has one, is "
+    f"${PASSWORD_VARIABLE}.",
+)  # fmt: skip
+@registry_option
+@json_option
+def sign(ref: str, key: Path, registry_uri: str | None, as_json: bool) -> None:
+    """Sign every file of REF, a version or the folder of a bundle; a signature there is replaced.
+
+    A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
+    openssl ec -in release.key -pubout -out release.pem
+    """
+    from registry import signing
+    from runtime.loader import open_bundle
+
+    registry = registry_at(registry_uri)
+    password = os.environ.get(PASSWORD_VARIABLE)
+    bundle, version = open_bundle(ref, registry)
+    if version is None:
+        public = signing.sign(bundle, key, password)
+    else:
+        public = registry.sign(version, key, password)
+    if as_json:
+        click.echo(json.dumps({"digest": bundle.digest, "key": public.fingerprint}))
+        return
+    click.echo(f"{version.ref if version else ref} is signed; the key is {public.fingerprint}")
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--key", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    help="Public key in PEM format, or a folder of them; may be given again. Default: "
+    "$PIPELINE_TRUSTED_KEYS.",
+)  # fmt: skip
+@registry_option
+@json_option
+def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
+    """Check every digest of REF, and that one of the keys has signed it."""
+    from registry.signing import require_signature, trusted_keys
+    from runtime.loader import open_bundle
+
+    trusted = trusted_keys(keys or None)
+    if trusted is None:
+        raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
+    registry = registry_at(registry_uri)
+    bundle, version = open_bundle(ref, registry)
+    if version is None:
+        signer = require_signature(bundle, trusted)
+    else:
+        signer = registry.require_signature(version, bundle, trusted)
+    if as_json:
+        click.echo(json.dumps({"digest": bundle.digest, "key": signer.fingerprint}))
+        return
+    click.echo(
+        f"{version.ref if version else ref} is signed by {signer.fingerprint} ({signer.origin})"
+    )

@@ -1,0 +1,169 @@
+"""Bit-flip campaign: damage to a real bundle is refused before anything of it is used.
+
+    python -m tests.registry.campaigns.bitflips --seed 1 --flips 10000
+
+The bundle has an artifact of every engine, is signed, and lies in a folder as `pipeline pull`
+makes it. One byte of one sealed file is changed, `load` in production has to refuse, the byte is
+put back; the files take turns. Each time the kernel says which files were opened: each once at
+most, and that is for its digest, so no engine, linker or unpickler has seen one. At the end the
+same holds for the process as a whole, and the undamaged bundle loads with every engine.
+
+Then changes of the two files beside the sealed ones (the signature, the record of promotion), and
+damage of other kinds: see `damage`. `--bundle DIR` takes a bundle that exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from registry.bundle import SIGNATURE, SUMS, Bundle
+from registry.promoted import PROMOTED, Promoted, write_promoted
+from registry.signing import read_public_key, require_signature, sign
+from runtime.loader import load
+from soa.errors import SoaPipelineError
+from tests.models.keys import KeyPair, make_keys
+from tests.registry.campaigns.damage import damaged
+from tests.registry.campaigns.opens import Opens
+
+_BUILD = """
+import sys
+from pathlib import Path
+from tests.models import project
+text = project.CONFIG.replace("[aoti,", "[aoti, onnxruntime,")
+made = project.build(project.write_project(Path(sys.argv[1]), config=text))
+Path(sys.argv[1], "where").write_text(str(made.bundle.path))
+"""
+
+
+class Campaign:
+    def __init__(self, bundle: Path, folder: Path, seed: int) -> None:
+        self.path = Path(shutil.copytree(bundle, folder / "bundle"))
+        self.keys: KeyPair = make_keys(folder, "release")
+        opened = Bundle.open(self.path)
+        sign(opened, self.keys.private)
+        record = Promoted("jets/1", opened.digest, "ada", "2026-01-01T00:00:00+00:00")
+        write_promoted(self.path, record)
+        self.bundle = opened
+        self.sealed = [*sorted(opened.files), SUMS]
+        self.choice = random.Random(seed)
+        self.opens = Opens(self.path)
+
+    def load(self, path: Path | None = None, engine_name: str | None = None) -> None:
+        load(path or self.path, trusted_keys=[self.keys.public], engine_name=engine_name)
+
+    def flip(self, name: str) -> str:
+        """Why the bundle is refused with one byte of a file changed; the byte is put back."""
+        handle = os.open(self.path / name, os.O_RDWR)
+        try:
+            at = self.choice.randrange(os.fstat(handle).st_size)
+            good = os.pread(handle, 1, at)
+            os.pwrite(handle, bytes([good[0] ^ self.choice.randrange(1, 256)]), at)
+            self.opens.forget()
+            try:
+                self.load()
+            except SoaPipelineError as error:
+                said = str(error)
+            else:
+                raise AssertionError(f"{name}: the change at {at} was not refused")
+            finally:
+                found = self.opens.since()
+                os.pwrite(handle, good, at)
+        finally:
+            os.close(handle)
+        assert "\n" not in said and str(self.path) in said, said
+        twice = [file for file, count in found.items() if count > 1]
+        assert not twice, f"{name}: {twice} opened again after {said}"
+        return said
+
+    def flip_beside(self, name: str) -> bool:
+        """Whether a change of an unsealed file is refused; else it must have meant nothing.
+
+        White space, or who promoted and when: nothing that decides is said there.
+        """
+        content = (self.path / name).read_bytes()
+        at = self.choice.randrange(len(content))
+        changed = bytes([content[at] ^ self.choice.randrange(1, 256)])
+        (self.path / name).write_bytes(content[:at] + changed + content[at + 1 :])
+        try:
+            self.load()
+        except SoaPipelineError:
+            return True
+        finally:
+            (self.path / name).write_bytes(content)
+        key = read_public_key(self.keys.public)
+        again = Bundle.open(self.path)
+        assert require_signature(again, [key]) == key and again.digest == self.bundle.digest
+        return False
+
+    def untouched(self) -> None:
+        """Nothing of the bundle is in this process: no library, no module of an engine."""
+        assert str(self.path) not in Path("/proc/self/maps").read_text()
+        for name in ("aoti", "torchscript", "onnxruntime", "exported"):
+            assert f"engines.{name}" not in sys.modules, name
+        assert "onnxruntime" not in sys.modules
+
+    def loads(self) -> int:
+        """The undamaged bundle does load, and then its files are seen to be opened again."""
+        (target,) = self.bundle.manifest.targets.values()
+        valid = [name for name, c in target.candidates.items() if c.status == "valid"]
+        for name in valid:
+            self.opens.forget()
+            self.load(engine_name=name)
+            assert self.opens.since()[target.candidates[name].files[0]] > 1, name
+        return len(valid)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--flips", type=int, default=10_000)
+    parser.add_argument("--beside", type=int, default=300)
+    parser.add_argument("--bundle", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        bundle = asked.bundle
+        if bundle is None:
+            (folder / "project").mkdir()
+            subprocess.run([sys.executable, "-c", _BUILD, str(folder / "project")], check=True)
+            bundle = Path((folder / "project" / "where").read_text())
+        campaign = Campaign(bundle, folder, asked.seed)
+        began = time.perf_counter()
+        flipped: Counter[str] = Counter()
+        for i in range(asked.flips):
+            name = campaign.sealed[i % len(campaign.sealed)]
+            campaign.flip(name)
+            flipped[name] += 1
+        took = time.perf_counter() - began
+        kinds = damaged(campaign.path, folder, campaign.load)
+        campaign.untouched()
+        engines = campaign.loads()
+        beside = {
+            name: sum(campaign.flip_beside(name) for _ in range(asked.beside // 2))
+            for name in (SIGNATURE, PROMOTED)
+        }
+        size = sum((campaign.path / name).stat().st_size for name in campaign.sealed)
+        print(
+            f"seed {asked.seed}: {flipped.total()} of {asked.flips} changes of a byte refused, "
+            f"over {len(flipped)} files ({size / 1e6:.2f} MB), {took:.1f} s; no file opened twice"
+        )
+        print(f"other damage: {kinds.total()} refused ({', '.join(sorted(kinds))})")
+        for name, count in beside.items():
+            print(f"{name}: {count} of {asked.beside // 2} changes refused, the rest mean nothing")
+        print(f"undamaged: loads with {engines} engines")
+
+
+if __name__ == "__main__":
+    main()
