@@ -21,6 +21,7 @@ soa_pipeline.check_origins()
 
 if TYPE_CHECKING:
     from pipeline.config import Config, load_config
+    from pipeline.loading import load
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
     from registry import Registry
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
         Scheduler,
         Session,
         Staging,
-        load,
     )
+    from serving.remote import RemoteSession
+    from serving.remote_options import RemoteOptions, Tls
     from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
 
 _HOME = {
@@ -53,15 +55,18 @@ _HOME = {
     "LoadError": "runtime.errors",
     "MultiDeviceSession": "runtime.devices",
     "QueueFullError": "runtime.errors",
+    "RemoteOptions": "serving.remote_options",
+    "RemoteSession": "serving.remote",
     "Scheduler": "runtime.scheduler",
     "Session": "runtime.session",
     "Staging": "runtime.staging",
-    "load": "runtime.loader",
+    "load": "pipeline.loading",
     "Block": "soa.block",
     "Collection": "soa.collection",
     "Layout": "soa.layout",
     "Signature": "soa.signature",
     "SoaPipelineError": "soa.errors",
+    "Tls": "serving.remote_options",
     "column": "soa.layout",
     "eigen": "soa.layout",
     "scalar": "soa.layout",
@@ -80,12 +85,15 @@ __all__ = [
     "MultiDeviceSession",
     "QueueFullError",
     "Registry",
+    "RemoteOptions",
+    "RemoteSession",
     "RunResult",
     "Scheduler",
     "Session",
     "Signature",
     "SoaPipelineError",
     "Staging",
+    "Tls",
     "column",
     "eigen",
     "load",

@@ -14,6 +14,7 @@ import click
 
 from pipeline.cli_options import json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
+from pipeline.cli_serving import deploy, serve
 from soa.errors import SoaPipelineError
 
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -125,7 +126,7 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     print_versions(console(), models)
 
 
-for _command in (promote, approve, rollback, history, policy, pull):
+for _command in (promote, approve, rollback, history, policy, pull, deploy, serve):
     main.add_command(_command)
 
 
