@@ -131,7 +131,9 @@ def serve(
     from pipeline.deploy import deploy as write
     from pipeline.serve import check_answers
     from serving.server import Ports, ServerOptions, TritonServer
+    from serving.triton_binary import find_triton
 
+    find_triton(tritonserver)  # before any work
     ports = Ports(grpc_port, http_port, metrics_port)
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(

@@ -76,11 +76,11 @@ class Client:
             service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size),
         )
 
-    def unshare(self, name: str) -> None:
-        self._call(
-            self._stub.SystemSharedMemoryUnregister,
-            service_pb2.SystemSharedMemoryUnregisterRequest(name=name),
-        )
+    def unshare(self, name: str) -> Any:
+        """Tell the server to forget a region, without waiting: gRPC's future of its answer."""
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        method = self._stub.SystemSharedMemoryUnregister
+        return method.future(request, timeout=self.options.deadline_s)
 
     def close(self) -> None:
         self._channel.close()

@@ -106,7 +106,9 @@ class RemoteModel(Executable):
             t.name: t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
             for t in self._wire.inputs
         }
-        if self._regions is None:
+        tensors = (*self._wire.inputs, *self._wire.outputs)
+        # Triton takes no empty array from shared memory.
+        if self._regions is None or not all(t.nbytes(rows[t.rows]) for t in tensors):
             found = self._ask(given, rows)
         else:
             try:
@@ -160,7 +162,7 @@ class RemoteModel(Executable):
         size = 0
         for t in tensors:
             offsets[t.name] = size
-            size += -(-max(1, t.nbytes(rows[t.rows])) // _ALIGNMENT) * _ALIGNMENT
+            size += -(-t.nbytes(rows[t.rows]) // _ALIGNMENT) * _ALIGNMENT
         request = self._request(given)
         with self._regions.taken(size) as region:
 

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import numpy as np
 
 from serving.client import Client
-from serving.errors import RefusedError, RemoteError, ServingError
+from serving.errors import RefusedError, ServingError
 from serving.wire import Array
 
 _SMALLEST = 1 << 16
+_CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ class Regions:
     def close(self) -> None:
         with self._lock:
             regions, self._free = self._free, []
-        for region in regions:
-            self._let_go(region)
+        told = [self._let_go(region) for region in regions]
+        for answer in told:
+            with contextlib.suppress(
+                grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
+            ):
+                answer.result(_CLOSE_S)
 
     def _make(self, size: int) -> Region:
         from tritonclient.utils import shared_memory
@@ -85,10 +91,10 @@ class Regions:
             raise
         return region
 
-    def _let_go(self, region: Region) -> None:
+    def _let_go(self, region: Region) -> Any:
+        """Free our side now; the server frees its own when it gets to it."""
         self._destroy(region)
-        with contextlib.suppress(RemoteError):  # a server that is gone knows it no more
-            self._client.unshare(region.name)
+        return self._client.unshare(region.name)
 
     @staticmethod
     def _destroy(region: Region) -> None:

@@ -86,7 +86,7 @@ class WireTensor:
         if self.scalar:
             return parts[0][:1]
         if len(self.order) == 1:
-            return parts[0][at : at + n].reshape(n, 1)
+            return parts[0][at : at + n].reshape(n, *self.dims)
         if isinstance(parts, np.ndarray):
             return self._rows(parts)[:, at : at + n].T.reshape(n, *self.dims)
         return np.stack([parts[k][at : at + n] for k in self.order], axis=1).reshape(n, *self.dims)
