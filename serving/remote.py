@@ -89,6 +89,7 @@ class RemoteModel(Executable):
     ) -> None:
         self.options = client.options
         self._wire = Wire.of(signature)
+        self._outputs = {t.name: t for t in self._wire.outputs}
         self._dims = signature.dims
         self._client = client
         self._name, self._version, self._digest = name, version, digest
@@ -210,7 +211,7 @@ class RemoteModel(Executable):
                 )
 
     def _output(self, name: str) -> WireTensor:
-        return next(t for t in self._wire.outputs if t.name == name)
+        return self._outputs[name]
 
     def __str__(self) -> str:
         return f"server {self._client.address}, {self._name}/{self._version or 'any'}"

@@ -113,8 +113,11 @@ class TritonServer:
         return (self._scratch / "log").read_text(errors="replace") if self._scratch else ""
 
     def metrics(self, model: str) -> dict[str, float]:
-        """Triton's own counters for a model, summed over its versions."""
-        text = _get(self.endpoints()["metrics"]).decode()
+        """Triton's own counters for a model, summed over its versions. Raises ServerError."""
+        try:
+            text = _get(self.endpoints()["metrics"]).decode()
+        except OSError as error:
+            raise ServerError(f"the server's metrics cannot be read: {error}") from None
         found: dict[str, float] = {}
         for match in _METRIC.finditer(text):
             if match[2] == model:
@@ -179,6 +182,7 @@ class TritonServer:
                 raise ServerError(f"tritonserver ended before it was ready: {self._why()}")
             with contextlib.suppress(OSError):
                 _get(f"{self.endpoints()['HTTP']}/v2/health/ready")
+                _get(self.endpoints()["metrics"])  # its door opens last
                 return
             time.sleep(_POLL_S)
         raise ServerError(

@@ -7,6 +7,7 @@ columns that a block of the model reads or writes travel. Client and server both
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,7 @@ class WireTensor:
     column: Column
     rows: str
 
-    @property
+    @cached_property
     def name(self) -> str:
         return f"{self.collection}.{self.column.name}"
 
@@ -79,7 +80,7 @@ class WireTensor:
         return tuple(self.column.component_of(i) for i in range(self.column.components))
 
     def nbytes(self, n: int) -> int:
-        return int(np.prod(self.shape(n), dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.shape(n)) * self.dtype.itemsize
 
     def gather(self, parts: Parts, at: int, n: int) -> Array:
         """Rows `at` … `at + n` in the wire's shape: a view where the memory allows it."""
@@ -164,13 +165,21 @@ class Location:
 
     places: tuple[tuple[int, int | None], ...]
 
+    @cached_property
+    def _run(self) -> tuple[int, slice] | None:
+        """(argument, rows) where the columns are adjacent rows of one matrix."""
+        index, first = self.places[0]
+        if first is None:
+            return None
+        run = tuple((index, first + i) for i in range(len(self.places)))
+        return (index, slice(first, first + len(run))) if run == self.places else None
+
     def parts(self, arguments: Sequence[torch.Tensor]) -> Parts:
         """The physical columns as NumPy views of the arguments' memory."""
-        index, first = self.places[0]
-        run = tuple((index, (first or 0) + i) for i in range(len(self.places)))
-        if first is not None and run == self.places:
-            matrix: Array = arguments[index].numpy()
-            return matrix[first : first + len(run)]
+        if self._run is not None:
+            index, rows = self._run
+            matrix: Array = arguments[index].numpy()[rows]
+            return matrix
         return [
             arguments[i].numpy() if row is None else arguments[i].numpy()[row]
             for i, row in self.places
