@@ -1,59 +1,60 @@
 """Zero copies against the way it is done today: `python -m benchmarks.copies`.
 
 End to end, from SoA columns to SoA columns: ours bound, against packing them into a row-major
-tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The time of
-`Session.bind` alone is beside it.
+tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The times of
+`Session.bind`, of `Binding.rebind` and of another n are beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 
-from benchmarks.overhead import row_major_package
+from benchmarks.plot import save_plot
+from benchmarks.row_major import aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
-from benchmarks.table import print_machine, print_race
-from stages.benchmark import Timing, race
+from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from runtime.binding import Binding
+from stages.benchmark import race
 
-_SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+CAPTION = f"A small MLP from SoA columns to SoA columns.\nx: to ours; {SPREAD}."
+_OURS = "ours, no copy"
 
 
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
-    for features in (3, 32):
-        made = subject(features, highest=1_000_000)
-        session = made.session()
-        compiled = torch._inductor.aoti_load_package(row_major_package(made, 1_000_000))
-        columns: dict[str, dict[str, Timing]] = {}
-        for n in _SIZES:
-            given, written = made.collections(n)
-            binding = session.bind(given, written)
-            runs: dict[str, Callable[[], object]] = {
-                "bound, no copy (ours)": binding,
-                "pack, AOTInductor, unpack": copying_way(made, compiled.loader, n),
-                "bind alone (ours)": partial(session.bind, given, written),
-            }
-            columns[f"n={n}"] = race(runs, seconds=1.0)
-        title = f"{features} columns, SoA to SoA: median (p05 … p95), ratio to ours"
-        print_race(title, columns, "bound, no copy (ours)")
+    sizes = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+    panels = [measure(subject(f, highest=sizes[-1]), sizes, seconds=1.0) for f in (3, 32)]
+    print_panels(CAPTION, panels)
+    save_plot("copies", CAPTION, panels)
 
 
-def copying_way(made: Subject, loader: object, n: int) -> Callable[[], None]:
-    """Columns → one row-major tensor → plain AOTInductor → columns."""
-    given, written = made.collections(n)
-    views = [given[name] for name in made.names]
-    outputs = [written[name] for name in ("p", "q", "r")]
+def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
+    session = made.session()
+    compiled = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
+    races = {}
+    for n in sizes:
+        given, written = made.collections(n)
+        moved = session.bind(*made.collections(n))
+        runs: dict[str, Callable[[], object]] = {
+            _OURS: session.bind(given, written),
+            "pack, AOTI, unpack": copying_way(
+                made.signature, compiled, {"inputs": given}, {"outputs": written}
+            ),
+            "ours, bind alone": partial(session.bind, given, written),
+            "ours, rebind alone": partial(moved.rebind, given, written),
+            "ours, two resizes alone": partial(_there_and_back, moved, n),
+        }
+        races[n] = race(runs, seconds)
+    return race_panel(f"{len(made.inputs['inputs'])} columns", "rows", races, _OURS)
 
-    def run() -> None:
-        rows = torch.stack(views, dim=1)
-        answer = loader.run([rows])[0]  # type: ignore[attr-defined]
-        for i, view in enumerate(outputs):
-            view.copy_(answer[:, i])
 
-    return run
+def _there_and_back(binding: Binding, n: int) -> None:
+    binding.resize(n - 1)
+    binding.resize(n)
 
 
 if __name__ == "__main__":

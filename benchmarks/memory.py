@@ -8,22 +8,26 @@ processes share as 1/k each. The last part runs a million events and prints RSS 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.plot import save_plot
+from benchmarks.row_major import onnx_options, onnx_session
 from benchmarks.subject import Subject, subject
-from benchmarks.table import print_machine
+from benchmarks.table import Cell, Panel, print_machine, print_panels
 from engines import engine
-from pipeline.report import console, new_table
 from runtime.session import Session
 from soa import Signature
 
+CAPTION = "MB above a process that has imported the library and loaded nothing."
 _HIDDEN = 5000
 
 
@@ -46,28 +50,55 @@ def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     made = subject(features=6, highest=4096, model=Wide(6))
+    panels = [measure(made, (1, 16))]
+    print_panels(CAPTION, panels)
+    save_plot("memory", CAPTION, panels)
+    million(subject(features=6, highest=4096), 1_000_000)
+
+
+def measure(made: Subject, threads: Sequence[int]) -> Panel:
+    """Ours, eager and ONNX Runtime, by threads, and four processes at once.
+
+    Where threads add memory, a row with one malloc arena for all says how much of it is theirs.
+    """
     made.executable("aoti")
-    (library,) = (made.folder / "aoti").glob("*.so")
+    (library,) = (made.folder / "aoti-cpu").glob("*.so")
     (made.folder / "signature.json").write_text(json.dumps(made.signature.to_dict()))
-    table = new_table("MB above an idle process, n = 10", "", "RSS", "PSS", "private")
-    for way in ("ours", "eager"):
-        for processes, threads in ((1, 1), (1, 16), (4, 1)):
-            found = _measure(made, way, library, processes, threads)
-            mean = {key: sum(f[key] for f in found) / len(found) for key in found[0]}
-            table.add_row(
-                f"{way}, {processes} process{'es' if processes > 1 else ''}, {threads} threads",
-                *(f"{mean[key]:.0f}" for key in ("Rss", "Pss", "Private")),
-            )
-    console().print(table)
-    _million(subject(features=6, highest=4096))
+    files = {"ours": library, "eager": library}
+    if onnx_session(made.model, made.signature, made.inputs, made.folder) is not None:
+        files["ONNX Runtime"] = made.folder / "row_major.onnx"
+    rows: dict[str, tuple[Cell | None, ...]] = {}
+    for way, file in files.items():
+        for count in threads:
+            name = f"{way}, {count} thread{'s' if count > 1 else ''}"
+            rows[name] = _cells(_run(way, file, 1, count))
+        rows[f"{way}, {threads[-1]} threads, one arena"] = _cells(
+            _run(way, file, 1, threads[-1], {"MALLOC_ARENA_MAX": "1"})
+        )
+        rows[f"{way}, 4 processes, each"] = _cells(_run(way, file, 4, 1))
+    return Panel(
+        "a model of 100 MB, n = 10", "", "MB", "MB", "bars", ("RSS", "PSS", "private"), rows
+    )
 
 
-def _measure(
-    made: Subject, way: str, library: Path, processes: int, threads: int
+def _cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
+    return tuple(
+        Cell(sum(each[key] for each in found) / len(found)) for key in ("Rss", "Pss", "Private")
+    )
+
+
+def _run(
+    way: str, file: Path, processes: int, threads: int, env: Mapping[str, str] | None = None
 ) -> list[dict[str, float]]:
-    command = [sys.executable, "-m", "benchmarks.memory", "child", way, str(library), str(threads)]
+    command = [sys.executable, "-m", "benchmarks.memory", "child", way, str(file), str(threads)]
     children = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
         for _ in range(processes)
     ]
     for child in children:  # all have loaded and run before anyone is measured
@@ -84,29 +115,12 @@ def _measure(
     return found
 
 
-def _child(way: str, library: Path, threads: int) -> None:
+def _child(way: str, file: Path, threads: int) -> None:
     torch.set_num_threads(1)
-    signature = Signature.from_dict(
-        json.loads((library.parent.parent / "signature.json").read_text())
-    )
+    if way == "ONNX Runtime":
+        import onnxruntime  # noqa: F401 - the library itself is not counted, as torch is not
     before = _smaps()
-    if way == "ours":
-        session = Session(signature, engine("aoti").open(library, torch.device("cpu")))
-
-        def run() -> None:
-            binding = session.bind(
-                session.collection("inputs", 10), session.collection("outputs", 10)
-            )
-            for _ in range(20):
-                binding()
-    else:
-        model = Wide(6).eval().requires_grad_(False)
-
-        def run() -> None:
-            with torch.no_grad():
-                for _ in range(20):
-                    model(torch.zeros(10, 6))
-
+    run = {"ours": _ours, "eager": _eager, "ONNX Runtime": _onnx}[way](file)
     workers = [threading.Thread(target=run) for _ in range(threads)]
     for worker in workers:
         worker.start()
@@ -129,16 +143,59 @@ def _smaps() -> dict[str, float]:
     return {"Rss": fields["Rss"], "Pss": fields["Pss"], "Private": private}
 
 
-def _million(made: Subject) -> None:
-    session = made.session()
-    binding = session.bind(*made.collections(100))
+def _ours(library: Path) -> Callable[[], None]:
+    signature = json.loads((library.parent.parent / "signature.json").read_text())
+    session = Session(
+        Signature.from_dict(signature), engine("aoti").open(library, torch.device("cpu"))
+    )
+
+    def run() -> None:
+        binding = session.bind(session.collection("inputs", 10), session.collection("outputs", 10))
+        for _ in range(20):
+            binding()
+
+    return run
+
+
+def _eager(file: Path) -> Callable[[], None]:
+    model = Wide(6).eval().requires_grad_(False)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                model(torch.zeros(10, 6))
+
+    return run
+
+
+def _onnx(file: Path) -> Callable[[], None]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(
+        str(file), onnx_options(), providers=["CPUExecutionProvider"]
+    )
+    rows = {session.get_inputs()[0].name: torch.zeros(10, 6).numpy()}
+
+    def run() -> None:
+        for _ in range(20):
+            session.run(None, rows)
+
+    return run
+
+
+def million(made: Subject, events: int) -> list[float]:
+    """RSS in MB, before and after each tenth of `events` bound events of 0 to 99 rows; printed."""
+    binding = made.session().bind(*made.collections(100))
     begun = time.perf_counter()
-    print("RSS over 1,000,000 bound events of 0 to 99 rows, MB:", end=" ")
-    for part in range(11):
-        print(f"{_smaps()['Rss']:.1f}", end=" ", flush=True)
-        for event in range(100_000 if part < 10 else 0):
+    found = [_smaps()["Rss"]]
+    for _ in range(10):
+        for event in range(events // 10):
             binding(event % 100)
-    print(f"({time.perf_counter() - begun:.0f} s)")
+        found.append(_smaps()["Rss"])
+    shown = " ".join(f"{value:.1f}" for value in found)
+    seconds = time.perf_counter() - begun
+    print(f"RSS over {events:,} bound events of 0 to 99 rows, MB: {shown} ({seconds:.0f} s)")
+    return found
 
 
 if __name__ == "__main__":

@@ -6,16 +6,22 @@ bound or row-major; no conversion is inside these times (benchmarks.copies has t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
+from benchmarks.plot import save_plot
+from benchmarks.row_major import aoti_package, onnx_session
 from benchmarks.subject import Subject, subject
-from benchmarks.table import print_machine, print_race
+from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from engines.torch_quiet import quiet_torch
-from stages.benchmark import race
+from runtime.session import Session
+from stages.benchmark import Timing, race
 
+CAPTION = f"One call of a small MLP; all but ours take row-major tensors.\nx: to ours; {SPREAD}."
+_OURS = "ours, bound"
 _MANY = 64
 
 
@@ -23,87 +29,59 @@ def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     made = subject(features=6, highest=4096)
-    session = made.session()
-    tuned = made.session(max_autotune=True)
-    row_major = row_major_package(made)
-    columns = {}
-    for n in (1, 10, 100, 1000):
-        runs: dict[str, Callable[[], object]] = {}
-        runs["bound call (ours)"] = session.bind(*made.collections(n))
-        runs["bound call, max_autotune (ours)"] = tuned.bind(*made.collections(n))
-        bindings = [session.bind(*made.collections(n)) for _ in range(_MANY)]
-        runs[f"run_many of {_MANY} (ours)"] = partial(session.run_many, bindings)
-        runs |= _torch_ways(made, row_major, n)
-        runs |= _onnxruntime_ways(made, n)
-        timed = race(runs, seconds=2.0)
-        many = f"run_many of {_MANY} (ours)"
-        t = timed[many]
-        timed["run_many, an event (ours)"] = type(t)(
-            t.median_us / _MANY, t.p05_us / _MANY, t.p95_us / _MANY, t.rounds
-        )
-        del timed[many]
-        columns[f"n={n}"] = timed
-    title = "one call: median (p05 … p95), ratio to the bound call"
-    print_race(title, columns, "bound call (ours)")
+    tuned = {"ours, bound, aoti-autotune": made.session("aoti-autotune")}
+    panels = [measure(made, {_OURS: made.session(), **tuned}, (1, 10, 100, 1000), seconds=2.0)]
+    print_panels(CAPTION, panels)
+    save_plot("overhead", CAPTION, panels)
 
 
-def row_major_package(made: Subject, highest: int = 4096) -> str:
-    """Plain AOTInductor, compiled on contiguous rows: what a user would build alone."""
-    path = str(made.folder / "row_major.pt2")
-    rows = torch.export.Dim("rows", min=0, max=highest)
-    example = torch.randn(37, len(made.names))
-    with quiet_torch():
-        exported = torch.export.export(
-            made.model, (example,), dynamic_shapes=({0: rows},), strict=False
-        )
-        torch._inductor.aoti_compile_and_package(
-            exported, package_path=path, inductor_configs={"cpp.threads": 1}
-        )
-    return path
-
-
-def _torch_ways(made: Subject, package: str, n: int) -> dict[str, Callable[[], object]]:
-    rows = torch.randn(n, 6)
-    compiled = torch._inductor.aoti_load_package(package)
-    loader = compiled.loader
+def measure(
+    made: Subject, sessions: Mapping[str, Session], sizes: Sequence[int], seconds: float
+) -> Panel:
+    """`sessions` are ours by name; the first is the one that ratios are to."""
+    compiled = aoti_package(made.model, made.signature, made.inputs, made.folder)
     with quiet_torch():
         scripted = torch.jit.freeze(torch.jit.script(made.model))
+    onnx = onnx_session(made.model, made.signature, made.inputs, made.folder)
+    base = next(iter(sessions))
+    races = {}
+    for n in sizes:
+        runs: dict[str, Callable[[], object]] = {
+            name: session.bind(*made.collections(n)) for name, session in sessions.items()
+        }
+        bindings = [sessions[base].bind(*made.collections(n)) for _ in range(_MANY)]
+        many = f"ours, run_many of {_MANY}, an event"
+        runs[many] = partial(sessions[base].run_many, bindings)
+        runs |= _torch_ways(made, compiled, scripted, n)
+        if onnx is not None:
+            runs |= _onnx_ways(onnx, made, n)
+        timed = race(runs, seconds)
+        t = timed[many]
+        timed[many] = Timing(t.median_us / _MANY, t.p05_us / _MANY, t.p95_us / _MANY, t.rounds)
+        races[n] = timed
+    return race_panel("", "rows", races, base)
 
-    def script() -> None:
-        with torch.no_grad():
-            scripted(rows)
 
-    def eager() -> None:
+def _torch_ways(
+    made: Subject, compiled: Any, scripted: torch.nn.Module, n: int
+) -> dict[str, Callable[[], object]]:
+    rows = torch.randn(n, len(made.inputs["inputs"]))
+    loader = compiled.loader
+
+    def without_grad(model: torch.nn.Module) -> None:
         with torch.no_grad():
-            made.model(rows)
+            model(rows)
 
     return {
-        "AOTICompiledModel, row-major": lambda: compiled(rows),
-        "loader.run, row-major": lambda: loader.run([rows]),
-        "TorchScript, row-major": script,
-        "eager, row-major": eager,
+        "AOTICompiledModel": lambda: compiled(rows),
+        "loader.run": lambda: loader.run([rows]),
+        "TorchScript": partial(without_grad, scripted),
+        "eager": partial(without_grad, made.model),
     }
 
 
-def _onnxruntime_ways(made: Subject, n: int) -> dict[str, Callable[[], object]]:
-    try:
-        import onnxruntime
-        import onnxscript  # noqa: F401 - torch's ONNX exporter needs it
-    except ImportError:
-        print("onnxruntime or onnxscript is not installed: left out")
-        return {}
-    path = made.folder / "row_major.onnx"
-    if not path.exists():
-        rows_dim = torch.export.Dim("rows", min=0, max=4096)
-        with quiet_torch():
-            torch.onnx.export(
-                made.model, (torch.randn(37, 6),), str(path), dynamo=True, verbose=False,
-                dynamic_shapes=({0: rows_dim},), external_data=False,
-            )  # fmt: skip
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    rows = torch.randn(n, 6)
+def _onnx_ways(session: Any, made: Subject, n: int) -> dict[str, Callable[[], object]]:
+    rows = torch.randn(n, len(made.inputs["inputs"]))
     array = rows.numpy()
     name, out = session.get_inputs()[0].name, session.get_outputs()[0].name
     answer = torch.empty(n, 3)
@@ -117,8 +95,8 @@ def _onnxruntime_ways(made: Subject, n: int) -> dict[str, Callable[[], object]]:
         return session.run_with_iobinding(binding)
 
     return {
-        "ONNX Runtime, row-major": lambda: session.run([out], {name: array}),
-        "ONNX Runtime with I/O binding, row-major": bound,
+        "ONNX Runtime": lambda: session.run([out], {name: array}),
+        "ONNX Runtime, I/O binding": bound,
     }
 
 

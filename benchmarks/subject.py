@@ -1,7 +1,9 @@
-"""The small model that the benchmarks of overhead share, and its artifact."""
+"""The small models that the benchmarks share, and their artifacts."""
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from engines import Executable, Portable, Target, engine
+from engines.target import gpu_target
 from runtime.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.transfer import fill_column
 from stages.capture import Capture, capture
 from stages.compile import artifact_file
 from stages.reference import Arrays, random_inputs
+
+CPU = torch.device("cpu")
+_NODE_FEATURES = tuple(f"x{i}" for i in range(6))
+_EDGE_FEATURES = tuple(f"e{i}" for i in range(3))
+_LEAST_NODES = 100  # the reference draws node numbers below this, so they exist at every size
 
 
 class Mlp(nn.Module):
@@ -32,31 +40,71 @@ class Mlp(nn.Module):
         return torch.softmax(self.last(torch.relu(self.first(torch.log1p(x.abs())))), dim=-1)
 
 
+class Wide(nn.Module):
+    """F → hidden → hidden → 3; with 5000 it has 25 million weights, 100 MB."""
+
+    def __init__(self, features: int, hidden: int = 5000) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(features, hidden)
+        self.middle = nn.Linear(hidden, hidden)
+        self.last = nn.Linear(hidden, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(torch.log1p(x.abs())))
+        return torch.softmax(self.last(torch.relu(self.middle(hidden))), dim=-1)
+
+
+class Gnn(nn.Module):
+    """Nodes (N, 6), edges (E, 3) and their ends (E, 2) → a class of every node, (N, 2).
+
+    Two steps: a message along every edge from both its ends and its features, summed at its target.
+    """
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encode = nn.Linear(len(_NODE_FEATURES), width)
+        self.message = nn.Linear(2 * width + len(_EDGE_FEATURES), width)
+        self.update = nn.Linear(2 * width, width)
+        self.classify = nn.Linear(width, 2)
+
+    def forward(self, nodes: Tensor, edges: Tensor, ends: Tensor) -> Tensor:
+        source, target = ends[:, 0].long(), ends[:, 1].long()
+        hidden = torch.relu(self.encode(nodes))
+        for _ in range(2):
+            both = torch.cat([hidden[source], hidden[target], edges], dim=1)
+            message = torch.relu(self.message(both))
+            gathered = torch.zeros_like(hidden).index_add(0, target, message)
+            hidden = torch.relu(self.update(torch.cat([hidden, gathered], dim=1)))
+        return torch.softmax(self.classify(hidden), dim=-1)
+
+
 @dataclass(frozen=True)
 class Subject:
-    """A captured model on disk, for as long as `folder` lives."""
+    """A captured model in a folder that is removed when the process ends."""
 
     model: nn.Module
     signature: Signature
     inputs: Arrays
     capture: Capture
     folder: Path
-    names: tuple[str, ...]
 
-    def executable(self, name: str, **options: Any) -> Executable:
+    def executable(self, name: str, device: torch.device = CPU, **options: Any) -> Executable:
         """Compile with one engine, here, and open it."""
-        out = self.folder / "-".join([name, *options])
+        out = self.folder / "-".join([name, device.type, *options])
         out.mkdir(exist_ok=True)
         source = Portable(self.capture.program, self.capture.script)
-        files = engine(name).compile(source, Target.parse("cpu"), options, out)
+        target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+        files = engine(name).compile(source, target, options, out)
         file = artifact_file(name, tuple(files), out, self.capture)
-        return engine(name).open(file, torch.device("cpu"))
+        return engine(name).open(file, device)
 
-    def session(self, name: str = "aoti", **options: Any) -> Session:
-        return Session(self.signature, self.executable(name, **options))
+    def session(self, name: str = "aoti", device: torch.device = CPU, **options: Any) -> Session:
+        return Session(self.signature, self.executable(name, device, **options), device)
 
     def collections(self, n: int) -> tuple[Collection, Collection]:
-        """Input columns filled with the first n reference rows, and output columns."""
+        """Of a model with one of each: n rows of the reference inputs, and output columns."""
         given = Collection(self.signature.layouts["inputs"], n)
         for member in given.layout.columns:
             fill_column(given, member, self.inputs["inputs"][member.name])
@@ -64,20 +112,49 @@ class Subject:
 
 
 def subject(features: int, highest: int, model: nn.Module | None = None) -> Subject:
+    """One collection in, one out, up to `highest` rows."""
     names = tuple(f"x{i}" for i in range(features))
-    layouts = {
-        "inputs": Layout([column(name, "float32") for name in names]),
-        "outputs": Layout([column(name, "float32") for name in ("p", "q", "r")]),
-    }
     signature = Signature.build(
-        layouts,
+        {"inputs": _floats(names), "outputs": _floats(("p", "q", "r"))},
         [Block("features", "inputs", names)],
         [Block("probabilities", "outputs", ("p", "q", "r"))],
         {"n": RowRange(0, highest, (10,))},
     )
-    model = (model or Mlp(features)).eval().requires_grad_(False)
-    inputs = random_inputs(signature, 1, {})
-    folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))
-    return Subject(
-        model, signature, inputs, capture(model, signature, inputs, folder), folder, names
+    return _captured(model or Mlp(features), signature)
+
+
+def graph_subject(highest: int, edges_per_node: int) -> Subject:
+    """Two collections of different length in, nodes and edges, with the ends of an edge as ints."""
+    edges = [column(name, "float32") for name in _EDGE_FEATURES]
+    edges += [column(name, "int32") for name in ("source", "target")]
+    signature = Signature.build(
+        {
+            "nodes": _floats(_NODE_FEATURES),
+            "edges": Layout(edges),
+            "scores": _floats(("signal", "background")),
+        },
+        [
+            Block("node_features", "nodes", _NODE_FEATURES),
+            Block("edge_features", "edges", _EDGE_FEATURES),
+            Block("ends", "edges", ("source", "target")),
+        ],
+        [Block("classes", "scores", ("signal", "background"))],
+        {
+            "nodes": RowRange(_LEAST_NODES, highest),
+            "edges": RowRange(0, highest * edges_per_node),
+        },
+        {"nodes": "nodes", "edges": "edges", "scores": "nodes"},
     )
+    return _captured(Gnn(), signature)
+
+
+def _floats(names: tuple[str, ...]) -> Layout:
+    return Layout([column(name, "float32") for name in names])
+
+
+def _captured(model: nn.Module, signature: Signature) -> Subject:
+    model = model.eval().requires_grad_(False)
+    inputs = random_inputs(signature, 1, {"source": (0, _LEAST_NODES), "target": (0, _LEAST_NODES)})
+    folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Subject(model, signature, inputs, capture(model, signature, inputs, folder), folder)

@@ -1,34 +1,112 @@
-"""How the benchmarks print: a table with medians and spread, and the machine it ran on."""
+"""What a benchmark found, and how it is printed: tables of 100 columns, and the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Console
+from rich.text import Text
 
 from pipeline.provenance import host, tools
-from pipeline.report import console, microseconds, new_table
+from pipeline.report import new_table
 from stages.benchmark import Timing
+
+WIDTH = 100
+SPREAD = "below each median its spread, p05 … p95"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A median with its 5th and 95th percentile, or one value; `ratio` is to the row's base."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Rows that are printed as one part of a table and drawn as one part of a plot.
+
+    `columns` are the places on the x axis (`lines`, `log lines`), the bars of a row (`bars`), or
+    the parts that a row's bar is the sum of (`stack`). `unit` is µs, MB, or a count a second.
+    """
+
+    title: str
+    x: str
+    y: str
+    unit: Literal["µs", "MB", "1/s"]
+    kind: Literal["lines", "log lines", "bars", "stack"]
+    columns: tuple[float, ...] | tuple[str, ...]
+    rows: Mapping[str, tuple[Cell | None, ...]]
+
+
+def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], base: str) -> Panel:
+    """Contestants as rows, one column a size, ratios to the contestant `base`."""
+    names = list(dict.fromkeys(name for race in races.values() for name in race))
+
+    def cell(name: str, race: Mapping[str, Timing]) -> Cell | None:
+        if name not in race:
+            return None
+        t = race[name]
+        return Cell(t.median_us, t.p05_us, t.p95_us, t.median_us / race[base].median_us)
+
+    rows = {name: tuple(cell(name, race) for race in races.values()) for name in names}
+    return Panel(title, x, "time of a call", "µs", "log lines", tuple(races), rows)
 
 
 def print_machine() -> None:
     facts = {**host(), "torch": tools().get("torch", "?")}
-    print(", ".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+    console().print(Text(", ".join(f"{key}: {value}" for key, value in facts.items())))
 
 
-def print_race(title: str, columns: Mapping[str, Mapping[str, Timing]], base: str) -> None:
-    """Contestants as rows, one column a size: median [p05 … p95], ratio to `base`."""
-    names = list(dict.fromkeys(name for rows in columns.values() for name in rows))
-    table = new_table(title, "", *columns)
-    for name in names:
-        cells = []
-        for rows in columns.values():
-            if name not in rows:
-                cells.append("")
-                continue
-            t = rows[name]
-            ratio = t.median_us / rows[base].median_us
-            cells.append(
-                f"{microseconds(t.median_us)} ({microseconds(t.p05_us)} … "
-                f"{microseconds(t.p95_us)}) x{ratio:.2f}"
-            )
-        table.add_row(name, *cells)
-    console().print(table)
+def print_panels(caption: str, panels: Iterable[Panel]) -> None:
+    """One table a panel, under one caption."""
+    out = console()
+    out.print(Text(caption))
+    for panel in panels:
+        headers = [c if isinstance(c, str) else f"{c:,.0f}" for c in panel.columns]
+        names = list(panel.rows)
+        shown = [[_shown(cell, panel.unit) for cell in cells] for cells in panel.rows.values()]
+        corner = panel.x
+        if len(headers) > len(names):  # the longer side goes down, so that the table is narrow
+            headers, names = names, headers
+            shown = [list(cells) for cells in zip(*shown, strict=True)]
+        table = new_table(panel.title, corner, *headers)
+        for column in table.columns[1:]:
+            column.no_wrap = True
+        for name, cells in zip(names, shown, strict=True):
+            table.add_row(name, *cells)
+        out.print(table)
+
+
+def console() -> Console:
+    return Console(width=WIDTH, highlight=False)
+
+
+def _shown(cell: Cell | None, unit: str) -> str:
+    """`6.44 µs x1.00`, and its spread in the same unit below."""
+    if cell is None:
+        return ""
+    scale, digits, name = _scale(cell.value, unit)
+    first = f"{cell.value / scale:{digits}}{name}"
+    if cell.ratio is not None:
+        first += f" x{cell.ratio:.2f}"
+    if cell.low is None or cell.high is None:
+        return first
+    return f"{first}\n{cell.low / scale:{digits}} … {cell.high / scale:{digits}}"
+
+
+def _scale(value: float, unit: str) -> tuple[float, str, str]:
+    """The divisor, the digits and the unit in which to print a value and its spread."""
+    if unit == "MB":
+        return 1.0, ".1f", ""
+    if unit == "1/s":
+        return 1.0, ",.0f", ""
+    for limit, scale, name in ((1e3, 1.0, " µs"), (1e6, 1e3, " ms")):
+        if value < limit:
+            return scale, ".3g", name
+    return 1e6, ".3g", " s"

@@ -10,15 +10,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
+from benchmarks.plot import save_plot
 from benchmarks.subject import Subject, subject
-from benchmarks.table import print_machine
-from pipeline.report import console, new_table
+from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
 from runtime.session import Session
 
+CAPTION = f"Events a second of a small MLP.\nx: to one thread; {SPREAD}."
 _ROUNDS = 9
 _SECONDS = 0.3
 
@@ -27,25 +29,37 @@ def main(counts: list[int]) -> None:
     torch.set_num_threads(1)
     print_machine()
     made = subject(features=6, highest=10_000)
-    session = made.session()
-    header = [f"{c} thread{'s' if c > 1 else ''}" for c in counts]
-    table = new_table("events a second: median of rounds in turn, ratio to 1 thread", "", *header)
-    for n in (10, 1000, 10_000):
-        for name, way in (("Python threads", _python), ("run_many", _many)):
-            rates: dict[int, list[float]] = {c: [] for c in counts}
-            workers = {c: way(made, session, n, c) for c in counts}
-            for _ in range(_ROUNDS):
-                for c in counts:
-                    rates[c].append(workers[c]())
-            middle = {c: statistics.median(values) for c, values in rates.items()}
-            cells = [
-                f"{middle[c]:,.0f} ({min(rates[c]):,.0f} … {max(rates[c]):,.0f}) "
-                f"x{middle[c] / middle[counts[0]]:.2f}"
-                for c in counts
-            ]
-            table.add_row(f"n={n}, {name}", *cells)
-    console().print(table)
+    panels = measure(made, made.session(), (10, 1000, 10_000), counts, _ROUNDS, _SECONDS)
+    print_panels(CAPTION, panels)
     print(f"the machine itself: {_machine():.2f} times the work of one process with two at once")
+    save_plot("threads", CAPTION, panels)
+
+
+def measure(
+    made: Subject,
+    session: Session,
+    sizes: Sequence[int],
+    counts: Sequence[int],
+    rounds: int,
+    seconds: float,
+) -> list[Panel]:
+    """A panel for every size; `rounds` measurements of `seconds` of every way, taken in turns."""
+    panels = []
+    for n in sizes:
+        rows: dict[str, tuple[Cell, ...]] = {}
+        for name, way in (("Python threads", _python), ("run_many", _many)):
+            workers = [way(made, session, n, count) for count in counts]
+            rates = np.array([[worker(seconds) for worker in workers] for _ in range(rounds)])
+            low, middle, high = np.percentile(rates, (5, 50, 95), axis=0)
+            rows[name] = tuple(
+                Cell(float(m), float(lo), float(hi), float(m / middle[0]))
+                for m, lo, hi in zip(middle, low, high, strict=True)
+            )
+        panels.append(
+            Panel(f"{n:,} rows", "threads", "events a second", "1/s", "log lines",
+                  tuple(counts), rows)
+        )  # fmt: skip
+    return panels
 
 
 def _machine() -> float:
@@ -65,10 +79,10 @@ def _machine() -> float:
     return 2 * seconds(1) / seconds(2)
 
 
-def _python(made: Subject, session: Session, n: int, count: int) -> Callable[[], float]:
+def _python(made: Subject, session: Session, n: int, count: int) -> Callable[[float], float]:
     bindings = [session.bind(*made.collections(n)) for _ in range(count)]
 
-    def measure() -> float:
+    def rate(seconds: float) -> float:
         start = threading.Barrier(count + 1)
         done = [0] * count
         stop = threading.Event()
@@ -87,28 +101,28 @@ def _python(made: Subject, session: Session, n: int, count: int) -> Callable[[],
             thread.start()
         start.wait()
         begun = time.perf_counter()
-        time.sleep(_SECONDS)
+        time.sleep(seconds)
         stop.set()
         for thread in threads:
             thread.join()
         return sum(done) / (time.perf_counter() - begun)
 
-    return measure
+    return rate
 
 
-def _many(made: Subject, session: Session, n: int, count: int) -> Callable[[], float]:
+def _many(made: Subject, session: Session, n: int, count: int) -> Callable[[float], float]:
     size = 2000 if n < 1000 else 200
     bindings = [session.bind(*made.collections(n)) for _ in range(size)]
     session.run_many(bindings, count)
 
-    def measure() -> float:
+    def rate(seconds: float) -> float:
         begun, events = time.perf_counter(), 0
-        while time.perf_counter() - begun < _SECONDS:
+        while time.perf_counter() - begun < seconds:
             session.run_many(bindings, count)
             events += size
         return events / (time.perf_counter() - begun)
 
-    return measure
+    return rate
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from soa.layout import Column, Layout
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.expressions import Features
+from stages.precision import DTYPES
 from stages.reference import Arrays, check_inputs, random_inputs
 from stages.source import ModelSource, load_callable
 
@@ -43,11 +44,14 @@ def source_of(config: Config) -> ModelSource:
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
-    """The tolerance of each output: the config's, else the default of its dtype."""
+    """The tolerance of each output: the config's, else the default of dtype and precision."""
     found: dict[str, Tolerance] = {}
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
         given = output.tolerance
-        base = default_tolerance(bound.plan.dtypes[0])
+        own = default_tolerance(bound.plan.dtypes[0])
+        reduced = default_tolerance(DTYPES[config.precision])
+        # Integers and booleans agree exactly, in whatever precision they were found.
+        base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
         found[output.name] = Tolerance(
             base.atol if given is None else given.atol,
             base.rtol if given is None else given.rtol,

@@ -107,6 +107,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
         "created": manifest.provenance.created,
         "source": _source(manifest),
+        "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(
             f"{dim}: {r['min']} … {r['max']}" for dim, r in manifest.signature["rows"].items()

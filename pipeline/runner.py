@@ -118,6 +118,7 @@ def _keys(config: Config) -> dict[str, str]:
     made_of = {
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
+        "precision": config.precision,
         "signature": signature_of(config).to_dict(),
         "reference": reference_fingerprint(config),
         "code": code_digest(),
@@ -196,6 +197,7 @@ def _capture(state: _Run, key: str) -> Capture:
                 folder,
                 config.model.torchscript_route,
                 say=lambda text: state.say(f"  {text}"),
+                precision=config.precision,
             )
 
     folder, _ = state.cache.folder("capture", key, build, loaded_sources)

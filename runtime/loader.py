@@ -150,8 +150,13 @@ def _open(
 
 
 def _quiet_torch(threads: int) -> None:
-    """The caller's thread does the work: torch starts none of its own beyond `threads`."""
+    """The caller's thread does the work: torch starts none of its own beyond `threads`.
+
+    And float32 is float32: cuDNN would take TF32 for convolutions by itself.
+    """
     torch.set_num_threads(threads)
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch takes this setting once, before its first use
             torch.set_num_interop_threads(1)

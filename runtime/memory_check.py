@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import torch
 
+from runtime.guarded import Side, guarded_collection
 from soa.collection import Collection
 from soa.layout import Layout
 from soa.signature import Signature
 
 
 def poisoned(
-    layout: Layout, n: int, capacity: int, pattern: int, device: torch.device | str = "cpu"
+    layout: Layout,
+    n: int,
+    capacity: int,
+    pattern: int,
+    device: torch.device | str = "cpu",
+    guard: Side | None = None,
 ) -> Collection:
-    """A collection whose every byte, padding included, is `pattern`."""
-    collection = Collection(layout, n, device, capacity=capacity)
+    """A collection whose every byte, padding included, is `pattern`.
+
+    `guard`: on a CPU, which end of the memory touches a page that nobody may touch.
+    """
+    if guard and torch.device(device).type == "cpu":
+        collection = guarded_collection(layout, n, capacity, guard)
+    else:
+        collection = Collection(layout, n, device, capacity=capacity)
     for piece in collection.memory():
         piece.view(torch.uint8).fill_(pattern)
     return collection

@@ -28,6 +28,7 @@ from soa.transfer import fill_column
 from stages.blame import first_line, mutation_line, where_raised, why_not_exported
 from stages.convention import SoaProgram, TracedProgram
 from stages.errors import CaptureError
+from stages.precision import Precision, Reduced, in_precision
 from stages.preprocess import Preprocessed
 from stages.reference import (
     Arrays,
@@ -38,6 +39,9 @@ from stages.reference import (
     row_major_inputs,
 )
 from stages.source import sha256
+
+# What the pipeline puts in front of a user's model: `forward(*inputs)`, `prepare`, `around`.
+_IN_FRONT = (Preprocessed, Reduced)
 
 Route = Literal["auto", "script", "trace", "none"]
 
@@ -53,6 +57,7 @@ class Capture:
     signature: Signature
     torchscript: Literal["scripted", "traced"] | None
     torchscript_note: str | None
+    precision: Precision = "fp32"
 
     @property
     def program(self) -> Path:
@@ -79,6 +84,7 @@ class Capture:
             "signature": self.signature.to_dict(),
             "torchscript": self.torchscript,
             "torchscript_note": self.torchscript_note,
+            "precision": self.precision,
         }
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
@@ -90,6 +96,7 @@ class Capture:
             Signature.from_dict(data["signature"]),
             data["torchscript"],
             data["torchscript_note"],
+            data["precision"],
         )
 
 
@@ -100,18 +107,21 @@ def capture(
     folder: Path,
     route: Route = "auto",
     say: Callable[[str], None] = lambda text: None,
+    precision: Precision = "fp32",
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`.
 
-    `inputs` are the reference inputs, with the largest n of every row dimension. Raises
-    CaptureError with the line of the model where the capture fails.
+    `inputs` are the reference inputs, with the largest n of every row dimension. The program is in
+    `precision`; the reference is the model's own. Raises CaptureError with the line of the model
+    where the capture fails.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
     _check_eager(model, signature, arguments, example)
     say("exporting the model")
-    exportable = _exportable(model, arguments)
+    taken = in_precision(model, precision)
+    exportable = _exportable(taken, arguments)
     _check_export(exportable, signature, arguments)
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
@@ -120,11 +130,11 @@ def capture(
     soa_arguments = convention_arguments(signature, inputs, example)
     program = _export_convention(exportable, signature, soa_arguments)
     say("scripting")
-    made, note = _torchscript(model, signature, arguments, soa_arguments, route, folder)
+    made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
-    result = Capture(folder, signature, made, note)
+    result = Capture(folder, signature, made, note, precision)
     result.save()
     return result
 
@@ -198,7 +208,7 @@ def _check_export(
         None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
         for bound in signature.inputs
     )
-    if isinstance(model, Preprocessed):
+    if isinstance(model, _IN_FRONT):
         shapes = (shapes,)  # its forward has one parameter, *inputs
     with quiet_torch():
         try:
@@ -307,13 +317,10 @@ def _torchscript(
 
 
 def _scripted(model: torch.nn.Module) -> torch.nn.Module:
-    """What prepares the inputs takes any number of them, which does not script: it is traced."""
-    if not isinstance(model, Preprocessed):
-        return torch.jit.script(model)
-    inner = model.model
-    if not isinstance(inner, torch.jit.ScriptModule):
-        inner = torch.jit.script(inner)
-    return Preprocessed(inner, model.blocks)
+    """What stands in front of the model takes any number of inputs, and is traced."""
+    if isinstance(model, _IN_FRONT):
+        return model.around(_scripted(model.model))
+    return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
 
 
 def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
@@ -324,8 +331,8 @@ def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
 
 
 def _exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    if isinstance(model, Preprocessed):
-        return Preprocessed(_exportable(model.model, model.prepare(arguments)), model.blocks)
+    if isinstance(model, _IN_FRONT):
+        return model.around(_exportable(model.model, model.prepare(arguments)))
     if isinstance(model, torch.jit.ScriptModule):
         return _from_torchscript(model, arguments)
     return model

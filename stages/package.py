@@ -89,7 +89,9 @@ def package(
         description=description,
         signature=capture.signature.to_dict(),
         capture=CaptureRecord(
-            torchscript=capture.torchscript, torchscript_note=capture.torchscript_note
+            torchscript=capture.torchscript,
+            torchscript_note=capture.torchscript_note,
+            precision=capture.precision,
         ),
         torchscript="model.ts" if capture.script else None,
         targets={target: _record(result) for target, result in results.items()},

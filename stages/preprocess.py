@@ -48,6 +48,10 @@ class Preprocessed(torch.nn.Module):
             for block, given in zip(self.blocks, inputs, strict=True)
         ]
 
+    def around(self, model: torch.nn.Module) -> Preprocessed:
+        """The same in front of another form of the user's model."""
+        return Preprocessed(model, self.blocks)
+
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self.model(*self.prepare(inputs))
 

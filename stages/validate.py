@@ -3,13 +3,14 @@
 Each case runs the artifact as production does: bound to collections, outputs written in place.
 Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
 an element never written, a byte written outside the rows in use, an input that changes, or an
-answer that depends on padding shows.
+answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
+touch: an artifact that reads past an end is killed, in the child process that validates it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from engines.engine import engine
 from engines.isolation import run_isolated
 from runtime.compare import Deviation, Tolerance, combine, compare
+from runtime.guarded import Side
 from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session import Session
 from soa.collection import Collection
@@ -115,10 +117,21 @@ def validate_candidate(
         timeout_s,
     )
     if not outcome.ok:
+        why = outcome.error
+        if why in ("killed by SIGSEGV", "killed by SIGBUS"):
+            why = f"{why} {_last_case(outcome.log)}"
         return ValidationReport.failed(
-            name, f"{outcome.error} (log: {outcome.log}, repeat with: {outcome.script})"
+            name, f"{why} (log: {outcome.log}, repeat with: {outcome.script})"
         )
     return ValidationReport.from_dict(outcome.value)
+
+
+def _last_case(log: Path) -> str:
+    """Which case ended the child, by what it had last said."""
+    said = [line for line in log.read_text(errors="replace").splitlines() if line[:3] == "at "]
+    if not said:
+        return "before its first run"
+    return f"{said[-1]}: it may have reached beyond the memory that it was given"
 
 
 def validate_here(
@@ -140,6 +153,7 @@ def validate_here(
         Reference.load(Path(reference)),
         {key: Tolerance(**t) for key, t in tolerances.items()},
         frozenset(classifiers),
+        say=lambda text: print(text, flush=True),
     )
     return report.to_dict()
 
@@ -150,21 +164,26 @@ def validate_session(
     reference: Reference,
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str] = frozenset(),
+    say: Callable[[str], None] = lambda text: None,
 ) -> ValidationReport:
     """Run every case of the reference through a session, in this process."""
     begun = time.monotonic()
-    cases = tuple(
-        _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
-        for case, outputs in zip(reference.cases, reference.outputs, strict=True)
-    )
+    cases = []
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        say(f"at {label(case)}")
+        cases.append(
+            _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
+        )
     names = [bound.name for bound in session.signature.outputs]
     worst = {
         output: combine([case.outputs[output] for case in cases if output in case.outputs])
         for output in names
         if any(output in case.outputs for case in cases)
     }
-    reason = _verdict(cases, tolerances)
-    return ValidationReport(name, reason is None, reason, cases, worst, time.monotonic() - begun)
+    reason = _verdict(tuple(cases), tolerances)
+    return ValidationReport(
+        name, reason is None, reason, tuple(cases), worst, time.monotonic() - begun
+    )
 
 
 def _verdict(cases: tuple[CaseReport, ...], tolerances: Mapping[str, Tolerance]) -> str | None:
@@ -200,9 +219,9 @@ def _validate_case(
 ) -> CaseReport:
     signature = session.signature
     try:
-        first = _run(session, inputs, case, pad=_POISON[0], poison=_POISON[0])
-        again = _run(session, inputs, case, pad=_POISON[0], poison=_POISON[0])
-        other = _run(session, inputs, case, pad=_POISON[1], poison=_POISON[1])
+        first = _run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
+        again = _run(session, inputs, case, _POISON[0], _POISON[0])
+        other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
         roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
@@ -234,14 +253,20 @@ class _Run:
 
 
 def _run(
-    session: Session, inputs: Arrays, case: Case, pad: int, poison: int, spare: int = 0
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    pad: int,
+    poison: int,
+    spare: int = 0,
+    guard: Side | None = None,
 ) -> _Run:
     """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
     signature = session.signature
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         n = case[signature.rows_of[name]]
-        collection = poisoned(signature.layouts[name], n, n + spare, pad)
+        collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
         for column in collection.layout.columns:
             fill_column(collection, column, inputs[name][column.name])
         _poison_outputs(signature, name, collection, poison)
@@ -250,7 +275,7 @@ def _run(
     for name in signature.output_collections:
         n = case[signature.rows_of[name]]
         written[name] = given.get(name) or poisoned(
-            signature.layouts[name], n, n + spare, poison, session.device
+            signature.layouts[name], n, n + spare, poison, session.device, guard
         )
     before = {name: snapshot(c) for name, c in {**given, **written}.items()}
     session.run(given, written)

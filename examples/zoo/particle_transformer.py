@@ -79,8 +79,9 @@ class PairEmbed(nn.Module):
         high = torch.maximum(number.unsqueeze(0), number.unsqueeze(1))
         low = torch.minimum(number.unsqueeze(0), number.unsqueeze(1))
         place = high * (high + 1) // 2 + low  # of the pair (high, low) in the lower triangle
-        found: Tensor = pairs.index_select(2, place.flatten())
-        return found.unflatten(2, (particles, particles))
+        found = pairs.index_select(2, place.flatten())
+        square: Tensor = found.unflatten(2, (particles, particles))
+        return square
 
 
 class Attention(nn.Module):
@@ -111,8 +112,8 @@ class Attention(nn.Module):
         # Finite, so that a jet without particles averages over what is masked, and is not NaN.
         scores = scores.masked_fill(absent, -1.0e30)
         attended = torch.matmul(torch.softmax(scores, dim=3), value)
-        projected: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
-        return projected.unflatten(2, split)
+        heads: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2)).unflatten(2, split)
+        return heads
 
 
 class Block(nn.Module):

@@ -108,8 +108,13 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
 
     watcher = threading.Thread(target=interrupt, daemon=True)
     watcher.start()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "step", "hang", 600, pids=str(pids))
+    # A shell that starts the tests in the background has SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "step", "hang", 600, pids=str(pids))
+    finally:
+        signal.signal(signal.SIGINT, before)
     watcher.join()
     assert all(ends(int(pid)) for pid in pids.read_text().split())
 

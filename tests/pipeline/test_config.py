@@ -53,7 +53,7 @@ def test_every_key_is_read(folder: Path) -> None:
 def test_defaults(folder: Path) -> None:
     config = load(folder, MINIMAL)
     assert config.targets == ("cpu",)
-    assert config.engines == ("aoti", "torchscript", "onnxruntime", "exported")
+    assert config.engines == ("aoti", "aoti-autotune", "torchscript", "onnxruntime", "exported")
     assert config.rows["n"].min == 0
     assert config.collections["c"].alignment == 128
     assert config.collections["c"].storage == "buffer"

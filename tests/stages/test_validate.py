@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -232,7 +237,7 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
     )
     assert not report.valid
     assert report.reason is not None
-    assert report.reason.startswith("killed by SIGSEGV (log: ")
+    assert report.reason.startswith("killed by SIGSEGV before its first run (log: ")
     assert str(tmp_path / "child" / "reproduce.sh") in report.reason
 
 
@@ -307,3 +312,35 @@ def test_faults_in_one_collection(executable: Executable, reason: str | None) ->
     else:
         assert report.reason is not None
         assert report.reason.startswith(reason)
+
+
+class ReadsBefore:
+    """Right answers, after a look at the bytes before its input."""
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rogues.honest()(arguments)
+        ctypes.string_at(arguments[1].data_ptr() - 16, 16)
+
+
+class ReadsBeyond:
+    """Right answers, after a look at the bytes beyond the end of its input."""
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rogues.honest()(arguments)
+        ctypes.string_at(arguments[1].data_ptr() + arguments[1].nbytes, 16)
+
+
+@pytest.mark.parametrize("name", ["ReadsBefore", "ReadsBeyond"])
+def test_a_read_past_an_end_kills_the_process_that_validates(name: str) -> None:
+    """No answer shows it; a user's buffer may end where their process has no more memory."""
+    code = (
+        "from tests.stages import test_validate as here; from tests.models import rogues;"
+        "from tests.models.building import mlp_signature; from runtime.session import Session;"
+        f"session = Session(mlp_signature(), here.{name}());"
+        "here.validate_session(session, 'by hand', rogues.reference(), here.TIGHT, say=print)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.stdout.splitlines() == ["at n=0", "at n=1"]

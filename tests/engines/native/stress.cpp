@@ -258,10 +258,10 @@ void bad_arguments(soa_model *model, const std::string &library) {
     message[0] = '\0';
     return soa_model_open(path, device, nullptr, instances, threads, to, message, sizeof message);
   };
-  const char *needed = "are needed";
+  const char *needed = "needed";
   refuses(opened(nullptr, "cpu", 1, 1, &none), SOA_BAD_ARGUMENT, message, needed, "no library");
   refuses(opened(library.c_str(), nullptr, 1, 1, &none), SOA_BAD_ARGUMENT, message, needed, "no device");
-  refuses(opened(library.c_str(), "cpu", 0, 1, &none), SOA_BAD_ARGUMENT, message, needed, "no instance");
+  refuses(opened(library.c_str(), "cpu", -1, 1, &none), SOA_BAD_ARGUMENT, message, needed, "-1 instances");
   refuses(opened(library.c_str(), "cpu", 1, -1, &none), SOA_BAD_ARGUMENT, message, needed, "-1 threads");
   refuses(opened(library.c_str(), "cpu", 1, 1, nullptr), SOA_BAD_ARGUMENT, message, needed, "no place");
   refuses(opened(library.c_str(), "cpu", 1, 1, &none), SOA_OPEN_FAILED, message, "weights.txt", "no folder");
@@ -321,10 +321,18 @@ void bad_arguments(soa_model *model, const std::string &library) {
           "set index");
   refuses(soa_call_set(kept, SIZE_MAX, &good[0], message, sizeof message), SOA_BAD_ARGUMENT, message,
           "no argument", "set index");
-  refuses(soa_call_set(kept, 0, nullptr, message, sizeof message), SOA_BAD_ARGUMENT, message, "needs a dtype",
+  refuses(soa_call_set(kept, 0, nullptr, message, sizeof message), SOA_BAD_ARGUMENT, message, needed,
           "set null");
-  refuses(soa_call_set(nullptr, 0, &good[0], message, sizeof message), SOA_BAD_ARGUMENT, message, "no argument",
+  refuses(soa_call_set(nullptr, 0, &good[0], message, sizeof message), SOA_BAD_ARGUMENT, message, needed,
           "set of nothing");
+  const size_t both[] = {0, 1};
+  const soa_tensor half[] = {good[0], soa_tensor{nullptr, "float32", 2, {6, 32}}};
+  refuses(soa_call_update(kept, both, half, 2, message, sizeof message), SOA_BAD_ARGUMENT, message,
+          "null pointer", "half of a change");
+  refuses(soa_call_update(kept, nullptr, half, 2, message, sizeof message), SOA_BAD_ARGUMENT, message, needed,
+          "update without indices");
+  refuses(soa_call_update(kept, both, half, SIZE_MAX, message, sizeof message), SOA_BAD_ARGUMENT, message,
+          "changes, the artifact takes", "more changes than arguments");
   refuses(soa_call_run(nullptr, nullptr, message, sizeof message), SOA_BAD_ARGUMENT, message, "no call", "run");
   expect(soa_call_run(nullptr, nullptr, nullptr, 0) == SOA_BAD_ARGUMENT, "run without a message buffer");
 

@@ -1,0 +1,114 @@
+"""The way it is done today: SoA columns → row-major tensors → an engine → SoA columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.torch_quiet import quiet_torch
+from soa import Collection, Signature
+from stages.capture import example_case
+from stages.reference import Arrays, row_major_inputs
+
+Model = Callable[[list[Tensor]], Sequence[Tensor]]
+"""A model on row-major tensors, one a block."""
+
+
+def copying_way(
+    signature: Signature,
+    model: Model,
+    given: Mapping[str, Collection],
+    written: Mapping[str, Collection],
+) -> Callable[[], None]:
+    """Pack every block of columns, run, unpack. All columns are plain ones."""
+    packed = [[given[b.block.collection][c] for c in b.block.columns] for b in signature.inputs]
+    places = [[written[b.block.collection][c] for c in b.block.columns] for b in signature.outputs]
+
+    def run() -> None:
+        with torch.no_grad():
+            answers = model([torch.stack(views, dim=1) for views in packed])
+            for views, answer in zip(places, answers, strict=True):
+                for i, view in enumerate(views):
+                    view.copy_(answer[:, i])
+
+    return run
+
+
+def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder: Path) -> Any:
+    """torch's `AOTICompiledModel`, compiled on contiguous rows: what a user would build alone."""
+    path = folder / "row_major.pt2"
+    if not path.exists():
+        arguments, shapes = _example(signature, inputs)
+        with quiet_torch():
+            exported = torch.export.export(model, arguments, dynamic_shapes=shapes, strict=False)
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(path), inductor_configs={"cpp.threads": 1}
+            )
+    return torch._inductor.aoti_load_package(str(path))
+
+
+def aoti(compiled: Any) -> Model:
+    """Its fastest call from Python."""
+    run: Model = compiled.loader.run
+    return run
+
+
+def eager(model: nn.Module) -> Model:
+    return lambda rows: [model(*rows)]
+
+
+def onnx_session(
+    model: nn.Module, signature: Signature, inputs: Arrays, folder: Path
+) -> Any | None:
+    """An ONNX Runtime session of torch's own export, on one thread; None, and why, without it."""
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401 - torch's ONNX exporter needs it
+    except ImportError as error:
+        print(f"without ONNX Runtime: {error.name} is not installed (pip install '.[bench]')")
+        return None
+    path = folder / "row_major.onnx"
+    if not path.exists():
+        arguments, shapes = _example(signature, inputs)
+        try:
+            with quiet_torch():
+                torch.onnx.export(
+                    model, arguments, str(path), dynamo=True, verbose=False, dynamic_shapes=shapes
+                )
+        except Exception as error:  # torch names no type for what it cannot export
+            print(f"without ONNX Runtime: torch cannot export it: {str(error).splitlines()[0]}")
+            return None
+    return onnxruntime.InferenceSession(
+        str(path), onnx_options(), providers=["CPUExecutionProvider"]
+    )
+
+
+def onnx_options() -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return options
+
+
+def onnx(session: Any) -> Model:
+    names = [node.name for node in session.get_inputs()]
+
+    def run(rows: list[Tensor]) -> list[Tensor]:
+        given = {name: tensor.numpy() for name, tensor in zip(names, rows, strict=True)}
+        return [torch.from_numpy(answer) for answer in session.run(None, given)]
+
+    return run
+
+
+def _example(signature: Signature, inputs: Arrays) -> tuple[tuple[Tensor, ...], Any]:
+    """Row-major arguments and their dynamic shapes, for torch's two exporters."""
+    case = example_case(signature)
+    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
+    dims = {dim: torch.export.Dim(f"rows_{dim}", min=r.min, max=r.max) for dim, r in ranges.items()}
+    shapes = tuple({0: dims[bound.rows]} for bound in signature.inputs)
+    return tuple(row_major_inputs(signature, inputs, case)), shapes

@@ -1,0 +1,165 @@
+"""Every model of the zoo, every engine, every size: `python -m benchmarks.zoo [CONFIG ...]`.
+
+Each config goes through `pipeline run`; then what the pipeline chose races against each of its
+engines, and against what a user would build by hand. Everything starts from SoA columns and ends in
+SoA columns, so every copy that a way needs is inside its time. Ratios are to the choice: below 1 it
+was beaten.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.plot import save_plot
+from benchmarks.row_major import aoti_package, onnx, onnx_session
+from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from engines.target import Target
+from engines.torch_quiet import quiet_torch
+from pipeline.assemble import source_of
+from pipeline.config import load_config
+from pipeline.runner import run
+from registry.bundle import Bundle
+from registry.store import Registry
+from runtime.loader import open_artifact, open_choice
+from runtime.session import Session
+from soa.signature import Signature
+from stages.benchmark import EAGER, benchmark_cases, bound_call, race, row_major_call
+from stages.reference import Arrays, Reference, row_major_inputs
+from stages.source import build_model
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+CAPTION = (
+    f"Each model from SoA columns to SoA columns, one thread.\n"
+    f"x: to what the pipeline chose; {SPREAD}."
+)
+_CHOSEN = "ours, chosen"
+_SECONDS = 1.5
+
+
+def main(configs: list[Path]) -> None:
+    torch.set_num_threads(1)
+    print_machine()
+    panels = []
+    for config in configs:
+        with tempfile.TemporaryDirectory() as folder:
+            bundle, seconds = built(config, Path(folder))
+            panel = measure(config, bundle, Path(folder), _SECONDS)
+        panels.append(panel)
+        print_panels(CAPTION if len(panels) == 1 else "", [panel])
+        print(summary(panel, bundle, seconds), flush=True)
+    save_plot("zoo", CAPTION, panels)
+
+
+def built(config: Path, folder: Path) -> tuple[Bundle, float]:
+    """`pipeline run` from nothing; the bundle, and the seconds it took."""
+    begun = time.perf_counter()
+    done = run(config, Registry(f"sqlite:///{folder}/registry.db"), folder / "work")
+    return done.bundle, time.perf_counter() - begun
+
+
+def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel:
+    """All ways at the config's typical sizes."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    model = build_model(source_of(load_config(config))).eval()
+    target = str(Target.parse("cpu"))
+    device = torch.device("cpu")
+    sessions = {_CHOSEN: Session(signature, open_choice(bundle, target, device))}
+    for name, candidate in bundle.manifest.targets[target].candidates.items():
+        if candidate.status == "valid":
+            sessions[f"ours, {name}"] = Session(
+                signature, open_artifact(bundle, target, name, device)
+            )
+    by_hand = ways_by_hand(model, signature, inputs, folder)
+    races = {}
+    for case in benchmark_cases(signature):
+        runs: dict[str, Callable[[], object]] = {
+            name: bound_call(session, inputs, case) for name, session in sessions.items()
+        }
+        for name, way in by_hand.items():
+            call = row_major_call(signature, way, inputs, case)
+            with quiet_torch():
+                call()  # torch.compile compiles here, not in its time
+            runs[name] = call
+        races[max(case.values())] = race(runs, seconds)
+    return race_panel(f"{bundle.manifest.name}", "rows", races, _CHOSEN)
+
+
+def ways_by_hand(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, folder: Path
+) -> dict[str, Callable[..., Any]]:
+    """What a user would build alone, on row-major tensors. One that fails is left out, and said."""
+    case = benchmark_cases(signature)[-1]
+    example = tuple(row_major_inputs(signature, inputs, case))
+    makers: Mapping[str, Callable[[], Callable[..., Any] | None]] = {
+        "torch.compile, row-major": lambda: torch.compile(model, dynamic=True),
+        "TorchScript, row-major": lambda: _scripted(model, example),
+        "AOTI, row-major": lambda: _positional(
+            aoti_package(model, signature, inputs, folder).loader.run
+        ),
+        "ONNX Runtime, row-major": lambda: _onnx(model, signature, inputs, folder),
+    }
+    found: dict[str, Callable[..., Any]] = {EAGER: model}
+    for name, make in makers.items():
+        try:
+            with quiet_torch(), torch.no_grad():
+                way = make()
+                if way is None:
+                    continue
+                way(*example)
+        except Exception as error:  # torch names no common type for what it cannot compile
+            print(f"without {name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            continue
+        found[name] = way
+    return found
+
+
+def _scripted(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    frozen: Callable[..., Any]
+    try:
+        frozen = torch.jit.freeze(torch.jit.script(model))
+    except Exception:  # torch names no type for what does not script; then it is traced
+        frozen = torch.jit.freeze(torch.jit.trace(model, example, check_trace=False))
+    return frozen
+
+
+def _onnx(
+    model: torch.nn.Module, signature: Signature, inputs: Arrays, folder: Path
+) -> Callable[..., Any] | None:
+    session = onnx_session(model, signature, inputs, folder)
+    return None if session is None else _positional(onnx(session))
+
+
+def _positional(run_list: Callable[[list[torch.Tensor]], Any]) -> Callable[..., Any]:
+    return lambda *tensors: run_list(list(tensors))
+
+
+def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
+    """The choice, who beat it and by how much, and what the pipeline costs beside its compilers."""
+    record = bundle.manifest.targets[str(Target.parse("cpu"))]
+    others = [name for name in panel.rows if name != _CHOSEN]
+    parts = []
+    for i, n in enumerate(panel.columns):
+        times = {name: cell.ratio for name in others if (cell := panel.rows[name][i])}
+        first = min(times, key=lambda name: times[name] or 0.0)
+        parts.append(f"n={n}: {times[first]:.2f} ({first})")
+    compiled = sum(c.compile_seconds or 0.0 for c in record.candidates.values())
+    refused = [f"{name}: {c.reason}" for name, c in record.candidates.items() if c.reason]
+    lines = [
+        f"chosen: {record.choice()}; the best other way, as a ratio to it: {'; '.join(parts)}",
+        f"pipeline run {seconds:.0f} s, {seconds / compiled:.2f} x its compilers {compiled:.0f} s",
+        *(f"refused {text}" for text in refused),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    given = [Path(name) for name in sys.argv[1:]]
+    main(given or [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"])

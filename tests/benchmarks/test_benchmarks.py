@@ -1,0 +1,63 @@
+"""The benchmarks run, on few rows and for a moment: their contestants do the same work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import copies, gnn, memory, threads
+from benchmarks.row_major import copying_way, eager
+from benchmarks.subject import Subject, graph_subject, subject
+
+
+@pytest.fixture(scope="module")
+def made() -> Subject:
+    return subject(features=3, highest=100)
+
+
+def test_copies_against_none(made: Subject) -> None:
+    panel = copies.measure(made, (1, 33), seconds=0.01)
+    assert panel.columns == (1, 33)
+    assert list(panel.rows) == [
+        "ours, no copy",
+        "pack, AOTI, unpack",
+        "ours, bind alone",
+        "ours, rebind alone",
+        "ours, two resizes alone",
+    ]
+    assert all(cell and cell.value > 0 for cells in panel.rows.values() for cell in cells)
+
+
+def test_threads(made: Subject) -> None:
+    panels = threads.measure(made, made.session("exported"), (3,), (1, 2), 2, 0.01)
+    assert [panel.title for panel in panels] == ["3 rows"]
+    assert all(cell and cell.value > 0 for cells in panels[0].rows.values() for cell in cells)
+
+
+def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -> None:
+    found = memory.million(made, 1000)
+    assert len(found) == 11
+    assert "RSS over 1,000 bound events of 0 to 99 rows, MB: " in capsys.readouterr().out
+
+
+def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
+    """Otherwise the two times would be of different work."""
+    made = graph_subject(200, gnn.EDGES_PER_NODE)
+    given, ours = gnn.event(made, 100, torch.device("cpu"))
+    _, theirs = gnn.event(made, 100, torch.device("cpu"))
+    made.session("exported").run(given, ours)
+    copying_way(made.signature, eager(made.model), given, theirs)()
+    for name, collection in ours.items():
+        for column in collection.layout.columns:
+            torch.testing.assert_close(collection[column.name], theirs[name][column.name])
+
+
+@pytest.mark.cuda
+def test_a_bound_call_copies_nothing_between_host_and_gpu(tmp_path: Path) -> None:
+    made = graph_subject(200, gnn.EDGES_PER_NODE)
+    device = torch.device("cuda", torch.cuda.current_device())
+    given, written = gnn.event(made, 100, device)
+    binding = made.session(device=device).bind(given, written)
+    assert gnn.count_host_copies(binding) == 0

@@ -1,0 +1,89 @@
+"""Less precision, chosen by name: what it costs shows against the model as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.engine import engine
+from pipeline.assemble import signature_of, tolerances_of
+from pipeline.config import load_config
+from runtime.compare import Tolerance, default_tolerance
+from runtime.session import Session
+from soa import Signature
+from stages.capture import Capture, capture
+from stages.precision import Precision, in_precision
+from stages.reference import Reference, random_inputs
+from stages.validate import ValidationReport, validate_session
+from tests.models import mlps
+from tests.models.building import mlp_signature
+from tests.models.project import CONFIG, write_project
+
+
+def captured(model: nn.Module, precision: Precision, folder: Path) -> tuple[Signature, Capture]:
+    signature = mlp_signature()
+    inputs = random_inputs(signature, 1, {})
+    return signature, capture(model.eval(), signature, inputs, folder, precision=precision)
+
+
+def judged(
+    signature: Signature, made: Capture, name: str, tolerance: Tolerance
+) -> ValidationReport:
+    file = made.program if name == "exported" else made.script
+    assert file is not None
+    session = Session(signature, engine(name).open(file, torch.device("cpu")))
+    reference = Reference.load(made.reference)
+    return validate_session(session, name, reference, {"probabilities": tolerance})
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_within_its_own_tolerance_and_not_within_float32s(
+    precision: Precision, dtype: str, tmp_path: Path
+) -> None:
+    signature, made = captured(mlps.PointwiseFirst(), precision, tmp_path)
+    assert Capture.load(tmp_path).precision == precision
+    assert made.torchscript == "scripted"
+    for name in ("exported", "torchscript"):
+        assert judged(signature, made, name, default_tolerance(dtype)).reason is None
+        report = judged(signature, made, name, default_tolerance("float32"))
+        assert not report.valid  # so it was computed in less
+        assert report.worst["probabilities"].max_abs > 1e-5
+
+
+class Grows(nn.Module):
+    """One row's square is above 65,504, the largest number of float16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, :3] * 300) ** 2 / 90_000
+
+
+def test_an_overflow_is_refused_with_its_output_and_row(tmp_path: Path) -> None:
+    signature, made = captured(Grows(), "fp16", tmp_path)
+    report = judged(signature, made, "exported", Tolerance(1.0, 1.0))
+    assert report.reason is not None
+    assert "output 'probabilities' at n=" in report.reason
+    assert "NaN or Inf where the reference has none" in report.reason
+
+
+def test_the_model_itself_is_left_as_it_is() -> None:
+    model = mlps.PointwiseFirst()
+    assert in_precision(model, "fp32") is model
+    reduced = in_precision(model, "bf16")
+    assert {p.dtype for p in reduced.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_config_names_it_and_its_tolerance_follows(tmp_path: Path) -> None:
+    project = write_project(tmp_path, config=CONFIG + "precision: bf16\n")
+    config = load_config(project.config)
+    assert config.precision == "bf16"
+    tolerances = tolerances_of(config, signature_of(config))
+    assert tolerances["probabilities"] == default_tolerance("bfloat16")
+    plain = load_config(write_project(tmp_path / "plain").config)
+    assert plain.precision == "fp32"
+    assert tolerances_of(plain, signature_of(plain))["probabilities"] == default_tolerance(
+        "float32"
+    )
