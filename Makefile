@@ -12,7 +12,7 @@ WEAVER := weaver-core==0.4.17
 # beside .venv, never in it.
 TRITON := nvidia-pytriton==0.7.0
 TRITON_VENV := .venv-triton
-TRITON_STAMP := $(TRITON_VENV)/.$(TRITON)
+TRITON_STAMP := $(TRITON_VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test triton sanitize lint format clean
@@ -63,7 +63,7 @@ $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*)
 	$(BIN)/python -m pip install --no-deps '$(WEAVER)'
 	@touch $@
 
-$(TRITON_STAMP): | $(STAMP)
+$(TRITON_STAMP): Makefile | $(STAMP)
 	rm -rf $(TRITON_VENV)
 	$(BIN)/python -m pip install --no-deps --target $(TRITON_VENV) '$(TRITON)'
 	@touch $@

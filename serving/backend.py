@@ -172,7 +172,7 @@ class Core:
 
 
 class _Buffers:
-    """Collections of one capacity, bound once; on a GPU with their copies in pinned memory.
+    """Collections of one capacity, bound once; for a GPU, the same on the host and there.
 
     `given` and `written` are the physical columns on the host, by tensor.
     """

@@ -22,7 +22,8 @@ class Tls:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """`deadline_s` is for a call with all its retries; `retries` only where no server took it.
+    """`deadline_s` is for a call with all its retries; `retries` where there is no connection, it
+    broke, or the server took nothing more: to run a model twice does no harm.
 
     `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
     memory that client and server share, which takes one host. `allow_nan`: hand on NaN answers to

@@ -28,6 +28,8 @@ _METRIC = re.compile(
 )
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
 
+_NO_GPU = r"initialize NVML|CudaDriverHelper"  # what every start without a GPU says
+
 
 @dataclass(frozen=True)
 class Ports:
@@ -195,7 +197,7 @@ class TritonServer:
         for pattern in _REASONS:
             if match := re.search(pattern, log):
                 return match[0]
-        lines = [line for line in log.splitlines() if line.strip()]
+        lines = [line for line in log.splitlines() if line.strip() and not re.search(_NO_GPU, line)]
         errors = [line for line in lines if line.startswith(("E", "error", "Error"))]
         return (errors or lines or ["it said nothing"])[-1].strip()
 

@@ -69,9 +69,9 @@ def find_triton(given: str | Path | None = None) -> TritonBinary:
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ServerError(f"{named} is no tritonserver: there is no such executable file")
         return _described(path.resolve())
-    for path in (Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY,):
-        if path.is_file():
-            return _described(path)
+    ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
+    if ours.is_file():
+        return _described(ours)
     if found := shutil.which("tritonserver"):
         return _described(Path(found).resolve())
     raise ServerError(
