@@ -401,20 +401,20 @@ def test_the_transformer_sees_a_set_of_particles() -> None:
 # -- from end to end -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["edge_gnn", "multi_head"])
-def test_it_is_built_and_valid(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "engine"), [("edge_gnn", "aoti"), ("multi_head", "onnxruntime")])
+def test_it_is_built_and_valid(name: str, engine: str, tmp_path: Path) -> None:
     document = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     for part in (document["model"], document["reference"]):
         if "factory" in part:
             part["factory"] = str((CONFIGS / part["factory"]).resolve())
-    document["engines"] = ["aoti"]
+    document["engines"] = [engine]
     document["model"]["torchscript_route"] = "none"
     config = tmp_path / f"{name}.yaml"
     config.write_text(yaml.safe_dump(document, sort_keys=False))
     registry = Registry(f"sqlite:///{tmp_path}/registry.db")
     result = run(config, registry, tmp_path / "work", say=print)
     [target] = result.bundle.manifest.targets.values()
-    found = target.candidates["aoti"]
-    assert (found.status, found.reason, target.chosen) == ("valid", None, "aoti")
+    found = target.candidates[engine]
+    assert (found.status, found.reason, target.chosen) == ("valid", None, engine)
     assert found.worst.keys() == {output["name"] for output in document["outputs"]}
     assert all(deviation.outside == 0 for deviation in found.worst.values())
