@@ -8,8 +8,14 @@ TORCH := torch==2.13.0
 # Without its dependencies: they ask for an old numpy, and the one file we import needs only torch.
 WEAVER := weaver-core==0.4.17
 
+# NVIDIA's wheel, for the tritonserver in it alone: without its dependencies, which want NumPy 1, and
+# beside .venv, never in it.
+TRITON := nvidia-pytriton==0.7.0
+TRITON_VENV := .venv-triton
+TRITON_STAMP := $(TRITON_VENV)/.installed
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sanitize lint format clean
+.PHONY: help setup demo test triton sanitize lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
@@ -24,6 +30,8 @@ demo: $(STAMP) ## take the demo model through its whole life, from its config to
 test: lint ## check style and types, then run all tests
 	$(BIN)/python -m pytest
 
+triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
+
 sanitize: $(STAMP) ## run the native runner under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
 
@@ -36,8 +44,8 @@ format: $(STAMP) ## rewrite the files in the house style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-clean: ## remove .venv and the caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+clean: ## remove .venv, .venv-triton and the caches
+	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Made anew when the pins here or the dependencies change.
 $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*)
@@ -53,4 +61,9 @@ $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*)
 	$(BIN)/python -m pip install '$(TORCH)'
 	$(BIN)/python -m pip install '$(TORCH)' -e '.[test,mlflow,data]'
 	$(BIN)/python -m pip install --no-deps '$(WEAVER)'
+	@touch $@
+
+$(TRITON_STAMP): Makefile | $(STAMP)
+	rm -rf $(TRITON_VENV)
+	$(BIN)/python -m pip install --no-deps --target $(TRITON_VENV) '$(TRITON)'
 	@touch $@

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 
-PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "pipeline")
+PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
 
 
 def check_origins() -> None:

@@ -116,7 +116,7 @@ def _bundle(made: Subject) -> Path:
     made.executable("aoti")
     folder = made.folder / "bundle"
     artifact = folder / "targets" / target / "aoti"
-    shutil.copytree(made.folder / "aoti", artifact)
+    shutil.copytree(made.folder / "aoti-cpu", artifact)
     files = sorted(artifact.iterdir(), key=lambda file: file.suffix != ".so")
     for file in ("program.pt2", "model.ts", "reference.safetensors"):
         shutil.copy(made.folder / file, folder)

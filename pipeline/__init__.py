@@ -37,6 +37,8 @@ if TYPE_CHECKING:
         Session,
         Staging,
     )
+    from serving.remote import RemoteSession
+    from serving.remote_options import RemoteOptions, Tls
     from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
 
 _HOME = {
@@ -53,6 +55,8 @@ _HOME = {
     "LoadError": "runtime.errors",
     "MultiDeviceSession": "runtime.devices",
     "QueueFullError": "runtime.errors",
+    "RemoteOptions": "serving.remote_options",
+    "RemoteSession": "serving.remote",
     "Scheduler": "runtime.scheduler",
     "Session": "runtime.session",
     "Staging": "runtime.staging",
@@ -62,6 +66,7 @@ _HOME = {
     "Layout": "soa.layout",
     "Signature": "soa.signature",
     "SoaPipelineError": "soa.errors",
+    "Tls": "serving.remote_options",
     "column": "soa.layout",
     "eigen": "soa.layout",
     "scalar": "soa.layout",
@@ -80,12 +85,15 @@ __all__ = [
     "MultiDeviceSession",
     "QueueFullError",
     "Registry",
+    "RemoteOptions",
+    "RemoteSession",
     "RunResult",
     "Scheduler",
     "Session",
     "Signature",
     "SoaPipelineError",
     "Staging",
+    "Tls",
     "column",
     "eigen",
     "load",

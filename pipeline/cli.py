@@ -15,6 +15,7 @@ import click
 from pipeline.cli_build import build
 from pipeline.cli_options import json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
+from pipeline.cli_serving import deploy, serve
 from pipeline.cli_signing import sign, verify
 from soa.errors import SoaPipelineError
 
@@ -127,7 +128,10 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     print_versions(console(), models)
 
 
-for _command in (build, promote, approve, rollback, history, policy, pull, sign, verify):
+_COMMANDS = (
+    build, promote, approve, rollback, history, policy, pull, sign, verify, deploy, serve,
+)  # fmt: skip
+for _command in _COMMANDS:
     main.add_command(_command)
 
 

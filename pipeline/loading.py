@@ -1,9 +1,10 @@
-"""`pipeline.load`: the runtime's, and what to do on a host that no artifact was packaged for."""
+"""`pipeline.load`: on a device of this host, packaged for it or not, or in a server."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -13,6 +14,10 @@ from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.loader import Builder, Mode
 from runtime.session import Session
+from serving.remote_options import SCHEME, RemoteOptions
+
+if TYPE_CHECKING:
+    from serving.remote import RemoteSession
 
 Build = Literal["never", "missing"]
 
@@ -22,6 +27,7 @@ class Options(TypedDict, total=False):
 
     mode: Mode
     registry: Registry | str | None
+    trusted_keys: Sequence[str | Path] | None
     engine_name: str | None
     threads: int | None
     instances: int | None
@@ -44,12 +50,35 @@ def load(
 ) -> Session: ...
 
 
+@overload
+def load(
+    ref: str | Path,
+    *,
+    device: str,
+    remote: RemoteOptions,
+    mode: Literal["production"] = ...,
+    registry: Registry | str | None = ...,
+) -> RemoteSession: ...
+
+
+@overload
+def load(
+    ref: str | Path,
+    *,
+    device: str,
+    remote: RemoteOptions,
+    mode: Mode,
+    registry: Registry | str | None = ...,
+) -> Session: ...
+
+
 def load(
     ref: str | Path,
     *,
     device: str | torch.device = "cpu",
     target: str | None = None,
     build: Build = "never",
+    remote: RemoteOptions | None = None,
     **options: Unpack[Options],
 ) -> Session | MultiDeviceSession:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
@@ -60,8 +89,17 @@ def load(
     compilers. In production too: the version has to be promoted, what is built has passed no gate
     but the validation.
 
+    `device="triton://host:port"` is a server that has the version. What comes back then binds and
+    runs CPU collections as a local session does; in production mode it is a `RemoteSession`, which
+    has `run_async` too. `remote` says how to talk to the server: deadline, retries, shared memory,
+    TLS. Everything else is then the server's.
+
     Everything else is `runtime.loader.load`'s.
     """
+    if isinstance(device, str) and device.startswith(SCHEME):
+        return _in_a_server(ref, device, target, build, remote, options)
+    if remote is not None:
+        raise LoadError(f"remote options with device {str(device)!r}: write {SCHEME}HOST:PORT")
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     builder: Builder | None = None
@@ -70,3 +108,26 @@ def load(
 
         builder = build_at_first_use
     return loader.load(ref, device=device, target=target, builder=builder, **options)
+
+
+def _in_a_server(
+    ref: str | Path,
+    device: str,
+    target: str | None,
+    build: Build,
+    remote: RemoteOptions | None,
+    options: Options,
+) -> Session:
+    mode = options.get("mode", "production")
+    if mode not in ("test", "production"):
+        raise LoadError(f"mode {mode!r} is neither 'test' nor 'production'")
+    local = {
+        "target": target,
+        "build": None if build == "never" else build,
+        **{name: value for name, value in options.items() if name not in ("mode", "registry")},
+    }
+    if given := sorted(name for name, value in local.items() if value is not None):
+        raise LoadError(f"{given[0]} with device {device!r}: that is the server's to choose")
+    from serving.remote import connect
+
+    return connect(ref, device, mode=mode, registry=options.get("registry"), options=remote)

@@ -116,7 +116,7 @@ def load(
     where = torch.device("cpu") if auto else _device(device)
     bundle, version = open_bundle(ref, registry, promoted=mode == "production")
     if mode == "production":
-        _require_promoted(ref, bundle, version)
+        require_promoted(ref, bundle, version)
         require_trusted(bundle, version, registry, trusted_keys)
     settings = bundle.manifest.session
     wanted = _Wanted(
@@ -292,7 +292,8 @@ def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
     }
 
 
-def _require_promoted(ref: str | Path, bundle: Bundle, version: Version | None) -> None:
+def require_promoted(ref: str | Path, bundle: Bundle, version: Version | None) -> None:
+    """Raise LoadError unless a gate let the version, or the bundle of a folder, into production."""
     if version is not None:
         if version.promotion("production") is None:
             raise LoadError(

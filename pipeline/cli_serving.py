@@ -1,0 +1,186 @@
+"""The commands that put a version behind Triton."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pipeline.cli_options import F, json_option, registry_at, registry_option, say
+
+
+def _service_options(command: F) -> F:
+    for option in (
+        click.option("--target", help="Serve this target. Default: the best for the devices."),
+        click.option(
+            "--queue-delay-us", default=0, show_default=True,
+            help="How long a request may wait for others to share its run.",
+        ),
+        click.option(
+            "--instances", default=1, show_default=True, help="Processes on each device."
+        ),
+        click.option(
+            "--device", "devices", multiple=True, default=("cpu",), show_default=True,
+            help="cpu, or cuda:0 and so on; may be given again.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="The model repository; the model becomes the folder DIR/NAME.",
+)  # fmt: skip
+@_service_options
+@click.option("--replace", is_flag=True, help="Replace the model if it is in DIR already.")
+@registry_option
+@json_option
+def deploy(
+    ref: str,
+    out: Path,
+    devices: tuple[str, ...],
+    instances: int,
+    queue_delay_us: int,
+    target: str | None,
+    replace: bool,
+    registry_uri: str | None,
+    as_json: bool,
+) -> None:
+    """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
+
+    REF must have been promoted to production. The repository may be copied and moved.
+    """
+    from pipeline.deploy import deploy as write
+
+    done = write(
+        registry_at(registry_uri), ref, out, devices=devices, instances=instances,
+        queue_delay_us=queue_delay_us, target=target, replace=replace,
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(_described(done), indent=1))
+        return
+    service = done.service
+    click.echo(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
+    click.echo(_batching(done))
+
+
+def _described(done: Any) -> dict[str, Any]:
+    return {
+        "version": f"{done.service.name}/{done.service.number}",
+        "digest": done.service.digest,
+        "target": done.service.target,
+        "folder": str(done.folder),
+        "max_batch_size": done.service.max_batch_size,
+        "preferred_batch_size": list(done.service.preferred) if done.service.merge else [],
+    }
+
+
+def _batching(done: Any) -> str:
+    if done.why_alone:
+        return f"requests are never merged: {done.why_alone}"
+    sizes = ", ".join(map(str, done.service.preferred)) or "none"
+    return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
+
+
+@click.command()
+@click.argument("ref")
+@_service_options
+@click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--grpc-port", default=0, help="Default: a free one.")
+@click.option("--http-port", default=0, help="Default: a free one.")
+@click.option("--metrics-port", default=0, help="Default: a free one.")
+@click.option(
+    "--ready-s", default=120.0, show_default=True, help="How long starting may take, in seconds."
+)
+@click.option(
+    "--tritonserver", metavar="FILE",
+    help="The server to start. Default: $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.",
+)  # fmt: skip
+@registry_option
+@json_option
+def serve(
+    ref: str,
+    devices: tuple[str, ...],
+    instances: int,
+    queue_delay_us: int,
+    target: str | None,
+    check: bool,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    ready_s: float,
+    tritonserver: str | None,
+    registry_uri: str | None,
+    as_json: bool,
+) -> None:
+    """Start a real Triton here with REF, compare its answers with the reference, and serve.
+
+    It serves until Ctrl-C or SIGTERM. Answers out of tolerance stop it, with exit status 1.
+    """
+    from pipeline.deploy import deploy as write
+    from pipeline.serve import check_answers
+    from serving.server import Ports, ServerOptions, TritonServer
+    from serving.triton_binary import find_triton
+
+    find_triton(tritonserver)  # before any work
+    ports = Ports(grpc_port, http_port, metrics_port)
+    with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
+        done = write(
+            registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
+            queue_delay_us=queue_delay_us, target=target,
+        )  # fmt: skip
+        say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
+        options = ServerOptions(host, ports, ready_s, tritonserver)
+        with TritonServer(Path(scratch), options) as server:
+            say("comparing its answers with the reference")
+            report = check_answers(server, done)
+            found = {
+                **_described(done),
+                "endpoints": server.endpoints(),
+                "worst": {name: d.max_abs for name, d in report.worst.items()},
+                "metrics": server.metrics(done.service.name),
+            }
+            _print(found, as_json)
+            if not check:
+                with contextlib.suppress(KeyboardInterrupt):
+                    server.wait()
+                say("stopping")
+
+
+def _print(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    click.echo(f"{found['version']} answers as its reference does")
+    for output, worst in found["worst"].items():
+        click.echo(f"  {output}: largest deviation {worst:.2g}")
+    for protocol, address in found["endpoints"].items():
+        click.echo(f"{protocol:8} {address}")
+    for name in ("request_success", "count", "exec_count"):
+        value = found["metrics"].get(f"nv_inference_{name}", 0.0)
+        click.echo(f"nv_inference_{name} {value:.0f}")
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that whatever was started is stopped in order, also by a service manager."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,127 @@
+"""Deploy: a promoted version as a Triton model repository."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engines.engine import engine
+from engines.target import Target, choose_target
+from pipeline.pull import pull
+from registry.bundle import Bundle
+from registry.manifest import Manifest
+from registry.promoted import read_promoted
+from registry.reference import Ref, parse_ref
+from registry.store import Registry
+from runtime.loader import open_bundle, require_promoted, tolerances_of
+from runtime.session import Session
+from serving.errors import ServingError
+from serving.independence import rows_are_independent
+from serving.model_config import Service, preferred_sizes
+from serving.repository import write_repository
+from serving.wire import mergeable
+from soa.signature import Signature
+from stages.reference import Reference
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A model in a repository. `why_alone` says why requests are not merged, if they are not."""
+
+    service: Service
+    folder: Path
+    bundle: Bundle
+    why_alone: str | None
+
+
+def deploy(
+    registry: Registry,
+    ref: str,
+    out: Path,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    instances: int = 1,
+    queue_delay_us: int = 0,
+    target: str | None = None,
+    replace: bool = False,
+) -> Deployed:
+    """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
+
+    Raises ServingError, LoadError or the registry's errors; nothing is left then.
+    """
+    bundle, version = open_bundle(ref, registry)
+    require_promoted(ref, bundle, version)
+    name, number = (version.name, version.number) if version else _noted(bundle)
+    manifest = bundle.manifest
+    chosen = _target(manifest, devices, target)
+    signature = Signature.from_dict(manifest.signature)
+    why_alone = _why_alone(bundle, signature)
+    service = Service(
+        name=name,
+        number=number,
+        digest=bundle.digest,
+        target=chosen,
+        signature=signature,
+        merge=why_alone is None,
+        preferred=preferred_sizes(manifest, chosen),
+        devices=tuple(devices),
+        instances=instances,
+        queue_delay_us=queue_delay_us,
+    )
+
+    def place(folder: Path) -> Bundle:
+        if version is not None:
+            return pull(registry, version.ref, folder)[1]
+        shutil.copytree(bundle.path, folder)
+        return Bundle.open(folder)
+
+    folder = write_repository(out, service, place, replace=replace)
+    return Deployed(service, folder, bundle, why_alone)
+
+
+def _noted(bundle: Bundle) -> tuple[str, int]:
+    """Name and number of a pulled folder, by its note."""
+    record = read_promoted(bundle.path)
+    found = parse_ref(record.ref) if record else None
+    if not isinstance(found, Ref) or found.version is None:
+        raise ServingError(f"{bundle.path}: its note of promotion names no version")
+    return found.name, found.version
+
+
+def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> str:
+    """The target to serve: the one named, the best of this host, or the only one there is."""
+    have = [name for name, record in manifest.targets.items() if record.status == "verified"]
+    kind = "cpu" if list(devices) == ["cpu"] else "cuda"
+    fitting = [name for name in have if Target.parse(name).torch_device == kind]
+    if wanted is not None:
+        if wanted not in fitting:
+            raise ServingError(
+                f"{manifest.name} has no verified target {wanted} for {', '.join(devices)}; it "
+                f"has: {', '.join(have) or 'none'}"
+            )
+        return wanted
+    if not fitting:
+        raise ServingError(
+            f"{manifest.name} has no verified target for {', '.join(devices)}; it has: "
+            f"{', '.join(have) or 'none'}"
+        )
+    if len(fitting) == 1:
+        return fitting[0]
+    return choose_target(fitting, kind)
+
+
+def _why_alone(bundle: Bundle, signature: Signature) -> str | None:
+    """Why requests may not share a run; None where they may."""
+    if not mergeable(signature):
+        return "it has scalars or several row dimensions"
+    manifest = bundle.manifest
+    program = engine("exported").open(bundle.file(manifest.program), torch.device("cpu"))
+    inputs = Reference.load(bundle.file(manifest.reference)).inputs
+    session = Session(signature, program)
+    if rows_are_independent(session, inputs, tolerances_of(manifest)):
+        return None
+    return "the answer of a row depends on the other rows"

@@ -1,0 +1,37 @@
+"""Serve: is what a server answers what the version's reference says?"""
+
+from __future__ import annotations
+
+from pipeline.deploy import Deployed
+from runtime.loader import tolerances_of
+from serving.errors import ServerError
+from serving.remote import connect
+from serving.remote_options import RemoteOptions
+from serving.server import TritonServer
+from stages.reference import Reference
+from stages.validate import ValidationReport, validate_session
+
+_CALL_S = 60.0  # the largest batch of a large model
+
+
+def check_answers(server: TritonServer, deployed: Deployed) -> ValidationReport:
+    """Send the whole reference through the server, by the rules that validate an artifact.
+
+    Raises ServerError where an answer is out of the version's tolerances.
+    """
+    bundle = deployed.bundle
+    folder = deployed.folder / str(deployed.service.number) / "bundle"
+    session = connect(folder, server.url, options=RemoteOptions(deadline_s=_CALL_S))
+    try:
+        report = validate_session(
+            session,
+            "triton",
+            Reference.load(bundle.file(bundle.manifest.reference)),
+            tolerances_of(bundle.manifest),
+            frozenset(bundle.manifest.classifiers),
+        )
+    finally:
+        session.close()
+    if not report.valid:
+        raise ServerError(f"the server's answers are not the reference's: {report.reason}")
+    return report

@@ -1,0 +1,3 @@
+"""Inference as a service: a version behind NVIDIA Triton, and sessions that run there."""
+
+from __future__ import annotations

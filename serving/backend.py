@@ -1,0 +1,249 @@
+"""What runs inside Triton's Python backend, on plain arrays: requests in, answers out.
+
+Triton's dynamic batcher hands over several requests at once. Their rows are copied behind one
+another into the columns of one SoA collection, the artifact runs once, and each request gets its
+own rows back. Where rows may not share a run (serving/independence.py), each request runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from runtime.binding import Binding
+from runtime.session import Session
+from serving.errors import RequestError, WrongVersionError
+from serving.wire import Array, Parts, Wire, WireTensor, collection_parts
+from soa.collection import Collection
+from soa.errors import SoaPipelineError
+from soa.signature import Signature
+
+_SMALLEST = 16  # rows that the smallest buffers hold
+
+
+@dataclass(frozen=True)
+class Request:
+    """Input arrays by tensor name. `digest`: the bundle that the client wants, if it says so."""
+
+    inputs: Mapping[str, Array]
+    digest: str | None = None
+
+
+@dataclass
+class _Job:
+    """A request that passed the checks: its rows by dimension, and its answer as it fills."""
+
+    request: Request
+    rows: dict[str, int]
+    answer: dict[str, Array]
+    error: RequestError | None = None
+
+
+@dataclass
+class _Run:
+    """Pieces of jobs that run together: (job, its first row, how many)."""
+
+    pieces: list[tuple[_Job, int, int]] = field(default_factory=list)
+    rows: int = 0
+
+
+class Core:
+    """Answers requests with one session. Triton calls it from one thread at a time.
+
+    `merge`: rows of several requests may share a run. Buffers are made for powers of two of rows,
+    when first needed, and kept; answers are memory of their own.
+    """
+
+    def __init__(self, session: Session, *, merge: bool, digest: str | None = None) -> None:
+        self.wire = Wire.of(session.signature)
+        self._session = session
+        self._merge = merge
+        self._digest = digest
+        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Array] | RequestError]:
+        """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
+        checked = [self._check(request) for request in requests]
+        jobs = [found for found in checked if isinstance(found, _Job)]
+        if self._merge:
+            for run in self._runs(jobs):
+                self._run_merged(run)
+        else:
+            for job in jobs:
+                self._run_alone(job)
+        return [
+            found if isinstance(found, RequestError) else found.error or found.answer
+            for found in checked
+        ]
+
+    def _check(self, request: Request) -> _Job | RequestError:
+        signature = self._session.signature
+        if request.digest is not None and request.digest != self._digest:
+            return WrongVersionError(
+                f"asked for bundle {request.digest[:12]}, this server runs "
+                f"{(self._digest or 'unknown')[:12]}"
+            )
+        wanted = {t.name for t in self.wire.inputs}
+        if set(request.inputs) != wanted:
+            missing, extra = wanted - set(request.inputs), set(request.inputs) - wanted
+            what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
+            return RequestError(f"the request {what}")
+        try:
+            rows = _rows_of(self.wire.inputs, request.inputs)
+            for dim in signature.dims:
+                self._check_range(dim, rows)
+        except RequestError as error:
+            return error
+        answer = {t.name: np.empty(t.shape(rows[t.rows]), t.dtype) for t in self.wire.outputs}
+        return _Job(request, rows, answer)
+
+    def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
+        limits = self._session.signature.ranges[dim]
+        if dim not in rows:
+            raise RequestError(f"no input has rows of {dim!r}: its count is not known")
+        n = rows[dim]
+        runs = -(-n // limits.max) if self._merge else 1  # a longer request is cut
+        if n < limits.min * max(1, runs) or n > limits.max * max(1, runs):
+            raise RequestError(
+                f"{dim} = {n} is outside the compiled range {limits.min} … {limits.max}"
+            )
+
+    def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
+        """Whole requests packed in order; one above the compiled maximum is cut evenly."""
+        (dim,) = self._session.signature.dims
+        limit = self._session.signature.ranges[dim].max
+        runs: list[_Run] = []
+        for job in jobs:
+            n = job.rows[dim]
+            cuts = np.linspace(0, n, max(1, -(-n // limit)) + 1).astype(int).tolist()
+            for start, stop in pairwise(cuts):
+                if not runs or runs[-1].rows + stop - start > limit:
+                    runs.append(_Run())
+                runs[-1].pieces.append((job, start, stop - start))
+                runs[-1].rows += stop - start
+        return runs
+
+    def _run_merged(self, run: _Run) -> None:
+        (dim,) = self._session.signature.dims
+        try:
+            buffers = self._buffers_for({dim: run.rows})
+            at = 0
+            for job, start, count in run.pieces:
+                for t in self.wire.inputs:
+                    part = job.request.inputs[t.name][start : start + count]
+                    t.scatter(buffers.given[t.name], at, part)
+                at += count
+            buffers.run({dim: run.rows})
+            at = 0
+            for job, start, count in run.pieces:
+                for t in self.wire.outputs:
+                    rows = t.gather(buffers.written[t.name], at, count)
+                    job.answer[t.name][start : start + count] = rows
+                at += count
+        except (SoaPipelineError, RuntimeError) as error:
+            for job, _, _ in run.pieces:
+                job.error = _failed(error)
+
+    def _run_alone(self, job: _Job) -> None:
+        try:
+            buffers = self._buffers_for(job.rows)
+            for t in self.wire.inputs:
+                t.scatter(buffers.given[t.name], 0, job.request.inputs[t.name])
+            buffers.run(job.rows)
+            for t in self.wire.outputs:
+                job.answer[t.name][...] = t.gather(buffers.written[t.name], 0, job.rows[t.rows])
+        except (SoaPipelineError, RuntimeError) as error:
+            job.error = _failed(error)
+
+    def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
+        signature = self._session.signature
+        capacity = {
+            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
+            for dim in signature.dims
+        }
+        key = tuple(capacity.values())
+        if key not in self._buffers:
+            self._buffers[key] = _Buffers(self._session, self.wire, capacity)
+        return self._buffers[key]
+
+
+class _Buffers:
+    """Collections of one capacity, bound once; for a GPU, the same on the host and there.
+
+    `given` and `written` are the physical columns on the host, by tensor.
+    """
+
+    def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
+        signature = session.signature
+        self._gpu = session.device.type != "cpu"
+        here = _collections(signature, capacity, torch.device("cpu"))
+        there = _collections(signature, capacity, session.device) if self._gpu else here
+        self._host, self._device = here, there
+        self._inputs, self._outputs = signature.input_collections, signature.output_collections
+        self.given = _parts(wire.inputs, here)
+        self.written = _parts(wire.outputs, here)
+        self._binding: Binding = session.bind(
+            {name: there[name] for name in self._inputs},
+            {name: there[name] for name in self._outputs},
+        )
+
+    def run(self, rows: Mapping[str, int]) -> None:
+        """Run on the first rows; on return the answers are in host memory."""
+        if not self._gpu:
+            self._binding(rows)
+            return
+        for name in self._inputs:
+            _copy(self._host[name], self._device[name])
+        self._binding(rows)
+        for name in self._outputs:
+            _copy(self._device[name], self._host[name])
+        torch.cuda.synchronize(self._binding.device)
+
+
+def _collections(
+    signature: Signature, capacity: Mapping[str, int], device: torch.device
+) -> dict[str, Collection]:
+    return {
+        name: Collection(layout, capacity[signature.rows_of[name]], device)
+        for name, layout in signature.layouts.items()
+    }
+
+
+def _parts(
+    tensors: Sequence[WireTensor], collections: Mapping[str, Collection]
+) -> dict[str, Parts]:
+    return {t.name: collection_parts(collections[t.collection], t.column) for t in tensors}
+
+
+def _copy(source: Collection, into: Collection) -> None:
+    for theirs, mine in zip(source.memory(), into.memory(), strict=True):
+        mine.copy_(theirs)
+
+
+def _rows_of(tensors: Sequence[WireTensor], inputs: Mapping[str, Array]) -> dict[str, int]:
+    """Row counts by dimension; raises RequestError where dtypes, shapes or counts do not fit."""
+    rows: dict[str, int] = {}
+    for t in tensors:
+        values = inputs[t.name]
+        if values.dtype != t.dtype:
+            raise RequestError(f"input {t.name} is {values.dtype}, the model takes {t.dtype}")
+        n = values.shape[0] if values.ndim else 0
+        if tuple(values.shape) != t.shape(n):
+            per_row = ", ".join(map(str, t.dims))
+            wanted = f"({per_row},)" if t.scalar else f"({t.rows}, {per_row})"
+            raise RequestError(
+                f"input {t.name} has shape {tuple(values.shape)}, the model takes {wanted}"
+            )
+        if not t.scalar and rows.setdefault(t.rows, n) != n:
+            raise RequestError(
+                f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+            )
+    return rows
+
+
+def _failed(error: Exception) -> RequestError:
+    return RequestError((str(error).strip().splitlines() or [type(error).__name__])[0])

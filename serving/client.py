@@ -1,0 +1,129 @@
+"""Calls to a Triton server over gRPC: one deadline, retries, and one typed error each.
+
+It speaks through tritonclient's own stub rather than its client class, whose methods are not made
+for several threads and whose errors lose gRPC's status code.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serving.errors import (
+    DeadlineError,
+    RefusedError,
+    RemoteError,
+    ServerGoneError,
+    ServingError,
+    TooLargeError,
+    VersionMismatchError,
+)
+from serving.remote_options import RemoteOptions, Tls
+
+LARGEST = 2**31 - 1
+"""Bytes that gRPC carries in one message."""
+
+_FIRST_PAUSE_S = 0.05
+_COMPRESSION = {
+    "none": grpc.Compression.NoCompression,
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
+_CHANNEL = [
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Client:
+    """A connection to `address` (host:port). Any number of threads may call it at once."""
+
+    def __init__(self, address: str, options: RemoteOptions) -> None:
+        self.address = address
+        self.options = options
+        if options.tls is None:
+            self._channel = grpc.insecure_channel(address, _CHANNEL)
+        else:
+            self._channel = grpc.secure_channel(address, _credentials(options.tls), _CHANNEL)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def infer(self, request: Any) -> Any:
+        """ModelInferRequest to ModelInferResponse; raises RemoteError."""
+        size = request.ByteSize()
+        if size > LARGEST:
+            raise TooLargeError(
+                f"a request of {size / 1e9:.1f} GB is more than gRPC carries (2.1 GB): send fewer "
+                "rows at once, or use shared memory"
+            )
+        return self._call(self._stub.ModelInfer, request)
+
+    def model_config(self, name: str, version: str) -> Any:
+        """Triton's ModelConfig of a model in the server; raises RemoteError."""
+        request = service_pb2.ModelConfigRequest(name=name, version=version)
+        return self._call(self._stub.ModelConfig, request).config
+
+    def share(self, name: str, key: str, size: int) -> None:
+        """Make a region of system shared memory known to the server."""
+        self._call(
+            self._stub.SystemSharedMemoryRegister,
+            service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size),
+        )
+
+    def unshare(self, name: str) -> Any:
+        """Tell the server to forget a region, without waiting: gRPC's future of its answer."""
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        method = self._stub.SystemSharedMemoryUnregister
+        return method.future(request, timeout=self.options.deadline_s)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _call(self, method: Any, request: Any) -> Any:
+        until = time.monotonic() + self.options.deadline_s
+        attempt = 0
+        while True:
+            left = until - time.monotonic()
+            try:
+                return method(
+                    request,
+                    timeout=max(left, 0.001),
+                    compression=_COMPRESSION[self.options.compression],
+                )
+            except grpc.RpcError as error:
+                pause = _FIRST_PAUSE_S * 2**attempt
+                again = error.code() is grpc.StatusCode.UNAVAILABLE
+                if not again or attempt >= self.options.retries or pause >= left:
+                    raise self._typed(error, attempt + 1) from None
+            except ValueError as error:  # gRPC's word for a closed channel
+                raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
+            attempt += 1
+            time.sleep(pause)
+
+    def _typed(self, error: Any, attempts: int) -> RemoteError:
+        code, said = error.code(), (error.details() or "").strip().split("\n")[0]
+        where = f"server {self.address}"
+        if code is grpc.StatusCode.UNAVAILABLE:
+            return ServerGoneError(f"{where}: no answer after {attempts} attempts: {said}")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(f"{where}: no answer within {self.options.deadline_s:g} s")
+        if code is grpc.StatusCode.NOT_FOUND:
+            return VersionMismatchError(f"{where}: {said}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return TooLargeError(f"{where}: {said}")
+        return RefusedError(f"{where}: {said} ({code.name.lower()})")
+
+
+def _credentials(tls: Tls) -> Any:
+    files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
+    try:
+        root, key, chain = (None if path is None else path.read_bytes() for path in files)
+    except OSError as error:
+        raise ServingError(f"{error.filename}: {error.strerror}") from None
+    return grpc.ssl_channel_credentials(root, key, chain)

@@ -1,0 +1,49 @@
+"""What can go wrong between a session and a server, as exceptions of one clear line each."""
+
+from __future__ import annotations
+
+from soa.errors import SoaPipelineError
+
+
+class ServingError(SoaPipelineError):
+    """A version that cannot be served, or a library or program that serving needs and lacks."""
+
+
+class ServerError(ServingError):
+    """A local Triton that does not start, is not ready in time, or has died."""
+
+
+class RequestError(ServingError):
+    """In the server: one request that does not fit the model; the others are answered."""
+
+
+class WrongVersionError(RequestError):
+    """In the server: a request that asks for another bundle than the one that runs."""
+
+
+class RemoteError(ServingError):
+    """In the client: a request that got no answer that may be used. No output was written."""
+
+
+class ServerGoneError(RemoteError):
+    """No server answers there, or it takes no more requests, after all retries."""
+
+
+class DeadlineError(RemoteError):
+    """No answer within the deadline: the server hangs, or is too slow."""
+
+
+class RefusedError(RemoteError):
+    """The server answered with an error; the text is the server's."""
+
+
+class VersionMismatchError(RemoteError):
+    """The server runs another version or bundle than the registry says, or none of that name."""
+
+
+class AnswerError(RemoteError):
+    """An answer that cannot be right: a wrong name, dtype or shape, or NaN from sound inputs."""
+
+
+class TooLargeError(RemoteError):
+    """A request or an answer beyond the size that gRPC carries."""

@@ -1,0 +1,182 @@
+"""config.pbtxt: Triton's description of a model, written from a version's manifest.
+
+It is built as Triton's own protobuf message and printed as protobuf text, so it cannot fall outside
+Triton's schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engines.target import Target
+from registry.manifest import Manifest
+from serving.errors import ServingError
+from serving.wire import Wire, WireTensor, mergeable
+from soa.signature import Signature
+
+DIGEST = "digest"
+VERSION = "version"
+TARGET = "target"
+
+# What a call of the Python backend costs beside the artifact, in microseconds: measured with
+# benchmarks/serving.py. It makes large batches worth their while for small models.
+_CALL_US = 300.0
+_GOOD = 0.9  # of the best rows a second among the sizes that the version was timed at
+_DEVICE = re.compile(r"cpu|cuda:\d+")
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is to be served, and how.
+
+    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: Triton may put the rows of
+    several requests into one run. `queue_delay_us`: how long it may wait for more of them.
+    """
+
+    name: str
+    number: int
+    digest: str
+    target: str
+    signature: Signature
+    merge: bool
+    preferred: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    instances: int = 1
+    queue_delay_us: int = 0
+
+    def __post_init__(self) -> None:
+        if self.instances < 1 or self.queue_delay_us < 0:
+            raise ServingError(
+                f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
+                "at least 1 instance and 0 us are needed"
+            )
+        for device in self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
+            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
+                raise ServingError(f"target {self.target} does not run on device {device!r}")
+        if not self.devices or len(set(self.devices)) < len(self.devices):
+            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
+        if self.merge and not mergeable(self.signature):
+            raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
+
+    @property
+    def max_batch_size(self) -> int:
+        """Triton's: 0 where requests are not merged."""
+        if not self.merge:
+            return 0
+        (dim,) = self.signature.dims
+        return self.signature.ranges[dim].max
+
+
+def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
+    """The batch sizes at which the version's own benchmark served the most rows a second.
+
+    From the times of the engines that a session of this target runs, with the server's cost of a
+    call added. Empty where nothing was timed at 2 rows or more.
+    """
+    record = manifest.targets[target]
+    times: dict[int, float] = {}
+    for engine in record.engines():
+        for rows, stats in record.candidates[engine].benchmark.items():
+            if rows.isdecimal() and int(rows) >= 2:
+                times[int(rows)] = min(times.get(int(rows), stats.median_us), stats.median_us)
+    speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items()}
+    best = max(speeds.values(), default=0.0)
+    return tuple(sorted(rows for rows, speed in speeds.items() if speed >= _GOOD * best))
+
+
+def config_text(service: Service) -> str:
+    """The text of config.pbtxt. Raises ServingError where tritonclient is missing."""
+    from google.protobuf import text_format
+
+    text = str(text_format.MessageToString(config_message(service)))
+    return f"# {service.name}/{service.number}, written by `pipeline deploy`\n{text}"
+
+
+def config_message(service: Service) -> Any:
+    """Triton's `ModelConfig` message."""
+    schema = _schema()
+    wire = Wire.of(service.signature)
+    config = schema.ModelConfig(
+        name=service.name, backend="python", max_batch_size=service.max_batch_size
+    )
+    config.version_policy.specific.versions.append(service.number)
+    for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
+        for t in tensors:
+            entries.add(
+                name=t.name,
+                data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
+                dims=_dims(t, service.merge),
+            )
+    if service.merge:
+        config.dynamic_batching.max_queue_delay_microseconds = service.queue_delay_us
+        config.dynamic_batching.preferred_batch_size.extend(
+            rows for rows in service.preferred if 1 <= rows <= service.max_batch_size
+        )
+    _add_instances(config, service, schema)
+    _add_warmup(config, service, wire, schema)
+    facts = {
+        DIGEST: service.digest,
+        VERSION: f"{service.name}/{service.number}",
+        TARGET: service.target,
+        # The requests' arrays are read by NumPy.
+        "FORCE_CPU_ONLY_INPUT_TENSORS": "yes",
+    }
+    for key, value in facts.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
+    """Without the rows where Triton batches, since it adds them itself."""
+    return t.dims if merge or t.scalar else (-1, *t.dims)
+
+
+def _add_instances(config: Any, service: Service, schema: Any) -> None:
+    group = schema.ModelInstanceGroup
+    for device in service.devices:
+        if device == "cpu":
+            config.instance_group.add(name="cpu", kind=group.KIND_CPU, count=service.instances)
+        else:
+            index = int(device.removeprefix("cuda:"))
+            config.instance_group.add(
+                name=f"gpu{index}", kind=group.KIND_GPU, count=service.instances, gpus=[index]
+            )
+
+
+def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
+    """A run of zeros at the smallest size and at the largest preferred one, before it is ready."""
+    for rows in _warm_sizes(service):
+        label = ",".join(f"{dim}={n}" for dim, n in rows.items())
+        warm = config.model_warmup.add(name=label)
+        if service.merge:
+            (warm.batch_size,) = rows.values()
+        for t in wire.inputs:
+            warm.inputs[t.name].data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
+            dims = t.dims if service.merge else t.shape(rows[t.rows])
+            warm.inputs[t.name].dims.extend(dims)
+            warm.inputs[t.name].zero_data = True
+
+
+def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
+    ranges = service.signature.ranges
+    least = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
+    if not service.merge or not service.preferred:
+        return [least]
+    (dim,) = least
+    most = min(max(service.preferred), ranges[dim].max)
+    return [least, {dim: most}] if most > least[dim] else [least]
+
+
+def _schema() -> Any:
+    try:
+        from tritonclient.grpc import model_config_pb2
+    except ImportError as error:
+        raise ServingError(
+            f"serving needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
+        ) from None
+    return model_config_pb2

@@ -1,0 +1,296 @@
+"""A session whose model runs in a Triton server: SoA in, SoA out, as a local one.
+
+The server takes the place of an opened artifact: everything that a local session checks when memory
+is bound is checked here too, and test mode compares the server's answers with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engines.engine import Executable, engine
+from registry.promoted import read_promoted
+from registry.reference import Ref, parse_ref
+from registry.store import Registry
+from registry.version import Version
+from runtime.binding import Binding
+from runtime.checked import CheckedSession
+from runtime.loader import Mode, open_bundle, require_promoted, tolerances_of
+from runtime.memory_rules import Collections
+from runtime.session import Origin, Session
+from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
+from serving.model_config import DIGEST, TARGET
+from serving.remote_options import RemoteOptions, address_of
+from serving.wire import Array, Wire, WireTensor, locations
+from soa.collection import Collection
+from soa.signature import Signature
+
+if TYPE_CHECKING:
+    from serving.client import Client
+
+_ALIGNMENT = 64  # of each array in shared memory
+
+
+class RemoteSession(Session):
+    """Runs one model in a server, on CPU collections. Any number of threads may bind and run."""
+
+    def __init__(
+        self, signature: Signature, model: RemoteModel, origin: Origin | None = None
+    ) -> None:
+        super().__init__(signature, model, "cpu", origin)
+        self._pool = ThreadPoolExecutor(model.options.in_flight, "soa-remote")
+
+    def run_async(
+        self, inputs: Collections, outputs: Collections
+    ) -> Future[Mapping[str, Collection]]:
+        """Bind now, send as soon as fewer than `in_flight` requests are on their way.
+
+        The future gives the output collections once they are written, or raises what `run` would.
+        Until then the memory belongs to the request. Futures taken in the order of the calls give
+        the answers in that order, whichever comes first from the server.
+        """
+        return self._pool.submit(_run, self.bind(inputs, outputs))
+
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
+        """Send all, `in_flight` at a time, and wait; raises the error of the first that failed."""
+        sent = [self._pool.submit(_run, binding) for binding in bindings]
+        for future in sent:
+            future.exception()  # every request has ended before the caller gets its memory back
+        for future in sent:
+            future.result()
+
+    def close(self) -> None:
+        """Wait for the requests in flight and close the connection."""
+        self._pool.shutdown()
+        super().close()
+
+
+def _run(binding: Binding) -> Mapping[str, Collection]:
+    binding()
+    return binding.outputs
+
+
+class RemoteModel(Executable):
+    """The executable of a remote session: argument tensors to the server, answers into them.
+
+    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's.
+    """
+
+    def __init__(
+        self, signature: Signature, client: Client, name: str, version: str, digest: str
+    ) -> None:
+        self.options = client.options
+        self._wire = Wire.of(signature)
+        self._outputs = {t.name: t for t in self._wire.outputs}
+        self._dims = signature.dims
+        self._client = client
+        self._name, self._version, self._digest = name, version, digest
+        self._given = locations(signature, self._wire.inputs, "input")
+        self._written = locations(signature, self._wire.outputs, "output")
+        self._regions: Any = None
+        if self.options.shared_memory:
+            from serving.shared_memory import Regions
+
+            self._regions = Regions(client)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
+        given = {
+            t.name: t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
+            for t in self._wire.inputs
+        }
+        tensors = (*self._wire.inputs, *self._wire.outputs)
+        # Triton takes no empty array from shared memory.
+        if self._regions is None or not all(t.nbytes(rows[t.rows]) for t in tensors):
+            found = self._ask(given, rows)
+        else:
+            try:
+                found = self._ask_shared(given, rows)
+            except RefusedError as error:
+                if "shared memory region" not in str(error):
+                    raise
+                found = self._ask_shared(given, rows)  # a new server does not know the region
+        self._check_values(found, given)
+        for t in self._wire.outputs:
+            t.scatter(self._written[t.name].parts(arguments), 0, found[t.name])
+
+    def close(self) -> None:
+        if self._regions is not None:
+            self._regions.close()
+        self._client.close()
+
+    def _request(self, given: Mapping[str, Array]) -> Any:
+        from tritonclient.grpc import service_pb2
+
+        request = service_pb2.ModelInferRequest(model_name=self._name, model_version=self._version)
+        request.parameters[DIGEST].string_param = self._digest
+        for t in self._wire.inputs:
+            request.inputs.add(name=t.name, datatype=t.datatype, shape=given[t.name].shape)
+        for t in self._wire.outputs:
+            request.outputs.add(name=t.name)
+        return request
+
+    def _ask(self, given: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
+        request = self._request(given)
+        request.raw_input_contents.extend(given[t.name].tobytes() for t in self._wire.inputs)
+        answer = self._client.infer(request)
+        self._check_shapes(answer, rows)
+        if len(answer.raw_output_contents) != len(answer.outputs):
+            raise AnswerError(f"{self}: {len(answer.raw_output_contents)} arrays in the answer")
+        found: dict[str, Array] = {}
+        for described, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
+            t = self._output(described.name)
+            if len(raw) != t.nbytes(rows[t.rows]):
+                raise AnswerError(
+                    f"{self}: output {t.name} has {len(raw)} bytes, needed are "
+                    f"{t.nbytes(rows[t.rows])}"
+                )
+            found[t.name] = np.frombuffer(raw, t.dtype).reshape(t.shape(rows[t.rows]))
+        return found
+
+    def _ask_shared(self, given: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
+        """The same with the arrays in shared memory. The answer is a copy of it."""
+        tensors = (*self._wire.inputs, *self._wire.outputs)
+        offsets: dict[str, int] = {}
+        size = 0
+        for t in tensors:
+            offsets[t.name] = size
+            size += -(-t.nbytes(rows[t.rows]) // _ALIGNMENT) * _ALIGNMENT
+        request = self._request(given)
+        with self._regions.taken(size) as region:
+
+            def view(t: WireTensor) -> Array:
+                part = region.memory[offsets[t.name] :][: t.nbytes(rows[t.rows])]
+                array: Array = part.view(t.dtype).reshape(t.shape(rows[t.rows]))
+                return array
+
+            for t, described in zip(tensors, (*request.inputs, *request.outputs), strict=True):
+                described.parameters["shared_memory_region"].string_param = region.name
+                described.parameters["shared_memory_offset"].int64_param = offsets[t.name]
+                described.parameters["shared_memory_byte_size"].int64_param = t.nbytes(rows[t.rows])
+            for t in self._wire.inputs:
+                view(t)[...] = given[t.name]
+            self._check_shapes(self._client.infer(request), rows)
+            return {t.name: view(t).copy() for t in self._wire.outputs}
+
+    def _check_shapes(self, answer: Any, rows: Mapping[str, int]) -> None:
+        names = [described.name for described in answer.outputs]
+        wanted = [t.name for t in self._wire.outputs]
+        if sorted(names) != sorted(wanted):
+            raise AnswerError(
+                f"{self}: the answer has outputs {', '.join(names) or 'none'}, the model has "
+                f"{', '.join(wanted)}"
+            )
+        for described in answer.outputs:
+            t = self._output(described.name)
+            found = (described.datatype, tuple(described.shape))
+            if found != (t.datatype, t.shape(rows[t.rows])):
+                raise AnswerError(
+                    f"{self}: output {t.name} is {found[0]} {found[1]}, needed is {t.datatype} "
+                    f"{t.shape(rows[t.rows])}"
+                )
+
+    def _check_values(self, found: Mapping[str, Array], given: Mapping[str, Array]) -> None:
+        if self.options.allow_nan:
+            return
+        for name, values in found.items():
+            if values.dtype.kind != "f" or not np.isnan(values).any():
+                continue
+            if all(np.isfinite(v).all() for v in given.values() if v.dtype.kind == "f"):
+                row = int(np.isnan(values).reshape(len(values), -1).any(axis=1).argmax())
+                raise AnswerError(
+                    f"{self}: output {name} is NaN at row {row}, and no input is NaN or Inf"
+                )
+
+    def _output(self, name: str) -> WireTensor:
+        return self._outputs[name]
+
+    def __str__(self) -> str:
+        return f"server {self._client.address}, {self._name}/{self._version or 'any'}"
+
+
+def connect(
+    ref: str | Path,
+    url: str,
+    *,
+    mode: Mode = "production",
+    registry: Registry | str | None = None,
+    options: RemoteOptions | None = None,
+) -> RemoteSession | CheckedSession:
+    """A session of `ref` that runs in the server at `triton://host:port`.
+
+    The server must have the model under the registry's name and number, with the same bundle: that
+    is checked now, and by the server again for every request. `mode="test"` gives a session that
+    also runs the reference program here and compares.
+
+    Raises RemoteError, ServingError, or what `runtime.load` raises about `ref`.
+    """
+    address = address_of(url)
+    client = _client(address, options or RemoteOptions())
+    bundle, version = open_bundle(ref, registry)
+    if mode == "production":
+        require_promoted(ref, bundle, version)
+    name, number = bundle.manifest.name, _number(bundle.path, version)
+    if version is not None:
+        name = version.name
+    try:
+        target = _served(client, name, number, bundle.digest)
+        signature = Signature.from_dict(bundle.manifest.signature)
+        model = RemoteModel(signature, client, name, number, bundle.digest)
+    except BaseException:
+        client.close()
+        raise
+    origin = Origin(name, number or None, bundle.digest, target, f"triton at {address}")
+    if mode == "production":
+        return RemoteSession(signature, model, origin)
+    reference = engine("exported").open(bundle.file(bundle.manifest.program), torch.device("cpu"))
+    return CheckedSession(
+        signature, model, reference, tolerances_of(bundle.manifest), "cpu", origin
+    )
+
+
+def _client(address: str, options: RemoteOptions) -> Client:
+    try:
+        from serving.client import Client
+    except ImportError as error:
+        raise ServingError(
+            f"a remote session needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
+        ) from None
+    return Client(address, options)
+
+
+def _number(folder: Path, version: Version | None) -> str:
+    """Triton's version: the registry's number, or that of a pulled folder's note, or any."""
+    if version is not None:
+        return str(version.number)
+    record = read_promoted(folder)
+    found = parse_ref(record.ref) if record else None
+    return str(found.version) if isinstance(found, Ref) and found.version else ""
+
+
+def _served(client: Client, name: str, number: str, digest: str) -> str:
+    """The target that the server runs; raises VersionMismatchError if it is not that bundle."""
+    what = f"{name}/{number}" if number else name
+    try:
+        config = client.model_config(name, number)
+    except RefusedError as error:
+        raise VersionMismatchError(f"{what} is not served there: {error}") from None
+    found = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
+    if not found:
+        raise VersionMismatchError(
+            f"server {client.address}: its {what} was not made by `pipeline deploy`"
+        )
+    if found != digest:
+        raise VersionMismatchError(
+            f"server {client.address}: its {what} is bundle {found[:12]}, the registry's is "
+            f"{digest[:12]}: deploy that version there"
+        )
+    return str(config.parameters[TARGET].string_value)

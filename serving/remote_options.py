@@ -1,0 +1,57 @@
+"""How a remote session talks to its server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from serving.errors import ServingError
+
+SCHEME = "triton://"
+
+
+@dataclass(frozen=True)
+class Tls:
+    """PEM files. Without `root_certificates` the system's; key and chain where clients show one."""
+
+    root_certificates: Path | None = None
+    private_key: Path | None = None
+    certificate_chain: Path | None = None
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """`deadline_s` is for a call with all its retries; `retries` where there is no connection, it
+    broke, or the server took nothing more: to run a model twice does no harm.
+
+    `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
+    memory that client and server share, which takes one host. `allow_nan`: hand on NaN answers to
+    inputs that have neither NaN nor infinity, instead of refusing them.
+    """
+
+    deadline_s: float = 10.0
+    retries: int = 3
+    in_flight: int = 8
+    shared_memory: bool = False
+    compression: Literal["none", "gzip", "deflate"] = "none"
+    tls: Tls | None = None
+    allow_nan: bool = False
+
+    def __post_init__(self) -> None:
+        if self.deadline_s <= 0 or self.retries < 0 or self.in_flight < 1:
+            raise ServingError(
+                f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
+                f"in_flight={self.in_flight}: needed are more than 0, at least 0, at least 1"
+            )
+        if self.compression not in ("none", "gzip", "deflate"):
+            raise ServingError(f"compression {self.compression!r}: use none, gzip or deflate")
+
+
+def address_of(url: str) -> str:
+    """`host:port` of `triton://host:port`; raises ServingError."""
+    address = url.removeprefix(SCHEME)
+    host, _, port = address.rpartition(":")
+    if not url.startswith(SCHEME) or not host or not port.isdecimal() or "/" in address:
+        raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")
+    return address

@@ -1,0 +1,41 @@
+"""A Triton model repository: config.pbtxt, the version's bundle, and the model.py that runs it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from registry.bundle import Bundle, write_atomically
+from serving.errors import ServingError
+from serving.model_config import Service, config_text
+
+CONFIG = "config.pbtxt"
+BUNDLE = "bundle"
+_MODEL = "triton_model.py"
+
+
+def write_repository(
+    out: Path, service: Service, place: Callable[[Path], Bundle], *, replace: bool = False
+) -> Path:
+    """Write `out/<name>/` whole or not at all; returns that folder.
+
+    `place` puts the promoted bundle into the new folder it is given. The result may be moved and
+    copied. Raises ServingError if the model is there already, unless `replace`.
+    """
+    folder = out / service.name
+    if folder.exists() and not replace:
+        raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
+    text = config_text(service)
+    with write_atomically(folder, replace=replace) as partial:
+        version = partial / str(service.number)
+        version.mkdir()
+        bundle = place(version / BUNDLE)
+        if bundle.digest != service.digest:
+            raise ServingError(
+                f"{bundle.path}: bundle {bundle.digest[:12]} where {service.digest[:12]} was meant"
+            )
+        source = Path(__file__).with_name(_MODEL)
+        shutil.copyfile(source, version / "model.py")
+        (partial / CONFIG).write_text(text)
+    return folder

@@ -1,0 +1,74 @@
+"""The model.py of a Triton repository: Triton's requests to `serving.backend`, and back.
+
+`pipeline deploy` copies this file. Triton's Python imports it; soa-pipeline must be importable
+there. Everything that is not Triton's own interface is in serving/backend.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils  # only inside Triton
+
+# NVIDIA's wheel starts Python isolated: it looks neither at PYTHONPATH nor into a venv.
+given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+sys.path[:0] = [path for path in given if path and path not in sys.path]
+
+import soa_pipeline  # noqa: E402
+
+soa_pipeline.check_origins()
+
+# Arrays cross by DLPack: the stub was built for NumPy 1, and to it NumPy 2 has elements of 0 bytes.
+from torch import from_numpy  # noqa: E402
+from torch.utils.dlpack import from_dlpack  # noqa: E402
+
+from runtime.loader import load  # noqa: E402
+from serving.backend import Core, Request  # noqa: E402
+from serving.errors import RequestError, WrongVersionError  # noqa: E402
+
+
+class TritonPythonModel:
+    """One instance of the model, in a process of its own."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        folder = Path(__file__).resolve().parent / "bundle"
+        on_gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        facts = {name: each["string_value"] for name, each in config["parameters"].items()}
+        self._session = load(folder, device=device, mode="production", target=facts["target"])
+        digest = facts["digest"]
+        found = self._session.origin.digest if self._session.origin else None
+        if found != digest:
+            raise pb_utils.TritonModelException(
+                f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
+            )
+        self._core = Core(self._session, merge=config["max_batch_size"] > 0, digest=digest)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        answers = self._core.answer([_request(request) for request in requests])
+        return [_response(answer) for answer in answers]
+
+    def finalize(self) -> None:
+        self._session.close()
+
+
+def _request(request: Any) -> Request:
+    parameters = json.loads(request.parameters() or "{}")
+    inputs = {t.name(): from_dlpack(t.to_dlpack()).numpy() for t in request.inputs()}
+    return Request(inputs, parameters.get("digest"))
+
+
+def _response(answer: dict[str, Any] | RequestError) -> Any:
+    if isinstance(answer, RequestError):
+        code = pb_utils.TritonError.INVALID_ARG
+        if isinstance(answer, WrongVersionError):
+            code = pb_utils.TritonError.NOT_FOUND
+        return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor.from_dlpack(name, from_numpy(v)) for name, v in answer.items()]
+    )

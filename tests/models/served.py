@@ -1,0 +1,154 @@
+"""Models to serve: rows of every dtype that travels, and models whose rows see each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from engines.target import Target
+from registry.bundle import Bundle
+from registry.manifest import Provenance, SessionSettings
+from runtime.compare import default_tolerance
+from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
+from stages.benchmark import benchmark
+from stages.compile import Compiled
+from stages.package import TargetResult, package
+from stages.reference import Reference, random_inputs
+from stages.validate import validate_session
+from tests.models.building import build
+
+MIXED = Signature.build(
+    {
+        "parts": Layout(
+            [
+                column("pt", "float32"),
+                column("unread", "int64"),
+                eigen("dir", "float32", 3),
+                eigen("cov", "float64", 2, 3),
+                column("flag", "bool"),
+                column("kind", "int8"),
+                column("hits", "uint16"),
+                column("run", "uint32"),
+                column("half", "float16"),
+                column("sum", "float32"),
+            ]
+        ),
+        "loose": Layout(
+            [
+                eigen("vec", "float32", 2),
+                eigen("mat", "float64", 2, 2),
+                column("count", "int32"),
+                column("ok", "bool"),
+                column("small", "uint8"),
+            ],
+            storage="columns",
+        ),
+    },
+    [
+        Block("plain", "parts", ("kind", "hits", "run", "half", "pt"), "float32"),
+        Block("dir", "parts", ("dir",)),
+        Block("cov", "parts", ("cov",)),
+        Block("flag", "parts", ("flag",)),
+    ],
+    [
+        Block("sum", "parts", ("sum",)),
+        *(Block(name, "loose", (name,)) for name in ("vec", "mat", "count", "ok", "small")),
+    ],
+    {"n": RowRange(0, 200, (50,))},
+)
+
+EVENT = Signature.build(
+    {
+        "nodes": Layout([column("x", "float32"), column("y", "float32"), scalar("z", "float32")]),
+        "edges": Layout([column("weight", "float32")]),
+        "out": Layout([column("score", "float32"), scalar("total", "float32")]),
+    },
+    [
+        Block("points", "nodes", ("x", "y")),
+        Block("scale", "nodes", ("z",)),
+        Block("weights", "edges", ("weight",)),
+    ],
+    [Block("score", "out", ("score",)), Block("total", "out", ("total",))],
+    {"nodes": RowRange(0, 60, (20,)), "edges": RowRange(0, 90, (30,))},
+    {"nodes": "nodes", "edges": "edges", "out": "nodes"},
+)
+
+COUPLED = Signature.build(
+    {
+        "nodes": Layout([column("x", "float32"), column("y", "float32")]),
+        "out": Layout([column("share", "float32")]),
+    },
+    [Block("points", "nodes", ("x", "y"))],
+    [Block("share", "out", ("share",))],
+    {"n": RowRange(0, 100, (20,))},
+)
+
+
+class Mixed(nn.Module):
+    """Every row for itself, on every dtype that travels."""
+
+    def forward(self, plain: Tensor, dir: Tensor, cov: Tensor, flag: Tensor) -> tuple[Tensor, ...]:
+        total = plain.sum(1, keepdim=True) + dir.square().sum(1, keepdim=True)
+        whole = (plain[:, 0:1] + 2 * plain[:, 1:2]).to(torch.int32)
+        return (
+            torch.where(flag, total, -total),
+            dir[:, 0:2] - dir[:, 1:3],
+            cov[:, :, 0:2] * 2 + cov[:, :, 1:3],
+            whole,
+            flag.logical_not() & (whole > 10),
+            plain[:, 1:2].to(torch.uint8),
+        )
+
+
+class Event(nn.Module):
+    """Every node sees every edge."""
+
+    def forward(self, points: Tensor, scale: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        total = weights.sum().reshape(1)
+        return points.sum(1, keepdim=True) * scale + total, total
+
+
+class Coupled(nn.Module):
+    """The rows share one whole between them."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        return torch.softmax(points.sum(1, keepdim=True), dim=0)
+
+
+class Running(nn.Module):
+    """Every row sees those before it: a prefix alone keeps its answers, a later part does not."""
+
+    def forward(self, points: Tensor) -> Tensor:
+        return torch.cumsum(points.sum(1, keepdim=True), dim=0)
+
+
+_PROVENANCE = Provenance(
+    created="2026-01-02T03:04:05+00:00", config_sha256="00ff", config={}, python="3.11.0"
+)
+
+
+def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature) -> Bundle:
+    """Captured, validated, timed for a moment and packaged, in this process, for one engine."""
+    work = folder / "work"
+    work.mkdir(parents=True)
+    made = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
+    session = made.session("exported")
+    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
+    report = validate_session(
+        session, "exported", Reference.load(made.capture.reference), tolerances
+    )
+    assert report.valid, report.reason
+    timed = benchmark(signature, {"exported": session}, made.inputs, seconds=0.01)
+    result = TargetResult(
+        str(Target.parse("cpu")),
+        {},
+        {"exported": Compiled("exported", work / "exported", (), 0.0, None, "", "")},
+        {"exported": report},
+        timed,
+    )
+    return package(
+        folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
+        frozenset(), SessionSettings(), _PROVENANCE,
+    )  # fmt: skip

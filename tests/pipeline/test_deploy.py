@@ -1,0 +1,101 @@
+"""`pipeline deploy`: a promoted version as a repository; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from pipeline.pull import pull
+from registry.bundle import Bundle
+from registry.store import Registry
+from runtime.loader import load
+from tests.models.project import PASSED, TARGET, Built, cli, refusal
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Registry:
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    return registry
+
+
+def deploy(registry: Registry, ref: object, *more: object) -> dict[str, object]:
+    said = cli("deploy", ref, *more, "--registry", registry.uri, "--json").stdout
+    answer: dict[str, object] = json.loads(said)
+    return answer
+
+
+def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None:
+    answer = deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2)
+    assert answer == {
+        "version": "jets/1",
+        "digest": jets.bundle.digest,
+        "target": TARGET,
+        "folder": str(tmp_path / "a" / "jets"),
+        "max_batch_size": 1000,
+        "preferred_batch_size": [1000],
+    }
+    shutil.move(tmp_path / "a", tmp_path / "b")  # nothing in it knows where it lies
+    folder = tmp_path / "b" / "jets"
+    assert sorted(p.name for p in folder.iterdir()) == ["1", "config.pbtxt"]
+    assert sorted(p.name for p in (folder / "1").iterdir()) == ["bundle", "model.py"]
+    assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
+    config = text_format.Parse(
+        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (config.name, config.backend, config.instance_group[0].count) == ("jets", "python", 2)
+    assert Bundle.open(folder / "1" / "bundle").digest == jets.bundle.digest
+    load(folder / "1" / "bundle", mode="production").close()
+
+
+def test_a_pulled_folder_is_as_good(promoted: Registry, tmp_path: Path) -> None:
+    pull(promoted, "jets@production", tmp_path / "pulled")
+    here = deploy(promoted, "jets@production", "--out", tmp_path / "a")
+    there = deploy(promoted, tmp_path / "pulled", "--out", tmp_path / "b")
+    assert there["version"] == "jets/1" and there["digest"] == here["digest"]
+    one, other = ((tmp_path / x / "jets/config.pbtxt").read_text() for x in "ab")
+    assert one == other
+
+
+def test_people_are_told_how_requests_are_batched(promoted: Registry, tmp_path: Path) -> None:
+    text = cli("deploy", "jets", "--out", tmp_path / "a", "--registry", promoted.uri).stdout
+    assert f"jets/1 ({TARGET}) is in {tmp_path}/a/jets" in text
+    assert "requests are merged up to 1000 rows; preferred: 1000" in text
+
+
+def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    cli("deploy", "jets", *where)
+    assert "exists already: remove it, or replace it with --replace" in refusal(
+        "deploy", "jets", *where
+    )
+    (tmp_path / "a" / "jets" / "config.pbtxt").write_text("old")
+    cli("deploy", "jets", *where, "--replace")
+    assert (tmp_path / "a" / "jets" / "config.pbtxt").read_text() != "old"
+
+
+def test_what_no_gate_let_pass(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", registry.uri)
+    assert "never promoted to production" in refusal("deploy", "jets/1", *where)
+    assert "no promotion vouches for" in refusal("deploy", jets.bundle.path, *where)
+    assert not (tmp_path / "a").exists()
+
+
+def test_devices_and_targets_that_it_does_not_have(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    said = refusal("deploy", "jets", *where, "--device", "cuda:0")
+    assert said == f"jets has no verified target for cuda:0; it has: {TARGET}"
+    said = refusal("deploy", "jets", *where, "--target", "cpu/aarch64")
+    assert said.startswith("jets has no verified target cpu/aarch64 for cpu; it has:")
+    assert "at least 1 instance" in refusal("deploy", "jets", *where, "--instances", 0)
+    assert not (tmp_path / "a").exists()
+
+
+def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--registry", promoted.uri, "--tritonserver", tmp_path / "none")
+    said = refusal("serve", "jets", *where)
+    assert said == f"{tmp_path}/none is no tritonserver: there is no such executable file"

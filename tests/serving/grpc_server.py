@@ -1,0 +1,70 @@
+"""A server of Triton's protocol in this process: gRPC is real, and it can be told to misbehave."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import numpy as np
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from runtime.session import Session
+from serving.backend import Core, Request
+from serving.errors import RequestError
+from serving.model_config import Service, config_message
+
+Fault = Callable[[Any, Any], Any]
+
+
+class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """Answers as our backend in Triton does. `fault(answer, context)` may change an answer."""
+
+    def __init__(self, session: Session, service: Service) -> None:
+        self.service = service
+        self.core = Core(session, merge=service.merge, digest=service.digest)
+        self.fault: Fault = lambda answer, context: answer
+        self.requests = 0
+        self._lock = threading.Lock()
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:
+        if request.name != self.service.name or request.version not in (
+            "", str(self.service.number)
+        ):  # fmt: skip
+            context.abort(grpc.StatusCode.NOT_FOUND, f"no model {request.name}/{request.version}")
+        return service_pb2.ModelConfigResponse(config=config_message(self.service))
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        with self._lock:
+            self.requests += 1
+            dtypes = {t.name: t.dtype for t in self.core.wire.inputs}
+            inputs = {
+                described.name: np.frombuffer(raw, dtypes[described.name]).reshape(described.shape)
+                for described, raw in zip(request.inputs, request.raw_input_contents, strict=True)
+            }
+            (found,) = self.core.answer(
+                [Request(inputs, request.parameters["digest"].string_param)]
+            )
+        if isinstance(found, RequestError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(found))
+        assert isinstance(found, dict)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        for t in self.core.wire.outputs:
+            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
+            answer.raw_output_contents.append(found[t.name].tobytes())
+        return self.fault(answer, context)
+
+    @contextmanager
+    def listening(self, address: str = "127.0.0.1:0") -> Iterator[str]:
+        """While it lasts, `triton://host:port` answers."""
+        server = grpc.server(ThreadPoolExecutor(8))
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+        port = server.add_insecure_port(address)
+        server.start()
+        try:
+            yield f"triton://127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait()

@@ -1,0 +1,163 @@
+"""config.pbtxt: Triton's own schema reads it, and it says what the signature says."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+
+from engines.target import Target
+from registry.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
+from serving.errors import ServingError
+from serving.model_config import Service, config_message, config_text, preferred_sizes
+from serving.wire import TRITON_DTYPES, Wire, mergeable
+from soa.signature import Signature
+from tests.models import served
+from tests.models.bundles import V3, manifest_data
+from tests.models.signatures import Problem, problems
+
+CPU = str(Target.parse("cpu"))
+
+
+def service(signature: Signature, **fields: Any) -> Service:
+    given = {"merge": mergeable(signature), "target": CPU, **fields}
+    return Service("model", 3, "d" * 64, signature=signature, **given)
+
+
+def parsed(written: Service) -> Any:
+    return text_format.Parse(config_text(written), model_config_pb2.ModelConfig())
+
+
+@settings(max_examples=60)
+@given(problems(), st.integers(1, 4), st.integers(0, 1000), st.sets(st.integers(1, 400)))
+def test_it_is_read_back_as_it_was_meant(
+    problem: Problem, instances: int, delay: int, preferred: set[int]
+) -> None:
+    signature = problem.signature
+    dtypes = [c.dtype for layout in signature.layouts.values() for c in layout.columns]
+    assume(all(dtype in TRITON_DTYPES for dtype in dtypes))
+    written = service(
+        signature, instances=instances, queue_delay_us=delay, preferred=tuple(sorted(preferred))
+    )
+    config = parsed(written)
+    assert config == config_message(written)
+    wire = Wire.of(signature)
+    merge = mergeable(signature)
+    names = [t.name for t in (*wire.inputs, *wire.outputs)]
+    assert len(set(names)) == len(names)
+    for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
+        assert [t.name for t in tensors] == [e.name for e in entries]
+        for t, entry in zip(tensors, entries, strict=True):
+            assert model_config_pb2.DataType.Name(entry.data_type) == f"TYPE_{t.datatype}"
+            full = [-1, *entry.dims] if merge else list(entry.dims)
+            assert full == [-1 if i == 0 and not t.scalar else extent
+                            for i, extent in enumerate(t.shape(7))]  # fmt: skip
+    assert config.max_batch_size == (100 if merge else 0)
+    assert config.HasField("dynamic_batching") == merge
+    kept = sorted(rows for rows in preferred if rows <= 100) if merge else []
+    assert list(config.dynamic_batching.preferred_batch_size) == kept
+    assert [(g.count, g.kind) for g in config.instance_group] == [
+        (instances, model_config_pb2.ModelInstanceGroup.KIND_CPU)
+    ]
+    assert list(config.version_policy.specific.versions) == [3]
+    assert config.parameters["digest"].string_value == "d" * 64
+    for warm in config.model_warmup:
+        assert set(warm.inputs) == {t.name for t in wire.inputs}
+        assert all(extent > 0 for each in warm.inputs.values() for extent in each.dims)
+        assert warm.batch_size <= config.max_batch_size
+
+
+def test_one_group_for_each_gpu() -> None:
+    config = parsed(service(served.MIXED, target="cuda/sm_90", devices=("cuda:0", "cuda:2")))
+    group = model_config_pb2.ModelInstanceGroup
+    assert [(g.kind, list(g.gpus), g.count) for g in config.instance_group] == [
+        (group.KIND_GPU, [0], 1),
+        (group.KIND_GPU, [2], 1),
+    ]
+
+
+def test_rows_of_several_dimensions_are_not_batched() -> None:
+    config = parsed(service(served.EVENT))
+    assert config.max_batch_size == 0 and not config.HasField("dynamic_batching")
+    assert {e.name: list(e.dims) for e in config.input} == {
+        "nodes.x": [-1, 1],
+        "nodes.y": [-1, 1],
+        "nodes.z": [1],
+        "edges.weight": [-1, 1],
+    }
+
+
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "device": ({"devices": ("gpu",)}, "device 'gpu': use cpu or cuda:<number>"),
+    "target": ({"devices": ("cuda:0",)}, "does not run on device 'cuda:0'"),
+    "twice": ({"devices": ("cpu", "cpu")}, "name each one once"),
+    "none": ({"devices": ()}, "devices none"),
+    "instances": ({"instances": 0}, "at least 1 instance"),
+    "delay": ({"queue_delay_us": -1}, "at least 1 instance and 0 us"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_cannot_be_served(mistake: str) -> None:
+    fields, message = MISTAKES[mistake]
+    with pytest.raises(ServingError, match=message):
+        service(served.MIXED, **fields)
+
+
+def test_scalars_are_never_merged() -> None:
+    with pytest.raises(ServingError, match="never merged"):
+        service(served.EVENT, merge=True)
+
+
+def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) -> Manifest:
+    """Median times in microseconds by rows, of the engine chosen and of one for few rows."""
+
+    def candidate(times: dict[str, float]) -> Candidate:
+        stats = {n: BenchmarkStats(median_us=t, p05_us=t, p95_us=t) for n, t in times.items()}
+        return Candidate(status="valid", files=["f"], benchmark=stats)
+
+    record = TargetRecord(
+        status="verified",
+        chosen="aoti",
+        below=[Below(rows=50, engine="onnxruntime")] if below else [],
+        candidates={"aoti": candidate(chosen)}
+        | ({"onnxruntime": candidate(below)} if below else {}),
+    )
+    made = Manifest.model_validate({**manifest_data(), "targets": {}})
+    return made.model_copy(update={"targets": {V3: record}})
+
+
+@pytest.mark.parametrize(
+    ("times", "sizes"),
+    [
+        ({"10": 10.0, "1000": 1000.0}, (1000,)),  # the call's own cost is what counts
+        ({"1000": 10_000.0, "2000": 20_000.0}, (1000, 2000)),  # both as good
+        ({"100": 10_000.0, "1000": 900_000.0}, (100,)),  # out of the cache
+        ({"1": 3.0}, ()),
+        ({"nodes=3,edges=5": 10.0}, ()),
+        ({}, ()),
+    ],
+)
+def test_preferred_sizes_come_from_the_benchmark(
+    times: dict[str, float], sizes: tuple[int, ...]
+) -> None:
+    assert preferred_sizes(manifest(times), V3) == sizes
+
+
+def test_the_engine_for_few_rows_counts_too() -> None:
+    slow = {"100": 95_000.0, "1000": 900_000.0}
+    assert preferred_sizes(manifest(slow), V3) == (100, 1000)
+    assert preferred_sizes(manifest(slow, {"100": 1000.0}), V3) == (100,)
+
+
+@given(st.dictionaries(st.integers(2, 5000), st.floats(0.1, 1e6), min_size=1, max_size=5))
+def test_the_best_size_is_always_preferred(times: dict[int, float]) -> None:
+    found = preferred_sizes(manifest({str(n): us for n, us in times.items()}), V3)
+    best = max(times, key=lambda n: n / (times[n] + 300))
+    assert best in found and set(found) <= set(times)
+    assert all(a < b for a, b in itertools.pairwise(found))

@@ -1,0 +1,395 @@
+"""A remote session against a server that answers, and against one that does not, or wrongly."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+import pipeline
+from registry.bundle import Bundle
+from registry.errors import BundleError
+from registry.store import Registry
+from runtime.checked import CheckedSession
+from runtime.errors import BindError, DeviationError, LoadError
+from runtime.loader import load as load_here
+from runtime.loader import tolerances_of
+from serving.errors import (
+    AnswerError,
+    DeadlineError,
+    RefusedError,
+    RemoteError,
+    ServerGoneError,
+    ServingError,
+    VersionMismatchError,
+)
+from serving.remote import RemoteSession
+from serving.remote_options import RemoteOptions, Tls
+from soa import Collection
+from stages.reference import Reference
+from stages.validate import validate_session
+from tests.models.building import reference_collections
+from tests.models.project import described
+from tests.serving.conftest import Shop
+from tests.serving.grpc_server import Server
+
+QUICK = RemoteOptions(deadline_s=5.0, retries=2)
+
+
+@pytest.fixture(scope="module")
+def server(shop: Shop) -> Iterator[Server]:
+    bundle = shop.deployed["jets"].folder / "1" / "bundle"
+    session = load_here(bundle)
+    yield Server(session, shop.deployed["jets"].service)
+    session.close()
+
+
+@pytest.fixture
+def url(server: Server) -> Iterator[str]:
+    with server.listening() as address:
+        yield address
+    server.fault = lambda answer, context: answer
+
+
+@pytest.fixture
+def remote(shop: Shop, url: str) -> Iterator[RemoteSession]:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    yield session
+    session.close()
+
+
+def collections(bundle: Bundle, session: Any, n: int) -> tuple[Any, Any]:
+    inputs = Reference.load(bundle.file("reference.safetensors")).inputs
+    return reference_collections(session.signature, inputs, {"n": n})
+
+
+def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) -> None:
+    """All row counts, padding, poisoned outputs: by the rules that validate an artifact."""
+    bundle = shop.bundles["jets"]
+    report = validate_session(
+        remote, "remote", Reference.load(bundle.file("reference.safetensors")),
+        tolerances_of(bundle.manifest),
+    )  # fmt: skip
+    assert report.valid, report.reason
+    assert len(report.cases) > 5
+
+
+def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
+    assert isinstance(remote, RemoteSession)
+    assert remote.origin is not None
+    assert remote.origin.digest == shop.bundles["jets"].digest
+    assert (remote.origin.name, remote.origin.version) == ("jets", "1")
+    assert remote.origin.engine.startswith("triton at 127.0.0.1:")
+
+
+def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSession) -> None:
+    given, written = collections(shop.bundles["jets"], remote, 40)
+    binding = remote.bind(given, written)
+    binding()
+    whole = written["tags"].numpy("x").copy()
+    written["tags"].numpy("x")[:] = -1
+    binding(10)
+    part = written["tags"].component("x")
+    assert torch.equal(part[:10], torch.from_numpy(whole[:10]))
+    assert (part[10:40] == -1).all()
+
+
+def test_bad_memory_is_refused_before_anything_is_sent(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    given, _ = collections(shop.bundles["jets"], remote, 10)
+    before = server.requests
+    with pytest.raises(BindError, match="outside the compiled range"):
+        remote.run(remote.collection("jets", 1001), remote.collection("tags", 1001))
+    with pytest.raises(BindError, match="rows"):
+        remote.run(given, remote.collection("tags", 9))
+    assert server.requests == before
+
+
+def test_asynchronous_answers_come_in_the_order_of_the_calls(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    events = [collections(shop.bundles["jets"], remote, n) for n in range(1, 30)]
+    local = [collections(shop.bundles["jets"], remote, n)[1] for n in range(1, 30)]
+
+    def later_is_quicker(answer: Any, context: Any) -> Any:
+        time.sleep(0.02 / answer.outputs[0].shape[0])
+        return answer
+
+    server.fault = later_is_quicker
+    futures = [remote.run_async(*event) for event in events]
+    here = load_here("jets@production", registry=shop.registry)
+    for (given, written), future, mine in zip(events, futures, local, strict=True):
+        assert future.result()["tags"] is written["tags"]
+        here.run(given, mine)
+        for name in "xyz":
+            assert torch.allclose(written["tags"][name], mine["tags"][name], atol=1e-6)
+
+
+def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
+    events = [collections(shop.bundles["jets"], remote, 5) for _ in range(20)]
+    remote.run_many([remote.bind(*event) for event in events])
+    first = events[0][1]["tags"]["x"]
+    assert first.any() and all(torch.equal(w["tags"]["x"], first) for _, w in events)
+
+
+def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, mode="test")
+    assert isinstance(session, CheckedSession)
+    given, written = collections(shop.bundles["jets"], session, 20)
+    session.run(given, written)
+    assert session.report.events == 1
+
+    def wrong(answer: Any, context: Any) -> Any:
+        values = bytearray(answer.raw_output_contents[0])
+        values[40:44] = b"\0\0\0\x40"  # 2.0 in row 10
+        answer.raw_output_contents[0] = bytes(values)
+        return answer
+
+    server.fault = wrong
+    with pytest.raises(DeviationError, match="row 10"):
+        session.run(given, written)
+    session.close()
+
+
+# -- what can go wrong ---------------------------------------------------------------------------
+
+
+def changed(index: int, **fields: Any) -> Any:
+    def fault(answer: Any, context: Any) -> Any:
+        if "raw" in fields:
+            answer.raw_output_contents[index] = fields["raw"]
+        if "shape" in fields:
+            answer.outputs[index].shape[:] = fields["shape"]
+        for name in ("name", "datatype"):
+            if name in fields:
+                setattr(answer.outputs[index], name, fields[name])
+        return answer
+
+    return fault
+
+
+NAN = b"\0\0\xc0\x7f"
+ANSWERS = {
+    "NaN": (changed(1, raw=b"\0\0\0\0" * 4 + NAN), r"tags\.y is NaN at row 4, and no input"),
+    "shape": (changed(0, shape=[4, 1]), r"tags\.x is FP32 \(4, 1\), needed is FP32 \(5, 1\)"),
+    "dtype": (changed(0, datatype="INT32"), r"tags\.x is INT32 \(5, 1\), needed is FP32"),
+    "name": (changed(2, name="tags.w"), r"the answer has outputs tags\.x, tags\.y, tags\.w"),
+    "bytes": (changed(2, raw=b"\0" * 19), r"output tags\.z has 19 bytes, needed are 20"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_wrong_answer_is_refused_and_nothing_written(
+    shop: Shop, server: Server, remote: RemoteSession, kind: str
+) -> None:
+    server.fault, message = ANSWERS[kind]
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    with pytest.raises(AnswerError, match=message):
+        remote.run(given, written)
+    assert not written["tags"].memory()[0].any()
+
+
+def test_an_array_that_is_missing(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    def fault(answer: Any, context: Any) -> Any:
+        del answer.raw_output_contents[2]
+        return answer
+
+    server.fault = fault
+    with pytest.raises(AnswerError, match="2 arrays in the answer"):
+        remote.run(*collections(shop.bundles["jets"], remote, 5))
+
+
+def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    given["jets"].numpy("c")[3] = float("nan")
+    remote.run(given, written)
+    assert written["tags"]["x"].isnan().tolist() == [False, False, False, True, False]
+
+
+def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
+    session = pipeline.load(
+        "jets@production", device=url, registry=shop.registry, remote=RemoteOptions(allow_nan=True)
+    )
+    server.fault = changed(0, raw=NAN * 5)
+    given, written = collections(shop.bundles["jets"], session, 5)
+    session.run(given, written)
+    assert written["tags"]["x"].isnan().all()
+    session.close()
+
+
+def test_a_server_that_hangs(shop: Shop, server: Server, url: str) -> None:
+    options = RemoteOptions(deadline_s=0.3)
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+    def hang(answer: Any, context: Any) -> Any:
+        time.sleep(1.0)
+        return answer
+
+    server.fault = hang
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.3 s"):
+        session.run(*collections(shop.bundles["jets"], session, 5))
+    session.close()
+
+
+def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    left = [2]
+
+    def busy(answer: Any, context: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+        return answer
+
+    server.fault = busy
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    remote.run(given, written)
+    assert written["tags"]["x"].any() and left == [0]
+    left[0] = 3
+    with pytest.raises(ServerGoneError, match="after 3 attempts: Exceeds maximum queue size"):
+        remote.run(given, written)
+
+
+def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
+    with server.listening() as url:
+        session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        event = collections(shop.bundles["jets"], session, 5)
+        session.run(*event)
+    with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
+        session.run(*event)
+    with server.listening(url.removeprefix("triton://")):
+        until = time.monotonic() + 30
+        while True:  # gRPC decides when it connects again
+            try:
+                session.run(*event)
+                break
+            except ServerGoneError:
+                assert time.monotonic() < until
+    session.close()
+
+
+def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    def broken(answer: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "the kernel failed\nand more")
+
+    server.fault = broken
+    with pytest.raises(RefusedError, match=r"the kernel failed \(internal\)$"):
+        remote.run(*collections(shop.bundles["jets"], remote, 5))
+
+
+def test_nobody_there(shop: Shop) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        url = f"triton://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
+            pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry in which jets/1 is another bundle and jets/2 the one that is served as jets/1."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    registry.register(described(shop.bundles["jets"], folder / "other", "another"))
+    registry.register(shop.bundles["jets"])
+    return registry
+
+
+def test_another_bundle_under_the_same_name(elsewhere: Registry, url: str) -> None:
+    with pytest.raises(VersionMismatchError, match=r"its jets/1 is bundle .*, the registry's is"):
+        pipeline.load("jets/1", device=url, registry=elsewhere, mode="test")
+
+
+def test_another_version_or_model(shop: Shop, elsewhere: Registry, url: str) -> None:
+    with pytest.raises(VersionMismatchError, match="no model jets/2"):
+        pipeline.load("jets/2", device=url, registry=elsewhere, mode="test")
+    with pytest.raises(VersionMismatchError, match="no model mixed/1"):
+        pipeline.load("mixed@production", device=url, registry=shop.registry)
+
+
+def test_a_server_that_was_restarted_with_another_bundle(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    """Every request says which bundle it means."""
+    event = collections(shop.bundles["jets"], remote, 5)
+    remote.run(*event)
+    before, server.core._digest = server.core._digest, "f" * 64
+    with pytest.raises(RemoteError, match=r"asked for bundle .*, this server runs ffffffffffff"):
+        remote.run(*event)
+    server.core._digest = before
+
+
+def test_what_was_not_promoted_runs_in_test_mode_only(
+    shop: Shop, elsewhere: Registry, url: str
+) -> None:
+    with pytest.raises(LoadError, match="never promoted to production"):
+        pipeline.load("jets/2", device=url, registry=elsewhere)
+    folder = shop.bundles["jets"].path
+    with pytest.raises(LoadError, match="a folder that no promotion vouches for"):
+        pipeline.load(folder, device=url)
+    pipeline.load(folder, device=url, mode="test").close()
+
+
+@pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
+def test_an_address_that_is_none(device: str) -> None:
+    with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
+        pipeline.load("jets@production", device=device)
+
+
+def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> None:
+    with pytest.raises(LoadError, match="threads with device 'triton://"):
+        pipeline.load("jets@production", device=url, threads=2)
+    with pytest.raises(LoadError, match="remote options with device 'cpu'"):
+        pipeline.load("jets@production", device="cpu", remote=QUICK)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"deadline_s": 0.0}, {"retries": -1}, {"in_flight": 0}, {"compression": "zip"}]
+)
+def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
+    with pytest.raises(ServingError):
+        RemoteOptions(**fault)
+
+
+def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -> None:
+    options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
+    with pytest.raises(ServingError, match=r"root\.pem: No such file"):
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
+    options = RemoteOptions(tls=Tls(), retries=1, deadline_s=5.0)
+    with pytest.raises(ServerGoneError):
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_a_closed_session(shop: Shop, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    event = collections(shop.bundles["jets"], session, 5)
+    session.close()
+    with pytest.raises(ServerGoneError, match="the session is closed"):
+        session.run(*event)
+
+
+def test_an_altered_bundle_never_gets_to_the_server(url: str, shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shop.registry.fetch(shop.registry.find("jets/1"), folder)
+    (folder / "program.pt2").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        pipeline.load(folder, device=url, mode="test")
+
+
+def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSession) -> None:
+    layout = remote.layout("jets")
+    memory = torch.zeros(layout.nbytes(8) + layout.alignment, dtype=torch.uint8)
+    start = -memory.data_ptr() % layout.alignment
+    given = Collection.wrap(layout, memory[start:], 8)
+    written = remote.collection("tags", 8)
+    remote.run(given, written)
+    assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
