@@ -2,8 +2,8 @@
 
 Side by side, in turns: the bundle opened without the digests of its files, with them, and with its
 signature too; each then opens the artifact, for `aoti` and for the portable program. Once within a
-process that has everything imported, and once as a whole process, from the start of Python to the
-first answer. The files are in the page cache.
+process that has everything imported, and once as a whole process, from the start of Python to a
+session. The files are in the page cache.
 """
 
 from __future__ import annotations
