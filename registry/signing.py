@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from registry.bundle import SIGNATURE, SUMS, Bundle
+from registry.bundle import ANNEXES, SIGNATURE, SUMS, Bundle
 from registry.errors import SignatureError
 from registry.promoted import PROMOTED
 
@@ -190,10 +190,12 @@ class _Hashed:
                 "method": "files",
                 "hash_type": "sha256",
                 "allow_symlinks": False,
-                "ignore_paths": [SIGNATURE, PROMOTED],
+                "ignore_paths": [SIGNATURE, PROMOTED, ANNEXES],
             }
         )
-        digests = {**bundle.files, SUMS: bundle.digest}
+        # Annexes came later, and are under no signature.
+        own = {n: d for n, d in bundle.files.items() if not n.startswith(f"{ANNEXES}/")}
+        digests = {**own, SUMS: bundle.digest}
         items = [
             kind.new_item(name, Digest("sha256", bytes.fromhex(digest)))
             for name, digest in digests.items()

@@ -115,9 +115,10 @@ def load(
         raise LoadError(f"target {target!r} with device 'auto': each device has its own target")
     where = torch.device("cpu") if auto else _device(device)
     bundle, version = open_bundle(ref, registry, promoted=mode == "production")
+    unsigned = frozenset[str]()
     if mode == "production":
         require_promoted(ref, bundle, version)
-        require_trusted(bundle, version, registry, trusted_keys)
+        unsigned = require_trusted(bundle, version, registry, trusted_keys)
     settings = bundle.manifest.session
     wanted = _Wanted(
         mode,
@@ -126,6 +127,7 @@ def load(
         settings.threads if threads is None else threads,
         settings.instances if instances is None else instances,
         builder,
+        unsigned,
     )
     if mode == "production":
         _quiet_torch(wanted.threads)
@@ -149,6 +151,8 @@ class _Wanted:
     threads: int
     instances: int | None
     builder: Builder | None
+    unsigned: frozenset[str]
+    """Targets that are not to be run, for want of a signature."""
 
 
 def _open(
@@ -157,7 +161,7 @@ def _open(
     if wanted.builder is not None:
         bundle = _completed(bundle, device, wanted.target, wanted.builder)
     try:
-        chosen, record = _target(bundle.manifest, device, wanted.target)
+        chosen, record = _target(bundle.manifest, device, wanted)
     except (LoadError, TargetError) as error:
         raise type(error)(f"{error}{_waiting(bundle, version)}") from None
     name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
@@ -330,19 +334,26 @@ def _device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _target(
-    manifest: Manifest, device: torch.device, wanted: str | None
-) -> tuple[str, TargetRecord]:
-    if wanted is not None:
-        name = str(Target.parse(wanted))
+def _target(manifest: Manifest, device: torch.device, wanted: _Wanted) -> tuple[str, TargetRecord]:
+    if wanted.target is not None:
+        name = str(Target.parse(wanted.target))
         if name not in manifest.targets:
             have = ", ".join(manifest.targets) or "none"
             raise LoadError(f"{manifest.name} has no target {name}; it has: {have}")
+        if name in wanted.unsigned:
+            raise LoadError(
+                f"{manifest.name}: {name} was built after the version was signed, and no signature "
+                "covers it: sign a version that has it, or load another target"
+            )
         check_host_runs(Target.parse(name))
         if (device.type == "cpu") != name.startswith("cpu/"):
             raise LoadError(f"target {name} does not run on device {str(device)!r}")
         return name, manifest.targets[name]
-    usable = [name for name, record in manifest.targets.items() if record.chosen]
+    usable = [
+        name
+        for name, record in manifest.targets.items()
+        if record.chosen and name not in wanted.unsigned
+    ]
     name = choose_target(usable, str(device))
     return name, manifest.targets[name]
 

@@ -17,20 +17,22 @@ def require_trusted(
     version: Version | None,
     registry: Registry | str | None,
     trusted_keys: Sequence[str | Path] | None,
-) -> None:
+) -> frozenset[str]:
     """SignatureError unless the bundle is signed as the host and the registry's policies ask.
 
-    Each asks for one of its own keys. A folder has no registry: there the host alone asks.
+    Each asks for one of its own keys. A folder has no registry: there the host alone asks. Returns
+    the targets that no signature covers where one is asked for: those of annexes, which came later.
     """
     own = keys_of(trusted_keys)
     asked = [] if own is None else [own]
     if version is None:
         for keys in asked:
             require_signature(bundle, keys)
-        return
+        return frozenset(bundle.annexes if asked else ())
     store = registry if isinstance(registry, Registry) else Registry(registry)
     for policy in store.policies(version.name):
         if policy.policy.signed_by:
             asked.append(tuple(public_key(pem, policy.origin) for pem in policy.policy.signed_by))
     for keys in asked:
         store.require_signature(version, bundle, keys)
+    return frozenset(bundle.annexes if asked else ())

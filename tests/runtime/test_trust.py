@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.errors import RunError
 from pipeline.pull import pull
 from registry.bundle import Bundle, seal
 from registry.errors import SignatureError
@@ -14,10 +15,12 @@ from registry.policy import Policy
 from registry.promoted import Promoted, write_promoted
 from registry.signing import read_public_key, sign
 from registry.store import Registry
+from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.session import Session
+from tests.models.bundles import write_annex
 from tests.models.keys import KeyPair, make_keys
-from tests.models.project import PASSED, Built
+from tests.models.project import PASSED, TARGET, Built
 
 
 @pytest.fixture
@@ -84,3 +87,21 @@ def test_a_policy_of_the_registry(registry: Registry, release: KeyPair, tmp_path
         load("jets@production", registry=registry, trusted_keys=[other.public])
     pull(registry, "jets@production", tmp_path / "taken")
     load(tmp_path / "taken", trusted_keys=[release.public])
+
+
+def test_a_target_built_after_the_signature(pulled: Path, release: KeyPair) -> None:
+    """It lies beside the bundle and under no signature: run where none is asked for, else not."""
+    (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
+    annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
+    record = Promoted(
+        "jets/1", annex.record.base, "ada", "2026-01-01T00:00:00+00:00", {added: annex.digest}
+    )
+    write_promoted(pulled, record)
+    sign(Bundle.open(pulled), release.private)
+    session = load(pulled, trusted_keys=[release.public])
+    assert session.origin is not None
+    assert session.origin.target == TARGET
+    with pytest.raises(LoadError, match=f"{added} was built after the version was signed"):
+        load(pulled, trusted_keys=[release.public], target=added)
+    with pytest.raises(RunError, match="not a whole 64-bit ELF library"):  # that one is no library
+        load(pulled, target=added)
