@@ -13,10 +13,11 @@ from functools import partial
 import torch
 
 from benchmarks.plot import save_plot
-from benchmarks.row_major import aoti, aoti_package, copying_way
+from benchmarks.row_major import Model, aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from runtime.binding import Binding
+from runtime.session import Session
 from stages.benchmark import race
 
 CAPTION = f"A small MLP from SoA columns to SoA columns.\nx: to ours; {SPREAD}."
@@ -27,14 +28,19 @@ def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     sizes = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-    panels = [measure(subject(f, highest=sizes[-1]), sizes, seconds=1.0) for f in (3, 32)]
+    panels = []
+    for features in (3, 32):
+        made = subject(features, highest=sizes[-1])
+        compiled = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
+        panels.append(measure(made, made.session(), compiled, sizes, seconds=1.0))
     print_panels(CAPTION, panels)
     save_plot("copies", CAPTION, panels)
 
 
-def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
-    session = made.session()
-    compiled = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
+def measure(
+    made: Subject, session: Session, model: Model, sizes: Sequence[int], seconds: float
+) -> Panel:
+    """`session` bound to the columns against `model` on rows, with what stands around it."""
     races = {}
     for n in sizes:
         given, written = made.collections(n)
@@ -42,7 +48,7 @@ def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
         runs: dict[str, Callable[[], object]] = {
             _OURS: session.bind(given, written),
             "pack, AOTI, unpack": copying_way(
-                made.signature, compiled, {"inputs": given}, {"outputs": written}
+                made.signature, model, {"inputs": given}, {"outputs": written}
             ),
             "ours, bind alone": partial(session.bind, given, written),
             "ours, rebind alone": partial(moved.rebind, given, written),

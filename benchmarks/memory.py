@@ -24,6 +24,7 @@ from benchmarks.row_major import onnx_options, onnx_session
 from benchmarks.subject import Subject, subject
 from benchmarks.table import Cell, Panel, print_machine, print_panels
 from engines import engine
+from runtime.binding import Binding
 from runtime.session import Session
 from soa import Signature
 
@@ -53,7 +54,8 @@ def main() -> None:
     panels = [measure(made, (1, 16))]
     print_panels(CAPTION, panels)
     save_plot("memory", CAPTION, panels)
-    million(subject(features=6, highest=4096), 1_000_000)
+    small = subject(features=6, highest=4096)
+    million(small.session().bind(*small.collections(100)), 1_000_000)
 
 
 def measure(made: Subject, threads: Sequence[int]) -> Panel:
@@ -183,9 +185,8 @@ def _onnx(file: Path) -> Callable[[], None]:
     return run
 
 
-def million(made: Subject, events: int) -> list[float]:
+def million(binding: Binding, events: int) -> list[float]:
     """RSS in MB, before and after each tenth of `events` bound events of 0 to 99 rows; printed."""
-    binding = made.session().bind(*made.collections(100))
     begun = time.perf_counter()
     found = [_smaps()["Rss"]]
     for _ in range(10):

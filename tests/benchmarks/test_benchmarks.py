@@ -18,7 +18,7 @@ def made() -> Subject:
 
 
 def test_copies_against_none(made: Subject) -> None:
-    panel = copies.measure(made, (1, 33), seconds=0.01)
+    panel = copies.measure(made, made.session("exported"), eager(made.model), (1, 33), 0.01)
     assert panel.columns == (1, 33)
     assert list(panel.rows) == [
         "ours, no copy",
@@ -37,7 +37,7 @@ def test_threads(made: Subject) -> None:
 
 
 def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -> None:
-    found = memory.million(made, 1000)
+    found = memory.million(made.session("exported").bind(*made.collections(100)), 1000)
     assert len(found) == 11
     assert "RSS over 1,000 bound events of 0 to 99 rows, MB: " in capsys.readouterr().out
 
