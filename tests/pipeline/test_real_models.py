@@ -79,7 +79,7 @@ def real_particlenet(tmp_path_factory: pytest.TempPathFactory) -> Life:
     # One engine and half the rows: a minute of work instead of several.
     document["engines"] = ["aoti"]
     document["model"]["torchscript_route"] = "none"
-    document["rows"] = {"n": {"min": 0, "max": 33, "typical": [1, 32]}}
+    document["rows"] = {"n": {"min": 0, "max": 33, "typical": [1, 4]}}
     config = folder / "particlenet.yaml"
     config.write_text(yaml.safe_dump(document, sort_keys=False))
     return live(config, folder)
