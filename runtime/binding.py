@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, SupportsIndex
 
 import torch
@@ -63,27 +64,36 @@ class Binding:
         self.rows = tied.rows
         self.writes = _writes(self.signature, tied.rows)
         """Whether there is an output element at all; where there is none, a call does nothing."""
+        self._run = self._on_cpu()
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         """Run. Raises BindError if a new n lies outside the compiled range or the buffers.
 
         `stream`: a torch or CuPy stream of the model's GPU, or a raw handle.
         """
-        if rows is not None:
-            with self._alone:
-                self._resize(rows)
-                self._launch(stream)
+        if rows is None and stream is None and self._run is not None:
+            self._run()
             return
-        self._launch(stream)
+        if rows is None:
+            self._launch(stream)
+            return
+        with self._alone:
+            self._resize(rows)
+            self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
-        if stream is not None or self.device.type != "cpu":
+        if stream is None and self._run is not None:
+            self._run()
+        else:
             self._run_on(raw_stream(stream, self.device))
-        elif self.writes:
-            if self.prepared:
-                self.prepared.run()
-            else:
-                self._executable(self._arguments)
+
+    def _on_cpu(self) -> Callable[[], object] | None:
+        """What a call does on a CPU, made beforehand; None on a GPU, which asks for a stream."""
+        if self.device.type != "cpu":
+            return None
+        if not self.writes:
+            return _nothing
+        return self.prepared.run if self.prepared else partial(self._executable, self._arguments)
 
     def _run_on(self, handle: int) -> None:
         if not self.writes:
@@ -122,6 +132,7 @@ class Binding:
         )
         self.rows = wanted
         self.writes = _writes(self.signature, wanted)
+        self._run = self._on_cpu()
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Other collections of the same layouts, checked as `Session.bind` checks them: O(1) in n.
@@ -196,6 +207,10 @@ class _Alone:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
+
+
+def _nothing() -> None:
+    """A call where there is no output element."""
 
 
 def _writes(signature: Signature, rows: Mapping[str, int]) -> bool:
