@@ -16,6 +16,7 @@ from benchmarks.plot import save_plot
 from benchmarks.row_major import Model, aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from pipeline.report import microseconds
 from runtime.binding import Binding
 from runtime.session import Session
 from stages.benchmark import race
@@ -30,12 +31,15 @@ def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     sizes = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
-    panels = []
+    panels, shares = [], []
     for features in (3, 32):
         made = subject(features, highest=sizes[-1])
         compiled = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
-        panels.append(measure(made, made.session(), compiled, sizes, seconds=1.0))
+        session = made.session()
+        panels.append(measure(made, session, compiled, sizes, seconds=1.0))
+        shares.append(share_of_copies(made, session, compiled, 100_000, seconds=2.0))
     print_panels(CAPTION, panels)
+    print("\n".join(shares))
     save_plot("copies", CAPTION, panels)
 
 
@@ -58,6 +62,25 @@ def measure(
         }
         races[n] = race(runs, seconds)
     return race_panel(f"{len(made.inputs['inputs'])} columns", "rows", races, _OURS)
+
+
+def share_of_copies(made: Subject, session: Session, model: Model, n: int, seconds: float) -> str:
+    """What the copying way consists of, in one line: the copies alone, the kernels alone."""
+    given, written = made.collections(n)
+    rows = torch.stack([given[c.name] for c in given.layout.columns], dim=1)
+    answer = model([rows])
+    timed = race(
+        {
+            "pack and unpack alone": copying_way(
+                made.signature, lambda _: answer, {"inputs": given}, {"outputs": written}
+            ),
+            "AOTI with its rows ready": lambda: model([rows]),
+            "ours, bound": session.bind(given, written),
+        },
+        seconds,
+    )
+    parts = ", ".join(f"{name} {microseconds(t.median_us)}" for name, t in timed.items())
+    return f"{len(given.layout.columns)} columns, {n:,} rows: {parts}"
 
 
 def _there_and_back(binding: Binding, n: int) -> None:

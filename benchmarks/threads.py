@@ -31,6 +31,7 @@ def main(counts: list[int]) -> None:
     made = subject(features=6, highest=10_000)
     panels = measure(made, made.session(), (10, 1000, 10_000), counts, _ROUNDS, _SECONDS)
     print_panels(CAPTION, panels)
+    print(by_length(made, made.session(), (64, 256, 1000, 4000), _ROUNDS))
     print(f"the machine itself: {_machine():.2f} times the work of one process with two at once")
     save_plot("threads", CAPTION, panels)
 
@@ -60,6 +61,23 @@ def measure(
                   tuple(counts), rows)
         )  # fmt: skip
     return panels
+
+
+def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: int) -> str:
+    """What a second thread is worth to `run_many` by the length of its list, at 10 rows."""
+    found = []
+    for length in lengths:
+        bindings = [session.bind(*made.collections(10)) for _ in range(length)]
+        took: dict[int, list[float]] = {1: [], 2: []}
+        for _ in range(rounds):
+            for count, times in took.items():
+                begun = time.perf_counter()
+                for _ in range(max(1, 8000 // length)):
+                    session.run_many(bindings, count)
+                times.append(time.perf_counter() - begun)
+        ratio = statistics.median(took[1]) / statistics.median(took[2])
+        found.append(f"{length}: {ratio:.2f}")
+    return f"run_many with 2 threads against 1, 10 rows, by events a call: {', '.join(found)}"
 
 
 def _machine() -> float:
