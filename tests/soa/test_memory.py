@@ -158,7 +158,7 @@ def test_empty_memory() -> None:
         (torch.zeros(NBYTES, dtype=torch.complex64).conj(), "conjugated"),
         (np.array([object()] * NBYTES), "Python objects"),
         (np.ma.masked_array(np.zeros(NBYTES), np.arange(NBYTES) == 3), "masked values"),
-        (ADDRESS.ctypes.data, "without a size: give nbytes="),
+        pytest.param(ADDRESS.ctypes.data, "without a size: give nbytes=", id="address"),
         (ctypes.c_void_p(ADDRESS.ctypes.data), "without a size"),
         (ctypes.pointer(ctypes.c_float(0)), "a LP_c_float is a value, not memory"),
         (ctypes.c_float(0), "a c_float is a value"),
@@ -180,8 +180,8 @@ def test_what_cannot_be_wrapped(memory: Any, says: str) -> None:
         (0, NBYTES, "null address for 512 bytes"),
         (ctypes.c_void_p(0), NBYTES, "null address"),
         (-128, NBYTES, "no memory"),
-        (ADDRESS.ctypes.data, -1, "-1 bytes at address 0x"),
-        (ADDRESS.ctypes.data, 511, "memory of 511 bytes is too small"),
+        pytest.param(ADDRESS.ctypes.data, -1, "-1 bytes at address 0x", id="negative"),
+        pytest.param(ADDRESS.ctypes.data, 511, "memory of 511 bytes is too small", id="small"),
     ],
 )
 def test_addresses_that_cannot_be_wrapped(address: Any, nbytes: int, says: str) -> None:
