@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
     from registry import Registry
+    from registry.push import push
     from runtime import (
         BindError,
         Binding,
@@ -48,6 +49,7 @@ _HOME = {
     "RunResult": "pipeline.runner",
     "run": "pipeline.runner",
     "Registry": "registry.store",
+    "push": "registry.push",
     "BindError": "runtime.errors",
     "Binding": "runtime.binding",
     "CheckedSession": "runtime.checked",
@@ -99,6 +101,7 @@ __all__ = [
     "load",
     "load_config",
     "promote",
+    "push",
     "run",
     "scalar",
 ]

@@ -7,7 +7,6 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,9 @@ from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
-from registry.reference import Ref, parse_ref
+from registry.reference import Ref, checked_alias, parse_ref
 from registry.signing import PublicKey
-from registry.version import Version
+from registry.version import ORIGIN, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -170,17 +169,25 @@ class Registry:
 
     # Writing
 
-    def register(self, bundle: Bundle, name: str | None = None) -> Version:
+    def register(
+        self,
+        bundle: Bundle,
+        name: str | None = None,
+        annexes: Sequence[Annex] = (),
+        origin: str | None = None,
+    ) -> Version:
         """A new version with the bundle's files; or the version that already has this digest.
 
-        The files go first and the version comes last: there is never a version without its files.
-        A failure in between leaves a run marked FAILED and, in a local store, no files; a process
-        that is killed leaves a run that goes on forever, and its files. Files are copied while
-        others write: of two that register the same bundle at once, one finds the other's version.
+        The files go first and the version comes last, with all its `annexes`: there is never a
+        version without its files. A failure in between leaves a run marked FAILED and, in a local
+        store, no files; a process that is killed leaves a run that goes on, and its files, until
+        `registry.garbage` collects them. Files are copied while others write: of two that register
+        the same bundle at once, one finds the other's version. `origin`: see `registry.push`.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
-        bundle = Bundle.open(bundle.path, verify=False)  # without annexes: they are added later
+        # Without the annexes that lie in its folder: they were built for another version.
+        bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self._access.client(write=True) as client:
             with exclusive(self._access, client, model):
                 known = self._registered(client, model, bundle.digest)
@@ -195,6 +202,7 @@ class Registry:
                     if known is not None:
                         upload.discard(client, run)
                         return known
+                    upload.require_open(self._access, client, run, bundle)
                     if model_of(client, model) is None:
                         client.create_registered_model(
                             model, description=bundle.manifest.description[:5000] or None
@@ -205,7 +213,7 @@ class Registry:
                         model,
                         source,
                         run_id=run.info.run_id,
-                        tags=description.tags(bundle),
+                        tags=description.tags(bundle) | ({ORIGIN: origin} if origin else {}),
                         description=description.markdown(bundle),
                     )
             except BaseException:
@@ -225,10 +233,11 @@ class Registry:
             attach(self.open(version, verify=False, annexes=()), [annex])
             annex.verify()
             try:
-                upload.upload_annex(client, version, annex)
+                upload.upload_annex(client, str(version.run_id), annex)
                 with self._writing(version.name) as mover:
                     found = self.find(Ref(version.name, version.number))
                     found.require_free(annex.target)
+                    upload.require_annex(self._access, client, str(version.run_id), annex)
                     mover.move(
                         Event(
                             "build",
@@ -249,8 +258,8 @@ class Registry:
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
         """Take back the files of an annex, unless the version has it all the same."""
         with contextlib.suppress(Exception):
-            found = self.find(Ref(version.name, version.number))
-            if found.annexes.get(annex.target) != annex.digest:
+            has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
+            if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
                 upload.discard_annex(self._access, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
@@ -259,7 +268,7 @@ class Registry:
             raise RegistryError(
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
-        _checked_alias(alias)
+        checked_alias(alias)
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
             mover.move(
@@ -286,7 +295,7 @@ class Registry:
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
         to this alias let pass stay.
         """
-        _checked_alias(alias)
+        checked_alias(alias)
         if alias == PREVIOUS:
             raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
         with self._writing(version.name) as mover:
@@ -444,13 +453,3 @@ class Registry:
                     f"{name}: no such model in {self._access.shown}; its models: {have}"
                 )
             yield client, model
-
-
-def _checked_alias(alias: str) -> str:
-    # MLflow keeps the last two for itself, and would say so only after the first change is made.
-    taken = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
-    if taken or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
-        raise RegistryError(
-            f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
-        )
-    return alias
