@@ -21,6 +21,7 @@ soa_pipeline.check_origins()
 
 if TYPE_CHECKING:
     from pipeline.config import Config, load_config
+    from pipeline.difference import Difference, diff
     from pipeline.loading import load
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _HOME = {
     "Config": "pipeline.config",
     "load_config": "pipeline.config",
+    "Difference": "pipeline.difference",
+    "diff": "pipeline.difference",
     "promote": "pipeline.promote",
     "RunResult": "pipeline.runner",
     "run": "pipeline.runner",
@@ -82,6 +85,7 @@ __all__ = [
     "Collection",
     "Config",
     "DeviationError",
+    "Difference",
     "Layout",
     "LoadError",
     "MultiDeviceSession",
@@ -97,6 +101,7 @@ __all__ = [
     "Staging",
     "Tls",
     "column",
+    "diff",
     "eigen",
     "load",
     "load_config",

@@ -48,3 +48,99 @@ def push(folder: Path, name: str | None, registry_uri: str | None, as_json: bool
         return
     more = f", and has {', '.join(done.added)} now" if done.added else ""
     click.echo(f"{folder} is {version.ref} already{more}")
+
+
+@click.command()
+@click.argument("ref", metavar="NAME/3")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
+@registry_option
+@json_option
+def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool) -> None:
+    """Remove the version NAME/3 and its files, for good; the history keeps a record of it.
+
+    A version that holds an alias is refused.
+    """
+    from registry.errors import RegistryError
+    from registry.reference import Ref, parse_ref
+    from registry.removal import remove
+
+    registry = registry_at(registry_uri)
+    wanted = parse_ref(ref)
+    if not isinstance(wanted, Ref):
+        raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
+    if not yes:
+        version = registry.find(wanted)
+        click.confirm(
+            f"remove {version.ref} ({version.digest[:12]}, made {version.created:%Y-%m-%d}) "
+            f"from {registry!r}?",
+            abort=True,
+            err=True,
+        )
+    done = remove(registry, wanted, reason)
+    if as_json:
+        click.echo(json.dumps({"event": done.event.to_json(), "bytes": done.bytes}, indent=1))
+        return
+    click.echo(f"{done.version.ref} is removed ({in_bytes(done.bytes)})")
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
+@click.option(
+    "--older-than", "days", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    metavar="DAYS", help="Of what may still be at work, take only what began before.",
+)  # fmt: skip
+@registry_option
+@json_option
+def gc(dry_run: bool, days: float, registry_uri: str | None, as_json: bool) -> None:
+    """Remove what nothing refers to, from the registry and from this host's cache.
+
+    Files of registrations that failed or were killed, of versions that were removed, of targets
+    whose build never ended; and what killed processes left of files they were writing. A `run` or
+    `build` that is at work is never harmed: taken for abandoned, it is refused in one line.
+    """
+    from dataclasses import asdict
+    from datetime import timedelta
+
+    from registry.garbage import collect
+
+    found = collect(registry_at(registry_uri), older_than=timedelta(days=days), dry_run=dry_run)
+    total = sum(each.bytes for each in found)
+    if as_json:
+        shown = {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]}
+        click.echo(json.dumps(shown, indent=1))
+        return
+    for each in found:
+        click.echo(f"{in_bytes(each.bytes):>10}  {each.what}: {each.where}")
+    verb = "would be removed" if dry_run else "removed"
+    click.echo(f"{in_bytes(total)} {verb}" if found else "nothing to remove")
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@registry_option
+@json_option
+def diff(a: str, b: str, registry_uri: str | None, as_json: bool) -> None:
+    """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
+
+    Each is a REF: a version, or the folder of a bundle. Nothing is measured anew: deviations and
+    times are those recorded when each was built.
+    """
+    from pipeline.difference import diff as compare
+    from pipeline.difference_report import print_difference
+    from pipeline.report import console
+
+    found = compare(registry_at(registry_uri), a, b)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=1, allow_nan=False))
+        return
+    print_difference(console(), found)
+
+
+def in_bytes(count: int) -> str:
+    """Three significant digits."""
+    value, units = float(count), ["B", "kB", "MB", "GB"]
+    while value >= 1000 and len(units) > 1:
+        value, units = value / 1000, units[1:]
+    return f"{value:.4g} {units[0]}" if units[0] == "B" else f"{value:.3g} {units[0]}"

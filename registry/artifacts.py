@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from registry.annex import Annex, attach
@@ -17,6 +18,9 @@ from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 FOLDER = "bundle"  # in the run's artifacts
 CACHE_VARIABLE = "PIPELINE_CACHE"
@@ -219,6 +223,32 @@ def stored(access: Access, uri: str) -> dict[str, int]:
             else:
                 found[str(each.path)] = int(each.file_size or 0)
     return found
+
+
+def discard_files(access: Access, client: MlflowClient, run: str) -> int:
+    """Remove the files of a run that no version refers to, and the run; returns their bytes.
+
+    Killed on the way, it leaves a run that `registry.garbage` finds.
+    """
+    info = client.get_run(run).info
+    where = info.artifact_uri.rstrip("/")
+    size = sum(stored(access, where).values())
+    local = local_folder(where)
+    if local is None:
+        if size:
+            repository(access, where).delete_artifacts()
+    else:
+        remove_tree(local.parent if local.parent.name == run else local)
+    if info.lifecycle_stage == "active":
+        client.delete_run(run)
+    return size
+
+
+def remove_tree(folder: Path) -> None:
+    while folder.exists():
+        # Another process may be at the same, as one whose registration came to nothing.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def cache_root(cache: str | Path | None = None) -> Path:

@@ -33,7 +33,7 @@ from registry.promotion import Decision
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found", "build"]
+Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found", "build", "removal"]
 State = Literal["open", "done", "void"]
 
 _EVENT = "soa.event"
@@ -47,7 +47,7 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 @dataclass(frozen=True)
 class Event:
     """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
-    target that was added to a version."""
+    target that was added to a version, "removal" of a version that had no alias."""
 
     kind: Kind
     model: str
@@ -57,7 +57,8 @@ class Event:
     alias: str | None = None
     """The alias that was asked for."""
     version: int | None = None
-    """The version that was to get it, that was approved, or that a target was built for."""
+    """The version that was to get it, that was approved or removed, or that a target was built
+    for."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each version that is named, by "name/3"."""
     decisions: tuple[Decision, ...] = ()
@@ -66,7 +67,8 @@ class Event:
     reason: str = ""
     approver: str = ""
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """By target, the digest of what was built, or of what the gates of a promotion saw."""
+    """By target, the digest of what was built, of what the gates of a promotion saw, or of what
+    was removed with its version."""
     engine: str = ""
     """What was chosen for the target that was built."""
     by: str = field(default_factory=author.who)
@@ -96,6 +98,8 @@ class Event:
                 return "aliases moved by other means"
             case "build":
                 return f"build of {', '.join(self.annexes)} for{version}"
+            case "removal":
+                return f"removal of{version}"
             case _:
                 return f"{self.kind} of{version} to @{self.alias}"
 

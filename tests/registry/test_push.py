@@ -1,4 +1,4 @@
-"""A pulled folder that comes back: whole, once, and with nothing that the other registry decided."""
+"""A pulled folder comes back: whole, once, and with nothing that the other registry decided."""
 
 from __future__ import annotations
 
