@@ -174,7 +174,7 @@ def _download(access: Access, version: Version, into: Path) -> None:
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        _copy(Bundle.open(local, verify=False), into)
+        copy_sealed(Bundle.open(local, verify=False), into)
         return
     with access.client() as client:
         where = client.get_model_version_download_uri(version.name, str(version.number))
@@ -184,7 +184,7 @@ def _download(access: Access, version: Version, into: Path) -> None:
 def _download_annex(access: Access, version: Version, target: str, digest: str, into: Path) -> None:
     local = local_folder(version.source)
     if local is not None:
-        _copy(Annex.open(_beside(local, version, target), verify=False), into)
+        copy_sealed(Annex.open(_beside(local, version, target), verify=False), into)
         return
     with access.client() as client:
         where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
@@ -192,7 +192,7 @@ def _download_annex(access: Access, version: Version, target: str, digest: str, 
         repository(access, f"{where}/{place}").download_artifacts("", str(into))
 
 
-def _copy(opened: Bundle | Annex, into: Path) -> None:
+def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
     # Opened before the copy: links and special files are refused. Not copytree: it goes on where
     # the disk is full, and its error is a list.
     signature = [SIGNATURE] if (opened.path / SIGNATURE).exists() else []

@@ -188,7 +188,8 @@ class _Collector:
         versions = self._versions(run)
         if any(version.tags.get(ANNEX + target) == digest for version in versions):
             return False
-        begun = run.data.tags.get(f"{UPLOADING}{target}.{digest}")
+        # What is on its way there begins with a dot: `.DIGEST.0123abcd.partial`.
+        begun = run.data.tags.get(f"{UPLOADING}{target}.{digest.lstrip('.').partition('.')[0]}")
         return begun is None or datetime.fromisoformat(begun) <= self.before
 
     def _remove_annex(self, where: str) -> None:

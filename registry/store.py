@@ -257,7 +257,7 @@ class Registry:
 
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
         """Take back the files of an annex, unless the version has it all the same."""
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), exclusive(self._access, client, version.name):
             has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
             if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
                 upload.discard_annex(self._access, client, version, annex)

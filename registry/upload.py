@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 from registry import author, description
 from registry.annex import Annex
-from registry.artifacts import FOLDER, annex_place, local_folder, repository, stored
-from registry.bundle import SIGNATURE, SUMS, Bundle
+from registry.artifacts import (
+    FOLDER,
+    annex_place,
+    copy_sealed,
+    local_folder,
+    repository,
+    stored,
+)
+from registry.bundle import SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.version import DIGEST, Version, tag_of
 
@@ -60,12 +67,25 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
 
 
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
-    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there."""
+    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there.
+
+    Another process may be copying the same: so it comes into its place whole, or file by file
+    where the store does no less.
+    """
     place = annex_place(annex.target, annex.digest)
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", author.now())
-    client.log_artifacts(run, str(annex.path), place)
     local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
-    if local is not None and Annex.open(local).digest != annex.digest:
+    if local is None:
+        client.log_artifacts(run, str(annex.path), place)
+        return
+    try:
+        if not local.is_dir():
+            with write_atomically(local) as partial:
+                copy_sealed(annex, partial)
+    except BundleError:
+        if not local.is_dir():  # else somebody was quicker
+            raise
+    if Annex.open(local).digest != annex.digest:
         raise BundleError(f"{annex.path}: changed while it was being registered")
 
 
