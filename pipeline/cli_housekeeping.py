@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -136,6 +138,86 @@ def diff(a: str, b: str, registry_uri: str | None, as_json: bool) -> None:
         click.echo(json.dumps(found.to_json(), indent=1, allow_nan=False))
         return
     print_difference(console(), found)
+
+
+@click.command("export")
+@click.argument("ref", metavar="NAME[/3]")
+@click.argument("path", type=click.Path(path_type=Path))
+@registry_option
+@json_option
+def export_command(ref: str, path: Path, registry_uri: str | None, as_json: bool) -> None:
+    """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.
+
+    For `pipeline import` in another registry. With what was built later and with signatures.
+    Policies stay: they are the registry's own.
+    """
+    from registry.errors import RegistryError
+    from registry.reference import Ref, parse_ref
+    from registry.transport import export_to
+
+    wanted = parse_ref(ref)
+    if not isinstance(wanted, Ref):
+        raise RegistryError(f"{ref}: the path of a folder, a model of the registry is needed")
+    made = export_to(registry_at(registry_uri), wanted, path)
+    refs = [f"{made.name}/{number}" for number in made.versions]
+    if as_json:
+        shown = {"path": str(path), "versions": refs, "events": len(made.history)}
+        click.echo(json.dumps(shown, indent=1))
+        return
+    click.echo(f"{', '.join(refs)} and {len(made.history)} events are in {path}")
+
+
+@click.command("import")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="The model that gets them. Default: as it was called.")
+@click.option(
+    "--with-aliases", is_flag=True,
+    help="Promote each version to the aliases that it had: every gate is asked, here.",
+)  # fmt: skip
+@registry_option
+@json_option
+def import_command(
+    path: Path, name: str | None, with_aliases: bool, registry_uri: str | None, as_json: bool
+) -> None:
+    """Bring what `pipeline export` wrote to PATH into a registry, digests checked.
+
+    New versions without aliases, and a record of each event in the history. May be run again. Exits
+    with 1 where a gate refuses an alias.
+    """
+    registry = registry_at(registry_uri)
+    promoted: Mapping[str, str] = {}
+    refused: Mapping[str, Exception] = {}
+    if with_aliases:
+        from pipeline.transfer import import_with_aliases
+
+        done = import_with_aliases(registry, path, name, say)
+        found, refused = done.imported, done.refused
+        promoted = {alias: each.version.ref for alias, each in done.promoted.items()}
+    else:
+        from registry.transport import import_from
+
+        found = import_from(registry, path, name)
+    export = found.export
+    versions = {f"{export.name}/{n}": each.version.ref for n, each in found.versions.items()}
+    if as_json:
+        shown = {
+            "from": export.registry,
+            "versions": versions,
+            "events": found.events,
+            "promoted": promoted,
+            "refused": {alias: str(error) for alias, error in refused.items()},
+        }
+        click.echo(json.dumps(shown, indent=1))
+    else:
+        for was, ref in versions.items():
+            click.echo(f"{was} of {export.registry} is {ref}")
+        click.echo(f"{found.events} events are recorded")
+        for alias, ref in promoted.items():
+            click.echo(f"{ref} is now @{alias}")
+    for error in refused.values():
+        say(f"pipeline: {error}")
+    if refused:
+        sys.exit(1)
 
 
 def in_bytes(count: int) -> str:

@@ -19,6 +19,7 @@ from engines.torch_quiet import quiet_torch
 from registry.bundle import Bundle
 from registry.manifest import Candidate, Manifest
 from registry.store import Registry
+from registry.version import Version
 from runtime.loader import open_bundle
 
 
@@ -118,21 +119,22 @@ class Difference:
 def diff(registry: Registry, a: str, b: str) -> Difference:
     """Compare two versions, or folders of bundles; every digest is checked first."""
     left, right = (open_bundle(ref, registry) for ref in (a, b))
-    sides = [
-        Side(
-            version.ref if version else str(bundle.path),
-            bundle.digest,
-            {target: annex.digest for target, annex in bundle.annexes.items()},
-        )
-        for bundle, version in (left, right)
-    ]
     one, two = left[0], right[0]
     return Difference(
-        *sides,
+        _side(*left),
+        _side(*right),
         _weights(one, two),
         _records(one, two),
         tuple(_speed(one.manifest, two.manifest)),
         tuple(_deviations(one.manifest, two.manifest)),
+    )
+
+
+def _side(bundle: Bundle, version: Version | None) -> Side:
+    return Side(
+        version.ref if version else str(bundle.path),
+        bundle.digest,
+        {target: annex.digest for target, annex in bundle.annexes.items()},
     )
 
 
@@ -156,9 +158,9 @@ def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
 
 
 def _compare(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> TensorChange | None:
-    kinds = tuple(None if t is None else _kind(t) for t in (a, b))
+    kind_a, kind_b = _kind(a), _kind(b)
     if a is None or b is None or a.shape != b.shape:
-        return TensorChange(name, *kinds)
+        return TensorChange(name, kind_a, kind_b)
     if a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)):
         return None
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
@@ -166,7 +168,8 @@ def _compare(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> Tenso
     difference = (x - y).abs()
     return TensorChange(
         name,
-        *kinds,
+        kind_a,
+        kind_b,
         int((x != y).sum()),
         float(difference.max()) if difference.numel() else 0.0,
         float(torch.linalg.vector_norm(x)),
@@ -175,7 +178,9 @@ def _compare(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> Tenso
     )
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def _kind(tensor: torch.Tensor | None) -> str | None:
+    if tensor is None:
+        return None
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 

@@ -240,7 +240,7 @@ def print_history(out: Console, name: str, events: Iterable[Event]) -> None:
     )
     for event in events:
         kind = event.kind if event.state == "done" else f"{event.kind} (void)"
-        moved = event.kind not in ("approval", "found", "build", "removal")
+        moved = event.kind not in ("approval", "found", "build", "removal", "import")
         replaced = f"{name}/{event.replaced}" if moved and event.replaced else ""
         table.add_row(
             str(event.number),

@@ -86,8 +86,8 @@ class _Collector:
 
     def collect(self) -> Iterator[Garbage]:
         if not self.dry_run:
-            for model in self.registry.list():
-                with self.registry._writing(model.name):
+            for summary in self.registry.list():
+                with self.registry._writing(summary.name):
                     pass  # settles a removal that was broken off
         for model, run in self._runs():
             if self._versions(run):

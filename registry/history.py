@@ -33,7 +33,17 @@ from registry.promotion import Decision
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found", "build", "removal"]
+Kind = Literal[
+    "promotion",
+    "rollback",
+    "refusal",
+    "approval",
+    "alias",
+    "found",
+    "build",
+    "removal",
+    "import",
+]
 State = Literal["open", "done", "void"]
 
 _EVENT = "soa.event"
@@ -47,7 +57,8 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 @dataclass(frozen=True)
 class Event:
     """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
-    target that was added to a version, "removal" of a version that had no alias."""
+    target that was added to a version, "removal" of a version that had no alias, "import" what
+    happened in another registry."""
 
     kind: Kind
     model: str
@@ -71,6 +82,8 @@ class Event:
     was removed with its version."""
     engine: str = ""
     """What was chosen for the target that was built."""
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    """The registry and the model that it happened in, and that event as it was."""
     by: str = field(default_factory=author.who)
     number: int = 0
     time: datetime = _NOT_YET
@@ -100,6 +113,8 @@ class Event:
                 return f"build of {', '.join(self.annexes)} for{version}"
             case "removal":
                 return f"removal of{version}"
+            case "import":
+                return f"import of an event{' of' if version else ''}{version}"
             case _:
                 return f"{self.kind} of{version} to @{self.alias}"
 
@@ -122,6 +137,7 @@ class Event:
             "decisions": [asdict(decision) for decision in self.decisions],
             "before": dict(self.before),
             "after": dict(self.after),
+            **({"imported": dict(self.imported)} if self.imported else {}),
         }
 
 

@@ -50,6 +50,8 @@ def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
         ]
         if sharing:
             raise RegistryError(f"{version.ref}: {sharing[0]} has the same files: remove it first")
+        if mover.client.get_run(run).info.lifecycle_stage != "active":
+            mover.client.restore_run(run)  # deleted in MLflow's page, it takes no tag
         mover.client.set_tag(run, REMOVED, version.ref)
         event = mover.move(
             Event(

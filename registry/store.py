@@ -26,13 +26,14 @@ from registry.lookup import (
     model_of,
     our_versions,
     ranges,
+    registered,
 )
 from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, checked_alias, parse_ref
-from registry.signing import PublicKey
+from registry.signing import PublicKey, Trusted
 from registry.version import ORIGIN, Version
 
 if TYPE_CHECKING:
@@ -147,17 +148,22 @@ class Registry:
         ]
         return attach(bundle, opened)
 
-    def sign(self, version: Version, key: Path, password: str | None = None) -> PublicKey:
+    def sign(
+        self,
+        version: Version,
+        key: Path,
+        password: str | None = None,
+        chain: Sequence[Path] = (),
+    ) -> PublicKey:
         """Sign the version's files, which are verified first; returns the key it is good for."""
-        bundle = self.open(version)
-        public = signing.sign(bundle, key, password)
+        public = signing.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
             artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
         return public
 
     def require_signature(
-        self, version: Version, bundle: Bundle, keys: Sequence[PublicKey]
-    ) -> PublicKey:
+        self, version: Version, bundle: Bundle, keys: Sequence[Trusted]
+    ) -> Trusted:
         """As in `signing`, also where a cache has had the files since before they were signed."""
         try:
             return signing.require_signature(bundle, keys)
@@ -179,10 +185,10 @@ class Registry:
         """A new version with the bundle's files; or the version that already has this digest.
 
         The files go first and the version comes last, with all its `annexes`: there is never a
-        version without its files. A failure in between leaves a run marked FAILED and, in a local
-        store, no files; a process that is killed leaves a run that goes on, and its files, until
-        `registry.garbage` collects them. Files are copied while others write: of two that register
-        the same bundle at once, one finds the other's version. `origin`: see `registry.push`.
+        version without its files. A failure in between leaves a run marked FAILED; a process that
+        is killed, a run that goes on, and files (`registry.garbage`). Files are copied while others
+        write: of two that register one bundle at once, one finds the other's version. `origin`: see
+        `registry.push`.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
@@ -190,7 +196,7 @@ class Registry:
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self._access.client(write=True) as client:
             with exclusive(self._access, client, model):
-                known = self._registered(client, model, bundle.digest)
+                known = registered(client, model, bundle.digest)
                 experiment = self._experiment(client, model)
             if known is not None:
                 return known
@@ -198,7 +204,7 @@ class Registry:
             try:
                 source = upload.upload(client, run, bundle)
                 with exclusive(self._access, client, model) as turn:
-                    known = self._registered(client, model, bundle.digest)
+                    known = registered(client, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
@@ -407,11 +413,6 @@ class Registry:
             mover = Mover(client, name, History(client, self._experiment(client, name), name), turn)
             mover.settle()
             yield mover
-
-    def _registered(self, client: MlflowClient, name: str, digest: str) -> Version | None:
-        model = model_of(client, name)
-        found = [] if model is None else our_versions(client, model)
-        return next((version for version in found if version.digest == digest), None)
 
     def _digests(self, mover: Mover, alias: str, version: Version) -> dict[str, str]:
         """Of the version that is to get an alias, and of the one that has it."""

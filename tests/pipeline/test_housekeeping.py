@@ -97,3 +97,32 @@ def test_gc(empty: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_bytes_for_people() -> None:
     said = [in_bytes(count) for count in (0, 999, 1000, 1_234_567, 5_600_000_000_000)]
     assert said == ["0 B", "999 B", "1 kB", "1.23 MB", "5.6e+03 GB"]
+
+
+def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Path) -> None:
+    """An alias of the other registry is a wish: here, a policy says what production needs."""
+    version = registry.find("jets/1")
+    registry.promote(version, "production", PASSED)
+    registry.set_alias(version, "golden")
+    out = tmp_path / "jets.tar"
+    said = cli("export", "jets", out, "--registry", registry.uri).stdout
+    assert said == f"jets/1 and 2 events are in {out}\n"
+    done = answer("import", out, registry=away)
+    assert done == {
+        "from": registry.uri,
+        "versions": {"jets/1": "jets/1"},
+        "events": 2,
+        "promoted": {},
+        "refused": {},
+    }
+    (tmp_path / "policy.yaml").write_text("approvals: [ada]\n")
+    cli("policy", tmp_path / "policy.yaml", "--registry", away.uri)
+    done = answer("import", out, "--with-aliases", registry=away, code=1)
+    assert done["promoted"] == {"golden": "jets/1"}
+    assert "approvals" in done["refused"]["production"]
+    assert away.find("jets/1").aliases == ("golden",)
+    cli("approve", "jets/1", "--as", "ada", "--registry", away.uri)
+    said = cli("import", out, "--with-aliases", "--registry", away.uri).stdout
+    assert "jets/1 is now @production" in said
+    kinds = [event.kind for event in away.history("jets")]
+    assert kinds == ["import"] * 2 + ["promotion", "refusal", "approval"] + ["promotion"] * 2

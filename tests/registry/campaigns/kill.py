@@ -87,6 +87,7 @@ def _operation(
             registry.add_target(version, annex)
             return {"built": annex.digest}
         case "removal":
+            version = choice.choice([v for v in versions if not v.aliases] or [version])
             try:
                 remove(registry, Ref(name, version.number), label)
             except RegistryError as error:
