@@ -21,10 +21,12 @@ soa_pipeline.check_origins()
 
 if TYPE_CHECKING:
     from pipeline.config import Config, load_config
+    from pipeline.difference import Difference, diff
     from pipeline.loading import load
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
     from registry import Registry
+    from registry.push import push
     from runtime import (
         BindError,
         Binding,
@@ -44,10 +46,13 @@ if TYPE_CHECKING:
 _HOME = {
     "Config": "pipeline.config",
     "load_config": "pipeline.config",
+    "Difference": "pipeline.difference",
+    "diff": "pipeline.difference",
     "promote": "pipeline.promote",
     "RunResult": "pipeline.runner",
     "run": "pipeline.runner",
     "Registry": "registry.store",
+    "push": "registry.push",
     "BindError": "runtime.errors",
     "Binding": "runtime.binding",
     "CheckedSession": "runtime.checked",
@@ -80,6 +85,7 @@ __all__ = [
     "Collection",
     "Config",
     "DeviationError",
+    "Difference",
     "Layout",
     "LoadError",
     "MultiDeviceSession",
@@ -95,10 +101,12 @@ __all__ = [
     "Staging",
     "Tls",
     "column",
+    "diff",
     "eigen",
     "load",
     "load_config",
     "promote",
+    "push",
     "run",
     "scalar",
 ]

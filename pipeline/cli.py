@@ -13,6 +13,14 @@ from typing import Any
 import click
 
 from pipeline.cli_build import build
+from pipeline.cli_housekeeping import (
+    diff,
+    export_command,
+    gc,
+    import_command,
+    push,
+    rm,
+)
 from pipeline.cli_options import json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from pipeline.cli_serving import deploy, serve
@@ -129,7 +137,8 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
 
 
 _COMMANDS = (
-    build, promote, approve, rollback, history, policy, pull, sign, verify, deploy, serve,
+    build, promote, approve, rollback, history, policy, pull, push, rm, gc, diff,
+    export_command, import_command, sign, verify, deploy, serve,
 )  # fmt: skip
 for _command in _COMMANDS:
     main.add_command(_command)

@@ -20,9 +20,24 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
     help="Private EC key (P-256, P-384, P-521) in PEM format; its password, if it has one, is "
     f"${PASSWORD_VARIABLE}.",
 )  # fmt: skip
+@click.option(
+    "--certificate", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Certificate of that key, in PEM format: good for whoever trusts its root.",
+)  # fmt: skip
+@click.option(
+    "--chain", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Certificates between that one and the root, if there are any; may be given again.",
+)  # fmt: skip
 @registry_option
 @json_option
-def sign(ref: str, key: Path, registry_uri: str | None, as_json: bool) -> None:
+def sign(
+    ref: str,
+    key: Path,
+    certificate: Path | None,
+    chain: tuple[Path, ...],
+    registry_uri: str | None,
+    as_json: bool,
+) -> None:
     """Sign every file of REF, a version or the folder of a bundle; a signature there is replaced.
 
     A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
@@ -31,13 +46,16 @@ def sign(ref: str, key: Path, registry_uri: str | None, as_json: bool) -> None:
     from registry import signing
     from runtime.loader import open_bundle
 
+    if chain and certificate is None:
+        raise click.UsageError("--chain goes with --certificate")
     registry = registry_at(registry_uri)
     password = os.environ.get(PASSWORD_VARIABLE)
+    certificates = [] if certificate is None else [certificate, *chain]
     bundle, version = open_bundle(ref, registry)
     if version is None:
-        public = signing.sign(bundle, key, password)
+        public = signing.sign(bundle, key, password, certificates)
     else:
-        public = registry.sign(version, key, password)
+        public = registry.sign(version, key, password, certificates)
     if as_json:
         click.echo(json.dumps({"digest": bundle.digest, "key": public.fingerprint}))
         return
@@ -47,14 +65,15 @@ def sign(ref: str, key: Path, registry_uri: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("ref")
 @click.option(
-    "--key", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="Public key in PEM format, or a folder of them; may be given again. Default: "
-    "$PIPELINE_TRUSTED_KEYS.",
+    "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    help="Public key, or root certificate, in PEM format, or a folder of them; may be given again. "
+    "Default: $PIPELINE_TRUSTED_KEYS.",
 )  # fmt: skip
 @registry_option
 @json_option
 def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
-    """Check every digest of REF, and that one of the keys has signed it."""
+    """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
+    from registry.certificates import Root
     from registry.signing import require_signature, trusted_keys
     from runtime.loader import open_bundle
 
@@ -67,9 +86,15 @@ def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: 
         signer = require_signature(bundle, trusted)
     else:
         signer = registry.require_signature(version, bundle, trusted)
+    shown = version.ref if version else ref
+    if isinstance(signer, Root):
+        if as_json:
+            found = {"root": signer.fingerprint, "signer": signer.signer}
+            click.echo(json.dumps({"digest": bundle.digest, **found}))
+        else:
+            click.echo(f"{shown} is signed by {signer.signer}, certified by {signer}")
+        return
     if as_json:
         click.echo(json.dumps({"digest": bundle.digest, "key": signer.fingerprint}))
         return
-    click.echo(
-        f"{version.ref if version else ref} is signed by {signer.fingerprint} ({signer.origin})"
-    )
+    click.echo(f"{shown} is signed by {signer.fingerprint} ({signer.origin})")

@@ -14,7 +14,7 @@ from pipeline.yaml_lines import dotted, read_yaml
 from registry.errors import SignatureError
 from registry.policy import Asked, Policy, ReferenceFile
 from registry.policy_store import digest_of
-from registry.signing import read_public_key
+from registry.signing import read_trusted
 
 
 def load_policy(source: Path) -> Asked:
@@ -50,7 +50,7 @@ def _keys(policy: Policy, folder: Path, problems: list[Problem]) -> tuple[str, .
     keys: list[str] = []
     for i, name in enumerate(policy.signed_by or ()):
         try:
-            keys.append(read_public_key(folder / name).pem)
+            keys.append(read_trusted(folder / name).pem)
         except SignatureError as error:
             problems.append((("signed_by", i), str(error)))
     return tuple(keys)

@@ -30,7 +30,7 @@ from registry.promotion import (
 )
 from registry.promotion import Signature as SignatureFound
 from registry.promotion import override as overridden
-from registry.signing import public_key
+from registry.signing import trusted
 from registry.store import Registry
 from registry.version import Version
 from runtime.loader import open_choice, tolerances_of
@@ -216,7 +216,7 @@ def _signature(
     """Each policy that names keys asks for one of its own."""
     if not needed.signed_by:
         return None
-    groups = [[public_key(pem, "a policy") for pem in pems] for pems in needed.signed_by]
+    groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
     names = " and ".join(" or ".join(key.fingerprint[:16] for key in keys) for keys in groups)
     try:
         found = [registry.require_signature(version, bundle, keys) for keys in groups]

@@ -139,6 +139,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
         "created": manifest.provenance.created,
         "source": _source(manifest),
+        "origin": _origin(version),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(
@@ -193,6 +194,16 @@ def _source(manifest: Manifest) -> str:
     return f"git {commit[:12]}{' with changes' if manifest.provenance.git_dirty else ''}"
 
 
+def _origin(version: Version | None) -> str:
+    """Where a version was before it came into this registry."""
+    found = version.origin if version else {}
+    if not found:
+        return ""
+    was = f", was {found['version']}" if "version" in found else ""
+    source = f" in {found['registry']}" if "registry" in found else ""
+    return f"pushed by {found.get('pushed_by')} at {found.get('pushed_at')}{was}{source}"
+
+
 def _print_blocks(out: Console, manifest: Manifest) -> None:
     table = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for role in ("inputs", "outputs"):
@@ -229,7 +240,7 @@ def print_history(out: Console, name: str, events: Iterable[Event]) -> None:
     )
     for event in events:
         kind = event.kind if event.state == "done" else f"{event.kind} (void)"
-        moved = event.kind not in ("approval", "found", "build")
+        moved = event.kind not in ("approval", "found", "build", "removal", "import")
         replaced = f"{name}/{event.replaced}" if moved and event.replaced else ""
         table.add_row(
             str(event.number),
@@ -255,6 +266,8 @@ def _why(event: Event) -> str:
         parts += [
             f"{target} ({event.engine}), annex {d[:12]}" for target, d in event.annexes.items()
         ]
+    if event.kind == "removal":
+        parts += [f"bundle {digest[:12]}" for digest in event.digests.values()]
     refused = [d.gate for d in event.decisions if not d.lets_pass]
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
     if refused:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from registry.annex import Annex, attach
@@ -16,6 +18,9 @@ from registry.errors import BundleError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 FOLDER = "bundle"  # in the run's artifacts
 CACHE_VARIABLE = "PIPELINE_CACHE"
@@ -113,19 +118,47 @@ def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
 
 
 def publish_signature(access: Access, version: Version, signature: Path) -> None:
-    """Put `bundle.sig` beside the version's files, where those are not in a folder of this host."""
+    """Put `bundle.sig` beside the version's files."""
+    local = existing_folder(version)
+    if local is not None:
+        # Beside the folder first, for in it would lie a file that does not belong there.
+        partial = local.parent / f".{local.name}.{uuid.uuid4().hex[:8]}.sig"
+        try:
+            shutil.copyfile(signature, partial)
+            partial.replace(local / SIGNATURE)
+        finally:
+            partial.unlink(missing_ok=True)
+        return
     with access.client(write=True) as client:
         client.log_artifact(str(version.run_id), str(signature), FOLDER)
 
 
-def refresh_signature(access: Access, version: Version, folder: Path) -> None:
-    """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
-    with access.client() as client, tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+def signature_of(access: Access, version: Version) -> bytes | None:
+    """`bundle.sig` as the store has it now."""
+    local = existing_folder(version)
+    if local is not None:
+        return Bundle.open(local, verify=False).signature()
+    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
+        found = _download_signature(access, version, folder)
+        return found.read_bytes() if found is not None else None
+
+
+def _download_signature(access: Access, version: Version, into: str) -> Path | None:
+    with access.client() as client:
         where = client.get_model_version_download_uri(version.name, str(version.number))
         store = repository(access, where)
-        if any(file.path == SIGNATURE for file in store.list_artifacts()):
-            store.download_artifacts(SIGNATURE, partial)
-            Path(partial, SIGNATURE).replace(folder / SIGNATURE)
+        if not any(file.path == SIGNATURE for file in store.list_artifacts()):
+            return None
+        store.download_artifacts(SIGNATURE, into)
+        return Path(into, SIGNATURE)
+
+
+def refresh_signature(access: Access, version: Version, folder: Path) -> None:
+    """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+        found = _download_signature(access, version, partial)
+        if found is not None:
+            found.replace(folder / SIGNATURE)
 
 
 def require_digest(bundle: Bundle, version: Version) -> None:
@@ -141,7 +174,7 @@ def _download(access: Access, version: Version, into: Path) -> None:
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        _copy(Bundle.open(local, verify=False), into)
+        copy_sealed(Bundle.open(local, verify=False), into)
         return
     with access.client() as client:
         where = client.get_model_version_download_uri(version.name, str(version.number))
@@ -151,7 +184,7 @@ def _download(access: Access, version: Version, into: Path) -> None:
 def _download_annex(access: Access, version: Version, target: str, digest: str, into: Path) -> None:
     local = local_folder(version.source)
     if local is not None:
-        _copy(Annex.open(_beside(local, version, target), verify=False), into)
+        copy_sealed(Annex.open(_beside(local, version, target), verify=False), into)
         return
     with access.client() as client:
         where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
@@ -159,7 +192,7 @@ def _download_annex(access: Access, version: Version, target: str, digest: str, 
         repository(access, f"{where}/{place}").download_artifacts("", str(into))
 
 
-def _copy(opened: Bundle | Annex, into: Path) -> None:
+def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
     # Opened before the copy: links and special files are refused. Not copytree: it goes on where
     # the disk is full, and its error is a list.
     signature = [SIGNATURE] if (opened.path / SIGNATURE).exists() else []
@@ -174,6 +207,48 @@ def repository(access: Access, where: str) -> Any:
 
     # With one of the two URIs left out, MLflow would take it from the environment.
     return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
+
+
+def stored(access: Access, uri: str) -> dict[str, int]:
+    """Every file below a URI of an artifact store, relative to it, and its bytes."""
+    local = local_folder(uri)
+    if local is not None:
+        files = (path for path in local.rglob("*") if not path.is_dir() or path.is_symlink())
+        return {path.relative_to(local).as_posix(): path.lstat().st_size for path in files}
+    store, found, pending = repository(access, uri), {}, [""]
+    while pending:
+        for each in store.list_artifacts(pending.pop() or None):
+            if each.is_dir:
+                pending.append(each.path)
+            else:
+                found[str(each.path)] = int(each.file_size or 0)
+    return found
+
+
+def discard_files(access: Access, client: MlflowClient, run: str) -> int:
+    """Remove the files of a run that no version refers to, and the run; returns their bytes.
+
+    Killed on the way, it leaves a run that `registry.garbage` finds.
+    """
+    info = client.get_run(run).info
+    where = info.artifact_uri.rstrip("/")
+    size = sum(stored(access, where).values())
+    local = local_folder(where)
+    if local is None:
+        if size:
+            repository(access, where).delete_artifacts()
+    else:
+        remove_tree(local.parent if local.parent.name == run else local)
+    if info.lifecycle_stage == "active":
+        client.delete_run(run)
+    return size
+
+
+def remove_tree(folder: Path) -> None:
+    while folder.exists():
+        # Another process may be at the same, as one whose registration came to nothing.
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def cache_root(cache: str | Path | None = None) -> Path:

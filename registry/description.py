@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from registry.bundle import Bundle
 from registry.manifest import Candidate, Manifest
-from registry.version import CHOSEN, DIGEST, TARGET, tag_of
+from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
@@ -20,7 +20,7 @@ def tags(bundle: Bundle) -> dict[str, str]:
         found[TARGET + tag_of(target)] = record.status
         if record.chosen is not None:
             found[CHOSEN + tag_of(target)] = record.chosen
-    return found
+    return found | {ANNEX + tag_of(t): annex.digest for t, annex in bundle.annexes.items()}
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:

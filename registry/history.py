@@ -33,7 +33,17 @@ from registry.promotion import Decision
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-Kind = Literal["promotion", "rollback", "refusal", "approval", "alias", "found", "build"]
+Kind = Literal[
+    "promotion",
+    "rollback",
+    "refusal",
+    "approval",
+    "alias",
+    "found",
+    "build",
+    "removal",
+    "import",
+]
 State = Literal["open", "done", "void"]
 
 _EVENT = "soa.event"
@@ -47,7 +57,8 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 @dataclass(frozen=True)
 class Event:
     """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
-    target that was added to a version."""
+    target that was added to a version, "removal" of a version that had no alias, "import" what
+    happened in another registry."""
 
     kind: Kind
     model: str
@@ -57,7 +68,8 @@ class Event:
     alias: str | None = None
     """The alias that was asked for."""
     version: int | None = None
-    """The version that was to get it, that was approved, or that a target was built for."""
+    """The version that was to get it, that was approved or removed, or that a target was built
+    for."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each version that is named, by "name/3"."""
     decisions: tuple[Decision, ...] = ()
@@ -66,9 +78,12 @@ class Event:
     reason: str = ""
     approver: str = ""
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """By target, the digest of what was built, or of what the gates of a promotion saw."""
+    """By target, the digest of what was built, of what the gates of a promotion saw, or of what
+    was removed with its version."""
     engine: str = ""
     """What was chosen for the target that was built."""
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    """The registry and the model that it happened in, and that event as it was."""
     by: str = field(default_factory=author.who)
     number: int = 0
     time: datetime = _NOT_YET
@@ -96,6 +111,10 @@ class Event:
                 return "aliases moved by other means"
             case "build":
                 return f"build of {', '.join(self.annexes)} for{version}"
+            case "removal":
+                return f"removal of{version}"
+            case "import":
+                return f"import of an event{' of' if version else ''}{version}"
             case _:
                 return f"{self.kind} of{version} to @{self.alias}"
 
@@ -118,6 +137,7 @@ class Event:
             "decisions": [asdict(decision) for decision in self.decisions],
             "before": dict(self.before),
             "after": dict(self.after),
+            **({"imported": dict(self.imported)} if self.imported else {}),
         }
 
 

@@ -50,6 +50,13 @@ def our_versions(client: MlflowClient, model: Any) -> list[Version]:
     return sorted((Version.from_mlflow(v, aliases) for v in found), key=lambda v: v.number)
 
 
+def registered(client: MlflowClient, name: str, digest: str) -> Version | None:
+    """The version of ours that has a digest."""
+    model = model_of(client, name)
+    found = [] if model is None else our_versions(client, model)
+    return next((version for version in found if version.digest == digest), None)
+
+
 def aliases_of(model: Any) -> dict[str, int]:
     return {str(alias): int(number) for alias, number in model.aliases.items()}
 

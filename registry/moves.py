@@ -10,6 +10,8 @@ MLflow moves one alias at a time, and `production` and `previous` belong togethe
 
 A target that was built is added in the same way: the event; the tag `annex.TARGET`, from which
 moment the version has it; the tags `target.` and `chosen.`, which people read; the event closed.
+And a version is removed so: the event; the version, which is the moment; the event closed. Its
+files go last, and what is left of them is `registry.garbage`.
 
 Each step is a single transaction in the store. Whoever writes next first settles what a killed
 writer left open: if step 3 was done it does the rest and closes the event as done, else it takes
@@ -57,7 +59,19 @@ def happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) -> 
     if event.kind == "build":
         tags = _tags(client, event.model, event.version)
         return all(tags.get(ANNEX + tag_of(t)) == digest for t, digest in event.annexes.items())
+    if event.kind == "removal":
+        return not exists(client, event.model, event.version)
     return True  # it moves nothing
+
+
+def exists(client: MlflowClient, model: str, number: int | None) -> bool:
+    try:
+        client.get_model_version(model, str(number))
+    except Exception as error:
+        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return False
+        raise
+    return True
 
 
 def as_settled(
@@ -152,13 +166,16 @@ class Mover:
         return self.last
 
     def move(self, event: Event) -> Event:
-        """Record and make the move, or add the target, that an event describes."""
+        """Record and make the move that an event describes, or add the target, or remove."""
         self.turn.require()
         self.last = opened = self.history.append(event, self.last)
         try:
             self._prepare(opened)
             if opened.kind == "build":
                 self._tag_targets(opened, ANNEX, opened.annexes)
+            elif opened.kind == "removal":
+                self.turn.require()
+                self.client.delete_model_version(self.model, str(opened.version))
             else:
                 self._point(opened, str(opened.alias))
             self._finish(opened)
@@ -185,7 +202,7 @@ class Mover:
 
     def _unprepare(self, event: Event) -> None:
         """The tag of the promotion becomes again what the history says of it."""
-        if event.kind != "promotion" or not self._exists(event.version):
+        if event.kind != "promotion" or not exists(self.client, self.model, event.version):
             return
         key = f"{PROMOTION}{event.alias}"
         found = self.client.get_model_version(self.model, str(event.version)).tags.get(key)
@@ -208,9 +225,9 @@ class Mover:
         for alias in event.after if event.kind in _MOVES else ():
             moves = event.before.get(alias) != event.after[alias]
             # It may have been deleted, by other means, since the event was written.
-            if moves and self._exists(event.after[alias]):
+            if moves and exists(self.client, self.model, event.after[alias]):
                 self._point(event, alias)
-        if event.kind == "rollback" and self._exists(event.replaced):
+        if event.kind == "rollback" and exists(self.client, self.model, event.replaced):
             text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
             self._tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
         if event.kind == "build":
@@ -226,15 +243,6 @@ class Mover:
         self.turn.require()
         self.client.set_registered_model_alias(self.model, alias, str(number))
         self.aliases[alias] = number
-
-    def _exists(self, number: int | None) -> bool:
-        try:
-            self.client.get_model_version(self.model, str(number))
-        except Exception as error:
-            if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
-                return False
-            raise
-        return True
 
     def _tag(self, number: int | None, key: str, value: str) -> None:
         self.turn.require()

@@ -53,3 +53,13 @@ def parse_ref(text: str) -> Ref | Path:
         f"{text!r} is neither a version (name, name/3, name@alias; names have A-Z a-z 0-9 . _ -) "
         "nor the path of a bundle folder (./folder)"
     )
+
+
+def checked_alias(alias: str) -> str:
+    # MLflow keeps the last two for itself, and would say so only after the first change is made.
+    taken = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
+    if taken or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
+        raise RegistryError(
+            f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
+        )
+    return alias

@@ -14,11 +14,13 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+from registry import certificates
 from registry.bundle import ANNEXES, SIGNATURE, SUMS, Bundle
+from registry.certificates import Root, read_file
 from registry.errors import SignatureError
 from registry.promoted import PROMOTED
 
@@ -60,16 +62,28 @@ def public_key(pem: str | bytes, origin: str) -> PublicKey:
     return PublicKey(normal.decode(), hashlib.sha256(normal).hexdigest(), origin)
 
 
+Trusted = PublicKey | Root
+
+
+def trusted(pem: str | bytes, origin: str) -> Trusted:
+    """A public key, or the root certificate of those who may sign."""
+    content = pem.encode() if isinstance(pem, str) else pem
+    if certificates.BEGIN not in content:
+        return public_key(content, origin)
+    _require_library()
+    return certificates.root(content, origin)
+
+
 def read_public_key(path: str | Path) -> PublicKey:
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise SignatureError(f"{path}: cannot be read: {error.strerror}") from error
-    return public_key(content, str(path))
+    return public_key(read_file(Path(path)), str(path))
 
 
-def trusted_keys(given: Sequence[str | Path] | None = None) -> tuple[PublicKey, ...] | None:
-    """The keys to trust: those given, else PIPELINE_TRUSTED_KEYS, else None: nobody asks.
+def read_trusted(path: str | Path) -> Trusted:
+    return trusted(read_file(Path(path)), str(path))
+
+
+def trusted_keys(given: Sequence[str | Path] | None = None) -> tuple[Trusted, ...] | None:
+    """The keys and roots to trust: those given, else PIPELINE_TRUSTED_KEYS, else None: nobody asks.
 
     Each is a file, or a folder of which every `*.pem` and `*.pub` is one; the variable holds
     several with `:` in between. Where trust is asked for and there is no key, SignatureError: a
@@ -82,23 +96,29 @@ def trusted_keys(given: Sequence[str | Path] | None = None) -> tuple[PublicKey, 
         given, asked = [part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE
     else:
         asked = "trusted_keys"
-    keys: list[PublicKey] = []
+    keys: list[Trusted] = []
     for path in map(Path, given):
         files = sorted(f for f in path.iterdir() if f.suffix in (".pem", ".pub")) \
             if path.is_dir() else [path]  # fmt: skip
         if not files:
             raise SignatureError(f"{asked}: there is no *.pem and no *.pub in {path}")
-        keys += map(read_public_key, files)
+        keys += map(read_trusted, files)
     if not keys:
         raise SignatureError(f"{asked} names no key, so no signature could be trusted")
     return tuple(keys)
 
 
-def sign(bundle: Bundle, key: Path, password: str | None = None) -> PublicKey:
+def sign(
+    bundle: Bundle,
+    key: Path,
+    password: str | None = None,
+    chain: Sequence[Path] = (),
+) -> PublicKey:
     """Write `bundle.sig`, in place of one that is there, and return the key it is good for.
 
     `bundle` must have been opened with its digests verified: that is what is signed. `key` is a
-    private EC key in PEM format.
+    private EC key in PEM format. With a `chain`, of its own certificate first and then those on the
+    way to the root, the signature is good for whoever trusts the root.
     """
     _require_library()
     from cryptography.hazmat.primitives import serialization
@@ -122,7 +142,17 @@ def sign(bundle: Bundle, key: Path, password: str | None = None) -> PublicKey:
         str(key),
     )
     config = cast(Any, signing.Config)()  # it says the password is text, and takes bytes
-    config.use_elliptic_key_signer(private_key=key, password=secret)
+    if not chain:
+        config.use_elliptic_key_signer(private_key=key, password=secret)
+    else:
+        if secret is not None:
+            raise SignatureError(f"{key}: with a certificate, model-signing takes no password")
+        certificates.require_for_signing(chain, private.public_key())
+        config.use_certificate_signer(
+            private_key=key,
+            signing_certificate=chain[0],
+            certificate_chain=chain[1:] or chain,  # none at all is refused; itself adds nothing
+        )
     config.set_hashing_config(_Hashed(bundle))
     # Beside the folder, for in it would lie a file that does not belong there.
     partial = bundle.path.parent / f".{bundle.path.name}.{uuid.uuid4().hex[:8]}.sig"
@@ -134,37 +164,73 @@ def sign(bundle: Bundle, key: Path, password: str | None = None) -> PublicKey:
     return public
 
 
-def require_signature(bundle: Bundle, keys: Iterable[PublicKey]) -> PublicKey:
-    """The one of `keys` that signed exactly these files; SignatureError if none did."""
+def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
+    """The one of `keys` that signed exactly these files, or the root that vouches for who did;
+    SignatureError if there is none."""
     _require_library()
-    from model_signing import verifying
-
-    trusted = {key.fingerprint: key for key in keys}
-    names = ", ".join(map(str, trusted.values()))
+    allowed = {key.fingerprint: key for key in keys}
+    names = ", ".join(map(str, allowed.values()))
     content = bundle.signature()
     if content is None:
         raise SignatureError(f"{bundle.path}: not signed; trusted keys: {names}")
-    signer = _hint(bundle, content)
-    if signer not in trusted:
+    signer = certificates.signer_of(content)
+    if signer is not None:
+        return _require_certified(bundle, content, signer, list(allowed.values()))
+    hint = _hint(bundle, content)
+    key = allowed.get(hint)
+    if not isinstance(key, PublicKey):
         raise SignatureError(
-            f"{bundle.path}: signed with the key {signer[:16]}, which is none of those trusted: "
+            f"{bundle.path}: signed with the key {hint[:16]}, which is none of those trusted: "
             f"{names}"
         )
-    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
-        signature, key = Path(folder, SIGNATURE), Path(folder, "key.pem")
-        signature.write_bytes(content)
-        key.write_text(trusted[signer].pem)
-        config = cast(Any, verifying.Config)()
-        config.use_elliptic_key_verifier(public_key=key)
-        config.set_hashing_config(_Hashed(bundle))
+    try:
+        _verify(bundle, content, key)
+    except Exception as error:  # the library lets many kinds through
+        raise SignatureError(
+            f"{bundle.path}: {SIGNATURE} is not a signature of these files by {key}: it is forged, "
+            "damaged, or of another bundle"
+        ) from error
+    return key
+
+
+def _require_certified(
+    bundle: Bundle, content: bytes, signer: str, allowed: Sequence[Trusted]
+) -> Root:
+    roots = [each for each in allowed if isinstance(each, Root)]
+    if not roots:
+        raise SignatureError(
+            f"{bundle.path}: signed with a certificate, of {signer}, and no root certificate is "
+            f"trusted, only: {', '.join(map(str, allowed))}"
+        )
+    why: Exception | None = None
+    for each in roots:
         try:
-            config.verify(bundle.path, signature)
+            _verify(bundle, content, each)
         except Exception as error:  # the library lets many kinds through
-            raise SignatureError(
-                f"{bundle.path}: {SIGNATURE} is not a signature of these files by "
-                f"{trusted[signer]}: it is forged, damaged, or of another bundle"
-            ) from error
-    return trusted[signer]
+            why = error
+        else:
+            return replace(each, signer=signer)
+    raise SignatureError(
+        f"{bundle.path}: {SIGNATURE} is not a signature of these files by {signer} under "
+        f"{', '.join(map(str, roots))}: it is forged, damaged, of another bundle, or no chain "
+        "leads to such a root"
+    ) from why
+
+
+def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
+    from model_signing import verifying
+
+    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
+        signature, pem = Path(folder, SIGNATURE), Path(folder, "trusted.pem")
+        signature.write_bytes(content)
+        pem.write_text(by.pem)
+        config = cast(Any, verifying.Config)()
+        if isinstance(by, Root):
+            config.use_certificate_verifier(certificate_chain=[pem])
+        else:
+            config.use_elliptic_key_verifier(public_key=pem)
+        config.set_hashing_config(_Hashed(bundle))
+        config.verify(bundle.path, signature)
 
 
 def _hint(bundle: Bundle, content: bytes) -> str:

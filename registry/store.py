@@ -7,7 +7,6 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,15 @@ from registry.lookup import (
     model_of,
     our_versions,
     ranges,
+    registered,
 )
 from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
-from registry.reference import Ref, parse_ref
-from registry.signing import PublicKey
-from registry.version import Version
+from registry.reference import Ref, checked_alias, parse_ref
+from registry.signing import PublicKey, Trusted
+from registry.version import ORIGIN, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -148,17 +148,22 @@ class Registry:
         ]
         return attach(bundle, opened)
 
-    def sign(self, version: Version, key: Path, password: str | None = None) -> PublicKey:
+    def sign(
+        self,
+        version: Version,
+        key: Path,
+        password: str | None = None,
+        chain: Sequence[Path] = (),
+    ) -> PublicKey:
         """Sign the version's files, which are verified first; returns the key it is good for."""
-        bundle = self.open(version)
-        public = signing.sign(bundle, key, password)
+        public = signing.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
             artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
         return public
 
     def require_signature(
-        self, version: Version, bundle: Bundle, keys: Sequence[PublicKey]
-    ) -> PublicKey:
+        self, version: Version, bundle: Bundle, keys: Sequence[Trusted]
+    ) -> Trusted:
         """As in `signing`, also where a cache has had the files since before they were signed."""
         try:
             return signing.require_signature(bundle, keys)
@@ -170,20 +175,28 @@ class Registry:
 
     # Writing
 
-    def register(self, bundle: Bundle, name: str | None = None) -> Version:
+    def register(
+        self,
+        bundle: Bundle,
+        name: str | None = None,
+        annexes: Sequence[Annex] = (),
+        origin: str | None = None,
+    ) -> Version:
         """A new version with the bundle's files; or the version that already has this digest.
 
-        The files go first and the version comes last: there is never a version without its files.
-        A failure in between leaves a run marked FAILED and, in a local store, no files; a process
-        that is killed leaves a run that goes on forever, and its files. Files are copied while
-        others write: of two that register the same bundle at once, one finds the other's version.
+        The files go first and the version comes last, with all its `annexes`: there is never a
+        version without its files. A failure in between leaves a run marked FAILED; a process that
+        is killed, a run that goes on, and files (`registry.garbage`). Files are copied while others
+        write: of two that register one bundle at once, one finds the other's version. `origin`: see
+        `registry.push`.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
-        bundle = Bundle.open(bundle.path, verify=False)  # without annexes: they are added later
+        # Without the annexes that lie in its folder: they were built for another version.
+        bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self._access.client(write=True) as client:
             with exclusive(self._access, client, model):
-                known = self._registered(client, model, bundle.digest)
+                known = registered(client, model, bundle.digest)
                 experiment = self._experiment(client, model)
             if known is not None:
                 return known
@@ -191,10 +204,11 @@ class Registry:
             try:
                 source = upload.upload(client, run, bundle)
                 with exclusive(self._access, client, model) as turn:
-                    known = self._registered(client, model, bundle.digest)
+                    known = registered(client, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
+                    upload.require_open(self._access, client, run, bundle)
                     if model_of(client, model) is None:
                         client.create_registered_model(
                             model, description=bundle.manifest.description[:5000] or None
@@ -205,7 +219,7 @@ class Registry:
                         model,
                         source,
                         run_id=run.info.run_id,
-                        tags=description.tags(bundle),
+                        tags=description.tags(bundle) | ({ORIGIN: origin} if origin else {}),
                         description=description.markdown(bundle),
                     )
             except BaseException:
@@ -225,10 +239,11 @@ class Registry:
             attach(self.open(version, verify=False, annexes=()), [annex])
             annex.verify()
             try:
-                upload.upload_annex(client, version, annex)
+                upload.upload_annex(client, str(version.run_id), annex)
                 with self._writing(version.name) as mover:
                     found = self.find(Ref(version.name, version.number))
                     found.require_free(annex.target)
+                    upload.require_annex(self._access, client, str(version.run_id), annex)
                     mover.move(
                         Event(
                             "build",
@@ -248,9 +263,9 @@ class Registry:
 
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
         """Take back the files of an annex, unless the version has it all the same."""
-        with contextlib.suppress(Exception):
-            found = self.find(Ref(version.name, version.number))
-            if found.annexes.get(annex.target) != annex.digest:
+        with contextlib.suppress(Exception), exclusive(self._access, client, version.name):
+            has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
+            if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
                 upload.discard_annex(self._access, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
@@ -259,7 +274,7 @@ class Registry:
             raise RegistryError(
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
-        _checked_alias(alias)
+        checked_alias(alias)
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
             mover.move(
@@ -286,7 +301,7 @@ class Registry:
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
         to this alias let pass stay.
         """
-        _checked_alias(alias)
+        checked_alias(alias)
         if alias == PREVIOUS:
             raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
         with self._writing(version.name) as mover:
@@ -399,11 +414,6 @@ class Registry:
             mover.settle()
             yield mover
 
-    def _registered(self, client: MlflowClient, name: str, digest: str) -> Version | None:
-        model = model_of(client, name)
-        found = [] if model is None else our_versions(client, model)
-        return next((version for version in found if version.digest == digest), None)
-
     def _digests(self, mover: Mover, alias: str, version: Version) -> dict[str, str]:
         """Of the version that is to get an alias, and of the one that has it."""
         digests = {version.ref: version.digest}
@@ -444,13 +454,3 @@ class Registry:
                     f"{name}: no such model in {self._access.shown}; its models: {have}"
                 )
             yield client, model
-
-
-def _checked_alias(alias: str) -> str:
-    # MLflow keeps the last two for itself, and would say so only after the first change is made.
-    taken = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
-    if taken or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
-        raise RegistryError(
-            f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
-        )
-    return alias

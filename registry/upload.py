@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING
 
 from registry import author, description
 from registry.annex import Annex
-from registry.artifacts import FOLDER, annex_place, local_folder, repository
-from registry.bundle import Bundle
+from registry.artifacts import (
+    FOLDER,
+    annex_place,
+    copy_sealed,
+    local_folder,
+    repository,
+    stored,
+)
+from registry.bundle import SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
-from registry.version import DIGEST, Version
+from registry.version import DIGEST, Version, tag_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow_access import Access
+
+UPLOADING = "soa.uploading."
+"""A run's tag, for each annex that was ever begun: `TARGET.DIGEST`, and when (UTC)."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -35,11 +45,18 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
     from mlflow.entities import Metric, Param
 
-    client.log_artifacts(run.info.run_id, str(bundle.path), FOLDER)
+    # File by file: what lies in a pulled folder beside the bundle speaks of another registry.
+    sealed = [name for name in bundle.files if bundle.place(name)[0] == bundle.path]
+    signature = [SIGNATURE] if bundle.signature() is not None else []
+    for name in (*sealed, SUMS, *signature):
+        place = f"{FOLDER}/{name}".rpartition("/")[0]
+        client.log_artifact(run.info.run_id, str(bundle.path / name), place)
     source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
-    local = local_folder(source)
-    if local is not None and Bundle.open(local).digest != bundle.digest:
+    # Of what cannot be read back at once, the copied files once more.
+    if Bundle.open(local_folder(source) or bundle.path).digest != bundle.digest:
         raise BundleError(f"{bundle.path}: changed while it was being registered")
+    for annex in bundle.annexes.values():
+        upload_annex(client, run.info.run_id, annex)
     now = int(datetime.now(UTC).timestamp() * 1000)
     metrics = [Metric(k, v, now, 0) for k, v in description.metrics(bundle.manifest).items()]
     params = [Param(k, v) for k, v in description.parameters(bundle.manifest).items()]
@@ -49,13 +66,49 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     return source
 
 
-def upload_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Copy an annex beside the version's bundle. Nobody sees it before its tag is there."""
-    run, place = str(version.run_id), annex_place(annex.target, annex.digest)
-    client.log_artifacts(run, str(annex.path), place)
+def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
+    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there.
+
+    Another process may be copying the same: so it comes into its place whole, or file by file
+    where the store does no less.
+    """
+    place = annex_place(annex.target, annex.digest)
+    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", author.now())
     local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
-    if local is not None and Annex.open(local).digest != annex.digest:
+    if local is None:
+        client.log_artifacts(run, str(annex.path), place)
+        return
+    try:
+        if not local.is_dir():
+            with write_atomically(local) as partial:
+                copy_sealed(annex, partial)
+    except BundleError:
+        if not local.is_dir():  # else somebody was quicker
+            raise
+    if Annex.open(local).digest != annex.digest:
         raise BundleError(f"{annex.path}: changed while it was being registered")
+
+
+def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
+    """BundleError unless every file of an annex is in the store, before it is made known."""
+    place = annex_place(annex.target, annex.digest)
+    there = stored(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    if missing := sorted({*annex.files, SUMS} - there.keys()):
+        raise BundleError(
+            f"{annex.path}: {missing[0]} is not in the registry any more: it took so long that "
+            "`pipeline gc` took it for abandoned; run the command again"
+        )
+
+
+def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle) -> None:
+    """The same of a whole registration, whose run `gc` ends before it removes a file."""
+    if client.get_run(run.info.run_id).info.status != "RUNNING":
+        raise BundleError(
+            f"{bundle.path}: it took so long to be registered that `pipeline gc` took it for "
+            "abandoned; run the command again"
+        )
+    for annex in bundle.annexes.values():
+        require_annex(access, client, run.info.run_id, annex)
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:

@@ -23,6 +23,7 @@ CHOSEN = "chosen."
 ANNEX = "annex."
 PROMOTION = "promotion."
 ROLLED_BACK = "rolled_back"
+ORIGIN = "origin"
 
 
 def tag_of(target: str) -> str:
@@ -93,6 +94,16 @@ class Version:
         if text is None:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
+
+    @property
+    def origin(self) -> Mapping[str, str]:
+        """Where a version was before it was pushed or imported, by those who did; else empty."""
+        text = self.tags.get(ORIGIN)
+        try:
+            found = {} if text is None else json.loads(text)
+            return {str(key): str(value) for key, value in found.items()}
+        except (ValueError, AttributeError) as error:
+            raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
 
     def annexes_promoted(self, alias: str, seen: Collection[str]) -> dict[str, str]:
         """What a promotion to `alias` lets pass: those that its gates saw, and earlier ones."""

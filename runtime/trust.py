@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from registry.bundle import Bundle
-from registry.signing import public_key, require_signature
+from registry.signing import require_signature, trusted
 from registry.signing import trusted_keys as keys_of
 from registry.store import Registry
 from registry.version import Version
@@ -32,7 +32,7 @@ def require_trusted(
     store = registry if isinstance(registry, Registry) else Registry(registry)
     for policy in store.policies(version.name):
         if policy.policy.signed_by:
-            asked.append(tuple(public_key(pem, policy.origin) for pem in policy.policy.signed_by))
+            asked.append(tuple(trusted(pem, policy.origin) for pem in policy.policy.signed_by))
     for keys in asked:
         store.require_signature(version, bundle, keys)
     return frozenset(bundle.annexes if asked else ())

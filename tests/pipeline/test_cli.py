@@ -20,7 +20,8 @@ from tests.models.project import PASSED, TARGET, Built, cli, described, refusal,
 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
-    "policy", "pull", "sign", "verify", "deploy", "serve", "doctor",
+    "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
+    "serve", "doctor",
 )  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[2]

@@ -15,6 +15,7 @@ from registry.manifest import Manifest
 from registry.signing import read_public_key
 from registry.store import Registry
 from tests.models import bundles
+from tests.models.authorities import certify
 from tests.models.keys import KeyPair, make_keys
 from tests.models.project import cli, refusal
 
@@ -105,3 +106,35 @@ def test_two_policies_ask_for_different_keys(
     found = assess(one, "jets/1", "production", policy=tmp_path / "other.yaml").decisions
     (decision,) = [each for each in found if each.gate == "signature"]
     assert not decision.passed
+
+
+def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
+    root = certify(tmp_path, "root", authority=True)
+    ada = certify(tmp_path, "ada", root)
+    where = ("--registry", one.uri)
+    signed = cli("sign", "jets/1", "--key", ada.private, "--certificate", ada.pem, *where).stdout
+    assert signed.startswith("jets/1 is signed; the key is ")
+    said = cli("verify", "jets/1", "--root", root.pem, *where).stdout
+    assert said.startswith("jets/1 is signed by CN=ada, certified by root ")
+    found = json.loads(cli("verify", "jets/1", "--key", root.pem, *where, "--json").stdout)
+    assert found["signer"] == "CN=ada"
+    other = make_keys(tmp_path, "other")
+    assert "no root certificate is trusted" in refusal(
+        "verify", "jets/1", "--key", other.public, *where
+    )
+    chain = ("--chain", root.pem)
+    assert "--chain goes with" in cli("sign", "jets/1", "--key", ada.private, *chain, code=2).stderr
+
+    # A policy may name the root, and the gate says what it found.
+    (tmp_path / "policy.yaml").write_text("signed_by: [root.crt.pem]\n")
+    asked = load_policy(tmp_path / "policy.yaml")
+    assert asked.policy.signed_by == (root.pem.read_text(),)
+    by_gate = {
+        d.gate: d
+        for d in assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+    }
+    assert by_gate["signature"].passed
+    one.sign(one.find("jets/1"), other.private)
+    found = assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+    (refused,) = [d for d in found if d.gate == "signature"]
+    assert not refused.passed

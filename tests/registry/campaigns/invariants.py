@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
 
 from registry import Registry
+from registry.artifacts import annex_place
+from registry.garbage import collect
 from registry.history import Event, gaps
-from registry.lookup import aliases_of
+from registry.lookup import aliases_of, all_pages
 
 ALWAYS = (
-    "every version has its files, with the digest it was registered with",
+    "every version has its files, with the digest it was registered with, and so has each target "
+    "that was built for it",
     "no digest is registered twice",
     "every alias points to a version",
     "the version in production has the tag of a promotion",
@@ -19,25 +24,37 @@ ALWAYS = (
     "only the last event is open",
     "what an operation reported as done is in the history, once",
     "no operation is in the history twice",
+    "what was registered is there, or its removal is in the history",
+    "each target that was built has one event that says so",
+    "no version that was removed is there",
 )
 SETTLED = (
     "no event is open",
     "the aliases are what the last event left",
     "no alias has moved that no event explains",
 )
+CLEAN = (
+    "nothing is left that could be collected",
+    "every file in the store is one of a version, or of a target that was built for it",
+    "every run of a registration is a version's",
+)
 
 
 def check_always(
-    registry: Registry, name: str, done: Mapping[str, str], registered: Sequence[str]
+    registry: Registry,
+    name: str,
+    done: Mapping[str, str],
+    registered: Sequence[str],
+    built: Sequence[str] = (),
+    removed: Sequence[str] = (),
 ) -> None:
     """`done`: label of each operation that returned, and the kind of event it had to leave.
-    `registered`: the digests that `register` returned."""
+    What returned: the digests of `registered` bundles and `built` annexes, `removed` versions."""
     versions = registry.versions(name)
     for version in versions:
         assert registry.open(version).digest == version.digest, version.ref
     digests = [version.digest for version in versions]
     assert len(set(digests)) == len(digests)
-    assert set(registered) <= set(digests)
     aliases = _aliases(registry, name)
     assert set(aliases.values()) <= {version.number for version in versions}
     for version in versions:
@@ -58,6 +75,32 @@ def check_always(
             found[label] = event
     for label, kind in done.items():
         assert (found[label].kind, found[label].state) == (kind, "done"), label
+    _check_comings_and_goings(registry, name, registered, built, removed)
+
+
+def _check_comings_and_goings(
+    registry: Registry,
+    name: str,
+    registered: Sequence[str],
+    built: Sequence[str],
+    removed: Sequence[str],
+) -> None:
+    versions = {version.ref: version for version in registry.versions(name)}
+    events = [event for event in registry.history(name) if event.state == "done"]
+    removals = [event for event in events if event.kind == "removal"]
+    gone = {digest for event in removals for digest in event.digests.values()}
+    assert set(registered) <= gone | {version.digest for version in versions.values()}
+    refs = [f"{name}/{event.version}" for event in removals]
+    assert len(set(refs)) == len(refs)
+    assert set(removed) <= set(refs)
+    assert not versions.keys() & set(refs)
+
+    builds = [event for event in events if event.kind == "build"]
+    added = [(event.version, *item) for event in builds for item in event.annexes.items()]
+    assert len({place[:2] for place in added}) == len(added)
+    there = {(v.number, *item) for v in versions.values() for item in v.annexes.items()}
+    assert there == {place for place in added if f"{name}/{place[0]}" in versions}
+    assert set(built) <= {digest for _, _, digest in added}
 
 
 def check_settled(registry: Registry, name: str) -> None:
@@ -65,6 +108,32 @@ def check_settled(registry: Registry, name: str) -> None:
     assert all(event.state != "open" for event in events)
     assert _aliases(registry, name) == (events[-1].left if events else {})
     assert [event.title for event in events if event.kind == "found"] == []
+
+
+def check_clean(registry: Registry, name: str, cache: Path) -> None:
+    """After a collector that spared nothing, with nobody at work."""
+    assert collect(registry, older_than=timedelta(0), cache=cache) == []
+    versions = registry.versions(name)
+    with registry._access.client() as client:
+        experiment = client.get_experiment_by_name(name)
+        assert experiment is not None
+        runs = all_pages(client.search_runs, [experiment.experiment_id], "tags.digest LIKE '%'")
+        assert {run.info.run_id for run in runs} == {version.run_id for version in versions}
+    for version in versions:
+        local = registry.local_path(version)
+        if local is None:
+            return
+        root = local.parent
+        there = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+        annexes = [annex_place(target, digest) for target, digest in version.annexes.items()]
+        opened = registry.open(version)
+        listed = {f"bundle/{n}" for n in opened.files if not n.startswith("annexes/")}
+        listed |= {f"{place}/{n}" for place, annex in zip(annexes, opened.annexes.values(),
+                   strict=True) for n in annex.files}  # fmt: skip
+        assert there == listed | {f"{place}/SHA256SUMS" for place in ("bundle", *annexes)}
+    assert versions
+    runs_there = {path.name for path in root.parent.parent.iterdir() if any(path.rglob("*.*"))}
+    assert runs_there == {str(version.run_id) for version in versions}
 
 
 def label_of(event: Event) -> str:

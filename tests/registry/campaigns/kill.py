@@ -2,9 +2,11 @@
 
     python -m tests.registry.campaigns.kill --seed 1 --kills 200
 
-Each writer registers, promotes, is refused, rolls back, sets aliases and approves, without a pause.
-After every kill a new writer takes the place of the dead one, and after every tenth both are killed
-and all invariants are checked, before and after the next writer has settled what was left open.
+Each writer registers, builds targets, promotes, is refused, rolls back, sets aliases, approves,
+removes versions and collects garbage, without a pause; the collector takes everything that is not
+known yet, so that it is often in the way of the other writer. After every kill a new writer takes
+the place of the dead one, and after every tenth both are killed and all invariants are checked,
+before and after the next writer has settled what was left open and a last collector has run.
 
 `--registry URI` takes a tracking server; `--lease 2` then keeps the wait for a dead writer short.
 The seed decides the operations and the delays; what a kill hits depends on the machine's timing.
@@ -24,50 +26,99 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
-from registry import Bundle, PromotionRefused, Registry, RegistryError, RegistryUnavailableError
+from registry import (
+    Annex,
+    Bundle,
+    PromotionRefused,
+    Ref,
+    Registry,
+    RegistryError,
+    RegistryUnavailableError,
+)
+from registry.garbage import collect
+from registry.removal import remove
+from tests.models import bundles
 from tests.registry.campaigns import invariants, workers
 
 BUNDLES = 40
 ROUND = 10
 
 
+TARGETS = ("cpu/x86-64-v4", "cuda/sm_90")
+SHARES = {
+    "register": 22, "build": 15, "production": 22, "staging": 6, "refusal": 4, "rollback": 14,
+    "alias": 3, "approval": 4, "removal": 7, "gc": 3,
+}  # fmt: skip
+# What an operation may be told when the other writer has removed what it is about.
+IN_THE_WAY = ("no such version", "has no versions", "took it for abandoned", "is missing",
+              "No such file", "already: built later", "'active' state")  # fmt: skip
+
+
 def operation(
     registry: Registry, name: str, choice: random.Random, folder: Path, label: str
-) -> list[str]:
-    """One operation; returns the kind of event it must have left, and a digest if it registered."""
+) -> dict[str, str]:
+    """One operation; returns the kind of event it must have left, and what it registered, built
+    or removed."""
+    kind = choice.choices(list(SHARES), list(SHARES.values()))[0]
+    try:
+        return _operation(kind, registry, name, choice, folder, label)
+    except RegistryError as error:
+        if not any(text in str(error) for text in IN_THE_WAY):
+            raise
+        return {"refused": kind}
+
+
+def _operation(
+    kind: str, registry: Registry, name: str, choice: random.Random, folder: Path, label: str
+) -> dict[str, str]:
+    seed = choice.randrange(BUNDLES)
     versions = registry.versions(name)
+    if kind == "register" or not versions:
+        bundle = Bundle.open(folder / "bundles" / str(seed))
+        return {"registered": registry.register(bundle, name).digest}
     version = choice.choice(versions)
-    match choice.choices(
-        ["register", "production", "staging", "refusal", "rollback", "alias", "approval"],
-        [25, 30, 10, 5, 20, 5, 5],
-    )[0]:
-        case "register":
-            bundle = Bundle.open(folder / "bundles" / str(choice.randrange(BUNDLES)))
-            return ["", registry.register(bundle, name).digest]
+    match kind:
+        case "build":
+            target = choice.choice(TARGETS)
+            annex = Annex.open(folder / "annexes" / version.digest / target)
+            registry.add_target(version, annex)
+            return {"built": annex.digest}
+        case "removal":
+            version = choice.choice([v for v in versions if not v.aliases] or [version])
+            try:
+                remove(registry, Ref(name, version.number), label)
+            except RegistryError as error:
+                assert f"{version.ref} is @" in str(error) or IN_THE_WAY[0] in str(error), error
+                return {}
+            return {"kind": "removal", "removed": version.ref}
+        case "gc":
+            collect(registry, older_than=timedelta(0), cache=folder / "cache")
+            return {}
         case "refusal":
             try:
                 registry.promote(version, "production", [workers.SLOW], policies=[label])
             except PromotionRefused:
-                return ["refusal", ""]
+                return {"kind": "refusal"}
             raise AssertionError("a refused promotion went through")
         case "rollback":
             try:
                 registry.rollback(name, label)
             except RegistryError as error:
                 assert "nothing to roll back to" in str(error), error
-                return ["", ""]
-            return ["rollback", ""]
+                return {}
+            return {"kind": "rollback"}
         case "alias":
             registry.set_alias(version, choice.choice(["golden", "candidate"]))
-            return ["", ""]
+            return {}
         case "approval":
             registry.approve(version, "somebody", label)
-            return ["approval", ""]
+            return {"kind": "approval"}
         case alias:
             registry.promote(version, alias, workers.PASSED, policies=[label])
-            return ["promotion", ""]
+            return {"kind": "promotion"}
 
 
 @dataclass
@@ -102,6 +153,12 @@ class Campaign:
     def run(self, kills: int) -> Counter[str]:
         workers.warm_up(self.lease_s)
         self.uri = workers.prepare(self.folder, BUNDLES, self.registry)
+        for place in sorted((self.folder / "bundles").iterdir()):
+            bundle = Bundle.open(place)
+            for target in TARGETS:
+                bundles.write_annex(
+                    self.folder / "annexes" / bundle.digest / target, bundle, target
+                )
         self.journals = self.folder / "journals"
         self.journals.mkdir()
         workers.run(self._first_version)
@@ -142,14 +199,14 @@ class Campaign:
                     os.write(write, b"B")
                     begun = time.monotonic()
                     try:
-                        kind, digest = operation(registry, self.name, choice, self.folder, label)
+                        left = operation(registry, self.name, choice, self.folder, label)
                     except RegistryUnavailableError:
                         if self.lease_s is None:
                             raise
                         os.write(write, b"E")  # slower than the short lease: stopped, as it should
                         continue
-                    done = {"label": label, "kind": kind, "digest": digest}
-                    journal.write(json.dumps(done | {"s": time.monotonic() - begun}) + "\n")
+                    done = {"label": label, "s": time.monotonic() - begun}
+                    journal.write(json.dumps(done | left) + "\n")
                     os.write(write, b"E")
 
         pid = workers.fork(work)
@@ -184,11 +241,16 @@ class Campaign:
 
     def _check(self) -> None:
         registry, entries = Registry(self.uri), self._journal()
-        done = {str(e["label"]): str(e["kind"]) for e in entries if e["kind"]}
-        registered = [str(e["digest"]) for e in entries if e["digest"]]
-        invariants.check_always(registry, self.name, done, registered)
+        done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
+        changes = {
+            what: [str(e[what]) for e in entries if what in e]
+            for what in ("registered", "built", "removed")
+        }
+        invariants.check_always(registry, self.name, done, **changes)
         left_open = [e for e in invariants._raw(registry, self.name) if e.state == "open"]
         foreseen = {event.number: event.state for event in registry.history(self.name)}
+        if not registry.versions(self.name):
+            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
         while True:  # any writer settles
             try:
                 registry.approve(registry.find(self.name), "the campaign")
@@ -197,11 +259,15 @@ class Campaign:
                 if self.lease_s is None:
                     raise
         invariants.check_settled(registry, self.name)
-        invariants.check_always(registry, self.name, done, registered)
+        garbage = collect(registry, older_than=timedelta(0), cache=self.folder / "cache")
+        invariants.check_clean(registry, self.name, self.folder / "cache")
+        invariants.check_always(registry, self.name, done, **changes)
         settled = {event.number: event.state for event in invariants._raw(registry, self.name)}
         assert {n: settled[n] for n in foreseen} == foreseen
         with (self.folder / "left_open").open("a") as file:
             file.writelines(f"{event.kind} {settled[event.number]}\n" for event in left_open)
+        with (self.folder / "garbage").open("a") as file:
+            file.writelines(f"{each.kind}\n" for each in garbage)
 
     def _counts(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -214,13 +280,20 @@ class Campaign:
                 event.state == "done" and invariants.label_of(event).startswith("writer")
                 and invariants.label_of(event) not in done for event in events
             )  # fmt: skip
-            kinds["versions"] = len(Registry(self.uri).versions(self.name))
+            versions = Registry(self.uri).versions(self.name)
+            kinds["versions"] = len(versions)
+            kinds["targets of them that were built later"] = sum(len(v.annexes) for v in versions)
             (self.folder / "counts.json").write_text(json.dumps(kinds))
 
         workers.run(count)
         found.update(json.loads((self.folder / "counts.json").read_text()))
         found["operations that returned"] = len(self._journal())
+        found["refused, for the other was in the way"] = sum(
+            "refused" in e for e in self._journal()
+        )
         found["left open at a check"] = len((self.folder / "left_open").read_text().splitlines())
+        garbage = (self.folder / "garbage").read_text().splitlines()
+        found.update(f"garbage at a check: {kind}" for kind in garbage)
         return found
 
 
@@ -251,6 +324,7 @@ def main() -> None:
         print(f"  {count:6} {what}")
     print("held at every check:", *invariants.ALWAYS, sep="\n  ")
     print("held once settled:", *invariants.SETTLED, sep="\n  ")
+    print("held once collected:", *invariants.CLEAN, sep="\n  ")
 
 
 if __name__ == "__main__":

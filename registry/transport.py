@@ -1,0 +1,223 @@
+"""Export and import: the versions of a model and its history, between registries.
+
+An export is a folder, or the same in a plain tar file: `export.json`, and `versions/3/`, each as
+`pull` gives it, with annexes and signature. What comes in is pushed (`registry.push`): new versions
+without aliases. Events come as records of kind "import", each with the whole event as it was and
+the registry that it was in; they say what happened there, and count for nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from registry import author
+from registry.bundle import Bundle, write_atomically
+from registry.errors import BundleError, NotFoundError, RegistryError
+from registry.history import Event
+from registry.manifest import ModelName, Record, record_from_json, record_to_json, safe_relative
+from registry.push import Pushed, push
+from registry.reference import Ref
+from registry.store import Registry
+
+EXPORT = "export.json"
+EXPORT_SCHEMA = 1
+"""The newest export.json that this code writes and reads."""
+
+
+class ExportedVersion(Record):
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: str
+    aliases: list[str] = Field(default_factory=list)
+    origin: dict[str, str] = Field(default_factory=dict)
+
+
+class Export(Record):
+    """`export.json`."""
+
+    schema_version: int = Field(default=EXPORT_SCHEMA, ge=1)
+    name: ModelName
+    registry: str
+    """Its URI, without a password."""
+    by: str
+    at: str
+    """UTC, ISO 8601."""
+    versions: dict[int, ExportedVersion]
+    history: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came in: by number in the export, the version that has the files now."""
+
+    export: Export
+    versions: Mapping[int, Pushed]
+    events: int
+
+
+def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
+    """Write a version, or all of a model's, to the new folder or `*.tar` file `dest`, whole and
+    verified or not at all; with the history of the model, or of the one version."""
+    versions = registry.versions(ref.name)
+    if ref.version is not None or ref.alias is not None:
+        versions = [registry.find(ref)]
+    if not versions:
+        raise NotFoundError(f"{ref}: the model has no versions")
+    numbers = {version.number for version in versions}
+    events = [
+        event
+        for event in registry.history(ref.name)
+        if ref == Ref(ref.name) or event.version in numbers
+    ]
+    export = Export(
+        name=ref.name,
+        registry=registry._access.shown,
+        by=author.who(),
+        at=author.now(),
+        versions={
+            version.number: ExportedVersion(
+                digest=version.digest,
+                created=version.created.isoformat(),
+                aliases=list(version.aliases),
+                origin=dict(version.origin),
+            )
+            for version in versions
+        },
+        history=[_told(event, registry._access.shown) for event in events],
+    )
+    with write_atomically(dest) as partial:
+        for version in versions:
+            registry.fetch(version, partial / "versions" / str(version.number))
+        (partial / EXPORT).write_text(record_to_json(export))
+        if dest.suffix == ".tar":
+            _as_tar(partial)
+    return export
+
+
+def import_from(registry: Registry, source: Path, name: str | None = None) -> Imported:
+    """Bring in what `export_to` wrote, as model `name`, else as the one it was.
+
+    Every digest of every version is checked before the first comes in. One that is there already is
+    named and gets what it lacks, as by `push`; an event that is there already does not come twice.
+    So an import that was broken off may be run again.
+    """
+    with _as_folder(source) as folder:
+        export = record_from_json(
+            Export, _text(folder / EXPORT), str(source / EXPORT), EXPORT_SCHEMA
+        )
+        places = {number: folder / "versions" / str(number) for number in export.versions}
+        for number, place in places.items():
+            if Bundle.open(place).digest != export.versions[number].digest:
+                raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+        model = Ref(name or export.name).name
+        pushed = {
+            number: push(
+                registry,
+                place,
+                model,
+                origin={
+                    "registry": export.registry,
+                    "version": f"{export.name}/{number}",
+                    "exported_by": export.by,
+                    "exported_at": export.at,
+                },
+            )
+            for number, place in places.items()
+        }
+    here = {number: each.version.number for number, each in pushed.items()}
+    return Imported(export, pushed, _add_events(registry, model, export, here))
+
+
+def _told(event: Event, registry: str) -> dict[str, Any]:
+    """One that was imported already stays what it was, of the registry where it happened."""
+    if event.kind == "import":
+        return dict(event.imported)
+    return {"registry": registry, "model": event.model, "event": event.to_json()}
+
+
+def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
+    known = {_key(event.imported) for event in registry.history(model) if event.kind == "import"}
+    added = 0
+    for told in export.history:
+        try:
+            key, was = _key(told), told["event"]
+            number = here.get(was["version"])
+            title = f"{was['time']} {was['kind']} by {was['by']} in {told['registry']}"
+        except (KeyError, TypeError) as error:
+            raise RegistryError(f"{EXPORT}: an event that is not one of ours: {error!r}") from error
+        if key in known:
+            continue
+        # A turn for each: there may be more of them than one turn has time for.
+        with registry._writing(model) as mover:
+            aliases = dict(mover.aliases)
+            mover.note(
+                Event("import", model, aliases, aliases, None, number, reason=title, imported=told)
+            )
+        known.add(key)
+        added += 1
+    return added
+
+
+def _key(told: Mapping[str, Any]) -> tuple[str, str, int, str]:
+    event = told["event"]
+    return told["registry"], told["model"], event["number"], event["time"]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BundleError(f"{path.parent}: not an export: {EXPORT} cannot be read") from error
+
+
+def _as_tar(folder: Path) -> None:
+    """The folder becomes a tar file of what was in it."""
+    made = folder.with_suffix(".old")
+    try:
+        with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+        shutil.rmtree(folder)
+        made.rename(folder)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _as_folder(source: Path) -> Iterator[Path]:
+    if source.is_dir():
+        yield source
+        return
+    # Beside it, where there is room for it: /tmp may be small.
+    with tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder:
+        try:
+            with tarfile.open(source, "r:") as tar:
+                for member in tar:
+                    _unpack(tar, member, Path(folder))
+        except (OSError, tarfile.TarError, ValueError) as error:
+            raise BundleError(
+                f"{source}: not a folder or tar file of an export: {error}"
+            ) from error
+        yield Path(folder)
+
+
+def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    """A plain file inside the folder; whatever else an archive can hold is refused."""
+    name = safe_relative(member.name)
+    if member.isdir():
+        return
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise ValueError(f"{name} is not a plain file")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    with content, (folder / name).open("xb") as file:
+        shutil.copyfileobj(content, file)
