@@ -102,7 +102,9 @@ def test_a_life_behind_a_server(
     assert registry.open(first) == opened
     (opened.path / "program.pt2").write_bytes(b"other")
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-        registry.open(first)
+        registry.open(first, fetch=False)
+    assert registry.open(first) == opened  # fetched again
+    assert (opened.path / "program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
     elsewhere = registry.open(first, cache=tmp_path / "other")
     assert elsewhere.path.parent == tmp_path / "other"
 
