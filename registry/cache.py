@@ -78,6 +78,8 @@ class Cache:
 
         Without `fill`, BundleError if it is not there. `fill` is called by one process at a time.
         """
+        if not _DIGEST.fullmatch(digest):
+            raise BundleError(f"{digest!r} is not a digest")
         filled = False
         while True:
             held = self._held(digest)

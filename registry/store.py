@@ -70,6 +70,11 @@ class Registry:
         """Absolute, and possibly with a password."""
         return self._access.uri
 
+    @property
+    def exists(self) -> bool:
+        """False only for an SQLite file that is not there: nothing registered yet, or moved."""
+        return self._access.exists
+
     def __repr__(self) -> str:
         return f"Registry({self._access.shown!r})"
 
@@ -159,13 +164,14 @@ class Registry:
         return public
 
     def require_signature(
-        self, version: Version, bundle: Bundle, keys: Sequence[PublicKey]
+        self, version: Version, bundle: Bundle, keys: Sequence[PublicKey], *, fetch: bool = True
     ) -> PublicKey:
-        """As in `signing`, also where a cache has had the files since before they were signed."""
+        """As in `signing`, also where a cache has had the files since before they were signed:
+        then it is asked for the signature, unless `fetch` is False."""
         try:
             return signing.require_signature(bundle, keys)
         except SignatureError:
-            if bundle.path == self.local_path(version):
+            if not fetch or bundle.path == self.local_path(version):
                 raise
             artifacts.refresh_signature(self._access, version, bundle.path)
             return signing.require_signature(bundle, keys)
