@@ -20,13 +20,14 @@ from typing import Any, Self
 
 import torch
 
+from engines.errors import RunError
 from registry.version import Version
 from runtime.binding import Binding, Rows
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.lookup import Found, Name
 from runtime.memory_rules import Collections
-from runtime.session import Session
+from runtime.session import Origin, Session
 from soa.collection import Collection
 from soa.layout import Layout
 
@@ -58,6 +59,18 @@ class LiveSession:
     def ref(self) -> str:
         """The version in place: `name/3`."""
         return self._found.version.ref
+
+    @property
+    def origin(self) -> Origin | None:
+        """What the session in place runs; None with `device="auto"`."""
+        return self.current.origin
+
+    @property
+    def device(self) -> torch.device:
+        """RunError with `device="auto"`, which runs wherever the data is."""
+        if isinstance(self.current, MultiDeviceSession):
+            raise RunError("a session for every device has none of its own")
+        return self.current.device
 
     def refresh(self) -> bool:
         """Move to what the name means now; whether that is another version.

@@ -25,7 +25,7 @@ from registry.signing import read_public_key
 from registry.store import Registry
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.lookup import Lookup
+from runtime.lookup import POLICIES, Lookup
 from runtime.session import Session
 from tests.models.keys import make_keys
 from tests.models.project import Built, described
@@ -43,11 +43,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture
-def registry(jets: Built, tmp_path: Path) -> Registry:
+def registry(jets: Built, empty: Registry) -> Registry:
     """jets/1 is in production."""
-    made = Registry(f"sqlite:///{tmp_path}/store/registry.db")
-    promoted(made, jets.bundle)
-    return made
+    promoted(empty, jets.bundle)
+    return empty
 
 
 def lookup_of(session: Session) -> Lookup:
@@ -169,7 +168,7 @@ class TestGates:
         with pytest.raises(LoadError, match="jets/2 was never promoted"):
             load(NAME, registry=registry)
         move_away(registry)
-        for lookup in ("prefer-cache", "offline"):
+        for lookup in POLICIES[1:]:
             with pytest.raises((LoadError, NotFoundError)):
                 load(NAME, registry=registry, lookup=lookup)
 
@@ -192,11 +191,11 @@ class TestGates:
         registry.sign(registry.find(NAME), release.private)
         session = load(NAME, registry=registry, lookup="prefer-cache")
         move_away(registry)
-        for lookup in ("prefer-cache", "offline"):
+        for lookup in POLICIES[1:]:
             require_runs(load(NAME, registry=registry, lookup=lookup, max_age_s=0))
         assert session.origin is not None
         (cache_root() / str(session.origin.digest) / "bundle.sig").unlink()
-        for lookup in ("prefer-cache", "offline"):
+        for lookup in POLICIES[1:]:
             with pytest.raises(SignatureError, match=r"not signed; .*the registry's policy"):
                 load(NAME, registry=registry, lookup=lookup, max_age_s=0)
         other = make_keys(tmp_path, "other")
@@ -215,7 +214,7 @@ class TestGates:
         require_runs(load(NAME, registry=registry, lookup="offline"))
         path.write_bytes(content)
         move_away(registry)
-        for lookup in ("prefer-cache", "offline"):
+        for lookup in POLICIES[1:]:
             with pytest.raises((BundleError, RegistryUnavailableError)):
                 load(NAME, registry=registry, lookup=lookup, max_age_s=0)
 
