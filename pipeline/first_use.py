@@ -19,8 +19,8 @@ from pipeline.cache import content_key
 from pipeline.candidates import Say
 from pipeline.provenance import code_digest, host, tools
 from registry.annex import Annex
-from registry.artifacts import CACHE_VARIABLE, cache_root
 from registry.bundle import Bundle
+from registry.cache import CACHE_VARIABLE, cache_root
 from registry.errors import BundleError
 from registry.version import tag_of
 from runtime.errors import LoadError

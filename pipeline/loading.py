@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 
 from registry.store import Registry
 from runtime import loader
+from runtime.choice import Builder
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import Builder, Mode
+from runtime.live import LiveSession
+from runtime.loader import Mode, Options
 from runtime.session import Session
 from serving.remote_options import SCHEME, RemoteOptions
 
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
 Build = Literal["never", "missing"]
 
 
-class Options(TypedDict, total=False):
-    """What `runtime.loader.load` takes and this file only passes on."""
-
-    mode: Mode
-    registry: Registry | str | None
-    trusted_keys: Sequence[str | Path] | None
-    engine_name: str | None
-    threads: int | None
-    instances: int | None
+@overload
+def load(
+    ref: str | Path,
+    *,
+    live: Literal[True],
+    device: str | torch.device = ...,
+    target: str | None = ...,
+    build: Build = ...,
+    **options: Unpack[Options],
+) -> LiveSession: ...
 
 
 @overload
@@ -79,8 +81,9 @@ def load(
     target: str | None = None,
     build: Build = "never",
     remote: RemoteOptions | None = None,
+    live: bool = False,
     **options: Unpack[Options],
-) -> Session | MultiDeviceSession:
+) -> Session | MultiDeviceSession | LiveSession:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
     `build="missing"`: on a host for which the version holds no verified artifact, build one at the
@@ -97,6 +100,8 @@ def load(
     Everything else is `runtime.loader.load`'s.
     """
     if isinstance(device, str) and device.startswith(SCHEME):
+        if live:
+            raise LoadError(f"live with device {device!r}: that is the server's to choose")
         return _in_a_server(ref, device, target, build, remote, options)
     if remote is not None:
         raise LoadError(f"remote options with device {str(device)!r}: write {SCHEME}HOST:PORT")
@@ -107,6 +112,8 @@ def load(
         from pipeline.first_use import build_at_first_use  # only here: the stages take a second
 
         builder = build_at_first_use
+    if live:
+        return loader.load(ref, live=True, device=device, target=target, builder=builder, **options)
     return loader.load(ref, device=device, target=target, builder=builder, **options)
 
 

@@ -10,7 +10,7 @@ the bundle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -74,6 +74,7 @@ class Annex:
     digest: str
     files: Mapping[str, str] = field(repr=False)
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -105,7 +106,7 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
     a target that the bundle itself has verified.
     """
     targets, files = dict(bundle.manifest.targets), dict(bundle.files)
-    known, hashed = dict(bundle.annexes), dict(bundle.hashed)
+    known, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
     portable = (bundle.manifest.program, bundle.manifest.torchscript)
     for annex in annexes:
         record = annex.record
@@ -125,14 +126,14 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
                 if name not in files or not own:
                     raise BundleError(f"{annex.path}: {ANNEX} names {name} ({engine}), not there")
         targets[annex.target], known[annex.target] = record.record, annex
-    manifest = bundle.manifest.model_copy(update={"targets": targets})
-    return Bundle(
-        bundle.path,
-        manifest,
-        bundle.digest,
-        MappingProxyType(files),
-        MappingProxyType(known),
-        MappingProxyType(hashed),
+        holds += annex.holds
+    return replace(
+        bundle,
+        manifest=bundle.manifest.model_copy(update={"targets": targets}),
+        files=MappingProxyType(files),
+        annexes=MappingProxyType(known),
+        hashed=MappingProxyType(hashed),
+        holds=holds,
     )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import shutil
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from registry.annex import Annex, attach
 from registry.bundle import ANNEXES, SIGNATURE, SUMS, Bundle, write_atomically
-from registry.errors import BundleError
+from registry.cache import Cache, Fill
+from registry.errors import BundleError, NotCachedError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 FOLDER = "bundle"  # in the run's artifacts
-CACHE_VARIABLE = "PIPELINE_CACHE"
+
+T = TypeVar("T", Bundle, Annex)
+log = logging.getLogger("soa-pipeline")
 
 
 def local_folder(uri: str) -> Path | None:
@@ -53,15 +57,7 @@ def fetch(
     `annexes`: those to take along, by target.
     """
     with write_atomically(dest) as partial:
-        _download(access, version, partial)
-        # Registered from a pulled folder, its note of promotion and its annexes came along. They
-        # speak of another registry: only this one can say whether this version is promoted, and
-        # what was built for it.
-        (partial / PROMOTED).unlink(missing_ok=True)
-        shutil.rmtree(partial / ANNEXES, ignore_errors=True)
-        # The digest covers SHA256SUMS, which covers each file.
-        bundle = Bundle.open(partial)
-        require_digest(bundle, version)
+        bundle = _fetch_bundle(access, version, partial)
         for target, digest in (annexes or {}).items():
             place = partial / ANNEXES / target
             place.mkdir(parents=True)
@@ -69,24 +65,82 @@ def fetch(
         attach(bundle, [_opened(version, t, partial / ANNEXES / t) for t in annexes or {}])
 
 
-def open_annex(
-    access: Access, version: Version, target: str, cache: str | Path | None, verify: bool
-) -> Annex:
-    """In place if it is on this host, else from the cache by digest."""
-    bundle = existing_folder(version)
-    path = None if bundle is None else _beside(bundle, version, target)
-    if path is None:
-        digest = version.annexes[target]
-        path = cache_root(cache) / digest
-        if not path.is_dir():
-            try:
-                with write_atomically(path) as partial:
-                    _download_annex(access, version, target, digest, partial)
-                    _opened(version, target, partial)
-            except BundleError:
-                if not path.is_dir():  # another process may have been quicker
-                    raise
-    return _opened(version, target, path, verify)
+def _fetch_bundle(access: Access, version: Version, partial: Path) -> Bundle:
+    """The bundle alone, into an empty folder, verified."""
+    _download(access, version, partial)
+    # Registered from a pulled folder, its note of promotion and its annexes came along. They
+    # speak of another registry: only this one can say whether this version is promoted, and
+    # what was built for it.
+    (partial / PROMOTED).unlink(missing_ok=True)
+    shutil.rmtree(partial / ANNEXES, ignore_errors=True)
+    # The digest covers SHA256SUMS, which covers each file.
+    bundle = Bundle.open(partial)
+    require_digest(bundle, version)
+    return bundle
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the files of a version may come from, for who opens it.
+
+    `in_place`: from the store's own folder, where that is on this host. `fetch`: into the cache,
+    where it has them not; without it nothing leaves this host.
+    """
+
+    access: Access
+    version: Version
+    cache: Cache
+    in_place: bool = True
+    fetch: bool = True
+
+    def bundle(self, verify: bool) -> Bundle:
+        """Without its annexes."""
+        version = self.version
+
+        def open_at(path: Path) -> Bundle:
+            bundle = Bundle.open(path, verify=verify)
+            require_digest(bundle, version)
+            return bundle
+
+        def fill(partial: Path) -> None:
+            _fetch_bundle(self.access, version, partial)
+
+        return self._opened(version.digest, existing_folder(version), open_at, fill)
+
+    def annex(self, target: str, verify: bool) -> Annex:
+        version, digest = self.version, self.version.annexes[target]
+        folder = existing_folder(version)
+
+        def open_at(path: Path) -> Annex:
+            return _opened(version, target, path, verify)
+
+        def fill(partial: Path) -> None:
+            _download_annex(self.access, version, target, digest, partial)
+            _opened(version, target, partial)
+
+        beside = None if folder is None else _beside(folder, version, target)
+        return self._opened(digest, beside, open_at, fill)
+
+    def _opened(
+        self, digest: str, local: Path | None, open_at: Callable[[Path], T], fill: Fill
+    ) -> T:
+        if local is not None and self.in_place and self.fetch:
+            return open_at(local)
+        try:
+            held = self.cache.hold(digest, fill if self.fetch else None)
+        except NotCachedError:
+            if local is None:
+                raise
+            return open_at(local)
+        try:
+            opened = open_at(held.path)
+        except BundleError as error:
+            if not self.fetch:
+                raise
+            log.warning("the cache has a damaged copy, which is fetched again: %s", error)
+            held = self.cache.refill(held, fill)
+            opened = open_at(held.path)
+        return replace(opened, holds=(held,))
 
 
 def _beside(bundle: Path, version: Version, target: str) -> Path:
@@ -104,30 +158,11 @@ def _opened(version: Version, target: str, path: Path, verify: bool = True) -> A
     return annex
 
 
-def cached(access: Access, version: Version, cache: str | Path | None) -> Path:
-    """The bundle's folder in the cache, where it is fetched to first if it is not there."""
-    path = cache_root(cache) / version.digest
-    if not path.is_dir():
-        try:
-            fetch(access, version, path)
-        except BundleError:
-            # Another process may have been quicker; its copy is as good.
-            if not path.is_dir():
-                raise
-    return path
-
-
 def publish_signature(access: Access, version: Version, signature: Path) -> None:
     """Put `bundle.sig` beside the version's files."""
     local = existing_folder(version)
     if local is not None:
-        # Beside the folder first, for in it would lie a file that does not belong there.
-        partial = local.parent / f".{local.name}.{uuid.uuid4().hex[:8]}.sig"
-        try:
-            shutil.copyfile(signature, partial)
-            partial.replace(local / SIGNATURE)
-        finally:
-            partial.unlink(missing_ok=True)
+        _put_signature(signature, local)
         return
     with access.client(write=True) as client:
         client.log_artifact(str(version.run_id), str(signature), FOLDER)
@@ -155,10 +190,20 @@ def _download_signature(access: Access, version: Version, into: str) -> Path | N
 
 def refresh_signature(access: Access, version: Version, folder: Path) -> None:
     """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
-    with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+    with tempfile.TemporaryDirectory(prefix="soa-signature-") as partial:
         found = _download_signature(access, version, partial)
         if found is not None:
-            found.replace(folder / SIGNATURE)
+            _put_signature(found, folder)
+
+
+def _put_signature(signature: Path, folder: Path) -> None:
+    # Beside the folder first, for in it would lie a file that does not belong there.
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
+    try:
+        shutil.copyfile(signature, partial)
+        partial.replace(folder / SIGNATURE)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def require_digest(bundle: Bundle, version: Version) -> None:
@@ -249,11 +294,3 @@ def remove_tree(folder: Path) -> None:
         # Another process may be at the same, as one whose registration came to nothing.
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)
-
-
-def cache_root(cache: str | Path | None = None) -> Path:
-    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
-    chosen = cache or os.environ.get(CACHE_VARIABLE)
-    if chosen is not None:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soa-pipeline"

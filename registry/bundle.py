@@ -72,7 +72,7 @@ class Bundle:
     With annexes (`registry.annex.attach`), the targets of the manifest, the files and the reports
     are those of the bundle and of its annexes together; `digest` is always that of the bundle.
     `hashed` is what each file was when its digest was checked, empty where none was: see
-    registry/pinned.py.
+    registry/pinned.py. `holds` keeps what lies in the cache there: see registry/cache.py.
     """
 
     path: Path
@@ -82,6 +82,7 @@ class Bundle:
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
     """By target."""
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:

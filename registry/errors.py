@@ -19,6 +19,10 @@ class BundleError(RegistryError):
     """A bundle folder that is not whole, not what it was, or cannot be written."""
 
 
+class NotCachedError(BundleError):
+    """The files are not in the cache, and nothing may be fetched."""
+
+
 class SignatureError(RegistryError):
     """A signature that is asked for is missing, wrong or not trusted, or a key cannot be used."""
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from registry import artifacts
 from registry.bundle import ANNEXES, SUMS
+from registry.cache import cache_root
 from registry.lock import exclusive
 from registry.lookup import all_pages
 from registry.reference import NAME_PATTERN
@@ -216,7 +217,7 @@ def _temporary(
     candidates = [path for folder in folders for path in folder.glob(".bundle.*.sig")]
     if (sqlite := registry._access.sqlite) is not None:
         candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
-    for folder, names, files in os.walk(artifacts.cache_root(cache)):
+    for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
         candidates += [Path(folder, name) for name in found]
         # Neither into these, nor into what is sealed.

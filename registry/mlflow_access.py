@@ -131,7 +131,7 @@ class Access:
         what it then writes is lost, without an error."""
         known = _opened.get(self.uri)
         if known is not None and known != _identity(self.sqlite):
-            raise RegistryError(
+            raise RegistryUnavailableError(
                 f"registry {self.shown}: the file was deleted or replaced since this process "
                 "opened it: start a new process"
             )

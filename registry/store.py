@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from registry import artifacts, description, policy_store, signing, upload
 from registry.annex import Annex, attach, open_folder
 from registry.bundle import SIGNATURE, Bundle
+from registry.cache import Cache, cache_root
 from registry.errors import NotFoundError, PromotionRefused, RegistryError, SignatureError
 from registry.history import Event, History
 from registry.lock import exclusive
@@ -68,6 +69,11 @@ class Registry:
     def uri(self) -> str:
         """Absolute, and possibly with a password."""
         return self._access.uri
+
+    @property
+    def exists(self) -> bool:
+        """False only for an SQLite file that is not there: nothing registered yet, or moved."""
+        return self._access.exists
 
     def __repr__(self) -> str:
         return f"Registry({self._access.shown!r})"
@@ -131,21 +137,22 @@ class Registry:
         verify: bool = True,
         cache: str | Path | None = None,
         annexes: Collection[str] | None = None,
+        in_place: bool = True,
+        fetch: bool = True,
     ) -> Bundle:
         """The version's bundle, in place if it is on this host, else from a cache by digest.
 
         `cache`: else the variable PIPELINE_CACHE, else `~/.cache/soa-pipeline`. What lies in the
-        cache is verified like everything else. `annexes`: of which targets; None: all there are.
+        cache is verified like everything else, stays there as long as anybody has the bundle, and
+        is fetched again if it is damaged. `annexes`: of which targets; None: all there are.
+        `in_place=False`: from the cache also what is on this host. `fetch=False`: nothing is
+        fetched, and nobody asked; NotCachedError where files would have to be.
         """
-        path = self.local_path(version) or artifacts.cached(self._access, version, cache)
-        bundle = Bundle.open(path, verify=verify)
-        artifacts.require_digest(bundle, version)
+        place = Cache(cache_root(cache))
+        source = artifacts.Source(self._access, version, place, in_place, fetch)
+        bundle = source.bundle(verify)
         wanted = version.annexes if annexes is None else annexes
-        opened = [
-            artifacts.open_annex(self._access, version, target, cache, verify)
-            for target in version.annexes
-            if target in wanted
-        ]
+        opened = [source.annex(t, verify) for t in version.annexes if t in wanted]
         return attach(bundle, opened)
 
     def sign(
@@ -162,13 +169,14 @@ class Registry:
         return public
 
     def require_signature(
-        self, version: Version, bundle: Bundle, keys: Sequence[Trusted]
+        self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
     ) -> Trusted:
-        """As in `signing`, also where a cache has had the files since before they were signed."""
+        """As in `signing`, also where a cache has had the files since before they were signed:
+        then it is asked for the signature, unless `fetch` is False."""
         try:
             return signing.require_signature(bundle, keys)
         except SignatureError:
-            if self.local_path(version) is not None:
+            if not fetch or bundle.path == self.local_path(version):
                 raise
             artifacts.refresh_signature(self._access, version, bundle.path)
             return signing.require_signature(bundle, keys)

@@ -7,6 +7,7 @@ from runtime.checked import CheckedSession, CheckReport
 from runtime.compare import Deviation, Tolerance
 from runtime.devices import MultiDeviceSession
 from runtime.errors import BindError, DeviationError, LoadError, QueueFullError
+from runtime.live import LiveBinding, LiveSession
 from runtime.loader import load
 from runtime.scheduler import Scheduler
 from runtime.session import Origin, Session
@@ -19,6 +20,8 @@ __all__ = [
     "CheckedSession",
     "Deviation",
     "DeviationError",
+    "LiveBinding",
+    "LiveSession",
     "LoadError",
     "MultiDeviceSession",
     "Origin",

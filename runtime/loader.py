@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, overload
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
 from engines.engine import Executable
 from engines.errors import TargetError
-from engines.target import Target, check_host_runs, choose_target, gpu_target
-from registry.annex import Annex, attach, open_folder
+from engines.target import Target, check_host_runs
+from registry.annex import open_folder
 from registry.bundle import Bundle
-from registry.errors import NotFoundError
-from registry.manifest import Manifest, TargetRecord
+from registry.errors import SignatureError
+from registry.manifest import Manifest
 from registry.promoted import read_promoted
 from registry.reference import parse_ref
 from registry.store import Registry
 from registry.version import Version
 from runtime.checked import CheckedSession
+from runtime.choice import Builder, choose, choose_engine, completed, waiting
 from runtime.compare import Tolerance
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
+from runtime.live import LiveSession
+from runtime.lookup import (
+    MAX_AGE_S,
+    POLICIES,
+    Found,
+    Name,
+    Policy,
+    find_version,
+    promoted_annexes,
+)
 from runtime.pinned_open import open_pinned
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
@@ -32,8 +44,31 @@ from runtime.trust import require_trusted
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
-Builder = Callable[[Bundle, Target], Annex]
-"""Builds a bundle's program for a target, proven against the bundle's reference; or raises."""
+
+
+class Options(TypedDict, total=False):
+    """The options of `load` that do not change what it returns."""
+
+    mode: Mode
+    registry: Registry | str | None
+    lookup: Policy
+    max_age_s: float
+    trusted_keys: Sequence[str | Path] | None
+    engine_name: str | None
+    threads: int | None
+    instances: int | None
+
+
+@overload
+def load(
+    ref: str | Path,
+    *,
+    live: Literal[True],
+    device: str | torch.device = ...,
+    target: str | None = ...,
+    builder: Builder | None = ...,
+    **options: Unpack[Options],
+) -> LiveSession: ...
 
 
 @overload
@@ -41,13 +76,9 @@ def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another
     ref: str | Path,
     *,
     device: Literal["auto"],
-    mode: Mode = ...,
-    registry: Registry | str | None = ...,
-    trusted_keys: Sequence[str | Path] | None = ...,
-    engine_name: str | None = ...,
-    threads: int | None = ...,
-    instances: int | None = ...,
+    live: Literal[False] = ...,
     builder: Builder | None = ...,
+    **options: Unpack[Options],
 ) -> MultiDeviceSession: ...
 
 
@@ -56,30 +87,22 @@ def load(
     ref: str | Path,
     *,
     device: str | torch.device = ...,
-    mode: Mode = ...,
-    registry: Registry | str | None = ...,
-    trusted_keys: Sequence[str | Path] | None = ...,
+    live: Literal[False] = ...,
     target: str | None = ...,
-    engine_name: str | None = ...,
-    threads: int | None = ...,
-    instances: int | None = ...,
     builder: Builder | None = ...,
+    **options: Unpack[Options],
 ) -> Session: ...
 
 
 def load(
     ref: str | Path,
     *,
+    live: bool = False,
     device: str | torch.device = "cpu",
-    mode: Mode = "production",
-    registry: Registry | str | None = None,
-    trusted_keys: Sequence[str | Path] | None = None,
     target: str | None = None,
-    engine_name: str | None = None,
-    threads: int | None = None,
-    instances: int | None = None,
     builder: Builder | None = None,
-) -> Session | MultiDeviceSession:
+    **options: Unpack[Options],
+) -> Session | MultiDeviceSession | LiveSession:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
     `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
@@ -90,6 +113,10 @@ def load(
     and sets torch to `threads` threads in this process (1 by default: the caller's thread does the
     work). `mode="test"` takes anything and returns a `CheckedSession`, which runs every event on
     the reference too; it leaves torch's threads alone.
+
+    `lookup` says who is asked what a name means: "fresh", "prefer-cache" (with `max_age_s`, 300 by
+    default) or "offline", see runtime/lookup.py; `session.origin.lookup` says how it went.
+    `live=True` gives a `LiveSession`, which moves to what the name means later.
 
     `trusted_keys`: files of public keys, or folders of them; by default those that the variable
     PIPELINE_TRUSTED_KEYS names. Where there are any, or the registry's policy names some,
@@ -105,75 +132,158 @@ def load(
 
     Raises LoadError, or the typed error of what went wrong: registry, bundle, target or engine.
     """
+    _check(options, device, target)
+    wanted = _Wanted(ref, device, target, builder, options)
+    name = _name(ref, wanted.mode, options)
+    if name is None:
+        if live:
+            raise LoadError(f"{ref} is a folder, which means the same for ever: load it as it is")
+        return _folder_session(wanted)
+    if not live:
+        return _session(name, name.find(), wanted)
+    if name.ref.version is not None:
+        raise LoadError(
+            f"{ref} means the same for ever: to follow what is promoted, write "
+            f"{name.ref.name}@production"
+        )
+    return LiveSession(name, lambda found: _session(name, found, wanted))
+
+
+def _check(options: Options, device: str | torch.device, target: str | None) -> None:
+    mode = options.get("mode", "production")
     if mode not in ("test", "production"):
         raise LoadError(f"mode {mode!r} is neither 'test' nor 'production'")
-    for name, count in (("threads", threads), ("instances", instances)):
+    policy = options.get("lookup", "fresh")
+    if policy not in POLICIES:
+        raise LoadError(f"lookup {policy!r}: use one of {', '.join(map(repr, POLICIES))}")
+    for name, count in (
+        ("threads", options.get("threads")),
+        ("instances", options.get("instances")),
+    ):
         if count is not None and count < 1:
             raise LoadError(f"{name}={count}: at least 1 is needed")
-    auto = device == "auto"
-    if auto and target is not None:
+    if device == "auto" and target is not None:
         raise LoadError(f"target {target!r} with device 'auto': each device has its own target")
-    where = torch.device("cpu") if auto else _device(device)
-    bundle, version = open_bundle(ref, registry, promoted=mode == "production")
-    unsigned = frozenset[str]()
-    if mode == "production":
-        require_promoted(ref, bundle, version)
-        unsigned = require_trusted(bundle, version, registry, trusted_keys)
-    settings = bundle.manifest.session
-    wanted = _Wanted(
-        mode,
-        target,
-        engine_name,
-        settings.threads if threads is None else threads,
-        settings.instances if instances is None else instances,
-        builder,
-        unsigned,
-    )
-    if mode == "production":
-        _quiet_torch(wanted.threads)
-    elif threads is not None:
-        torch.set_num_threads(threads)
-    if not auto:
-        return _open(bundle, version, where, wanted)
-    return MultiDeviceSession(
-        Signature.from_dict(bundle.manifest.signature),
-        lambda found: _open(bundle, version, found, wanted),
+    if device != "auto":
+        _device(device)
+
+
+def _name(ref: str | Path, mode: Mode, options: Options) -> Name | None:
+    """What is to be looked up; None for a folder."""
+    parsed = ref if isinstance(ref, Path) else parse_ref(ref)
+    if isinstance(parsed, Path):
+        return None
+    registry = options.get("registry")
+    store = registry if isinstance(registry, Registry) else Registry(registry)
+    return Name(
+        parsed, store, mode, options.get("lookup", "fresh"), options.get("max_age_s", MAX_AGE_S)
     )
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """How a version is to be opened, on whichever device."""
+    """How a version is to be opened."""
 
-    mode: Mode
+    ref: str | Path
+    place: str | torch.device
+    """A device, or "auto"."""
     target: str | None
-    engine_name: str | None
-    threads: int
-    instances: int | None
     builder: Builder | None
-    unsigned: frozenset[str]
-    """Targets that are not to be run, for want of a signature."""
+    options: Options
+
+    @property
+    def mode(self) -> Mode:
+        return self.options.get("mode", "production")
+
+
+def _session(name: Name, found: Found, wanted: _Wanted) -> Session | MultiDeviceSession:
+    """A session of what was found, once it has passed the gates of its mode."""
+    found, bundle = name.open(found)
+    unsigned = frozenset[str]()
+    if wanted.mode == "production":
+        try:
+            require_promoted(wanted.ref, bundle, found.version)
+            unsigned = require_trusted(
+                bundle,
+                found.resolution.signers,
+                wanted.options.get("trusted_keys"),
+                partial(name.store.require_signature, found.version, fetch=name.may_fetch(found)),
+            )
+        except (LoadError, SignatureError):
+            if found.lookup.asked:
+                name.forget()
+            raise
+    name.keep(found)
+    return _on_devices(bundle, found, wanted, unsigned)
+
+
+def _folder_session(wanted: _Wanted) -> Session | MultiDeviceSession:
+    production = wanted.mode == "production"
+    bundle, _ = open_bundle(wanted.ref, promoted=production)
+    unsigned = frozenset[str]()
+    if production:
+        require_promoted(wanted.ref, bundle, None)
+        unsigned = require_trusted(bundle, (), wanted.options.get("trusted_keys"))
+    return _on_devices(bundle, None, wanted, unsigned)
+
+
+def _on_devices(
+    bundle: Bundle, found: Found | None, wanted: _Wanted, unsigned: frozenset[str]
+) -> Session | MultiDeviceSession:
+    """`unsigned`: targets that are not to be run, for want of a signature."""
+    settings, options = bundle.manifest.session, wanted.options
+    given, instances = options.get("threads"), options.get("instances")
+    threads = settings.threads if given is None else given
+    if wanted.mode == "production":
+        _quiet_torch(threads)
+    elif given is not None:
+        torch.set_num_threads(given)
+
+    def open_on(device: torch.device) -> Session:
+        return _open(
+            bundle,
+            found,
+            device,
+            wanted,
+            unsigned,
+            threads,
+            settings.instances if instances is None else instances,
+        )
+
+    if wanted.place != "auto":
+        return open_on(_device(wanted.place))
+    return MultiDeviceSession(Signature.from_dict(bundle.manifest.signature), open_on)
 
 
 def _open(
-    bundle: Bundle, version: Version | None, device: torch.device, wanted: _Wanted
+    bundle: Bundle,
+    found: Found | None,
+    device: torch.device,
+    wanted: _Wanted,
+    unsigned: frozenset[str],
+    threads: int,
+    instances: int | None,
 ) -> Session:
     if wanted.builder is not None:
-        bundle = _completed(bundle, device, wanted.target, wanted.builder)
+        bundle = completed(bundle, device, wanted.target, wanted.builder)
+    version = found.version if found else None
     try:
-        chosen, record = _target(bundle.manifest, device, wanted)
+        chosen, record = choose(bundle.manifest, device, wanted.target, unsigned)
     except (LoadError, TargetError) as error:
-        raise type(error)(f"{error}{_waiting(bundle, version)}") from None
-    name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
-    if wanted.engine_name is None:
-        executable = open_choice(bundle, chosen, device, wanted.threads, wanted.instances)
+        raise type(error)(f"{error}{waiting(bundle, version)}") from None
+    production, engine_name = wanted.mode == "production", wanted.options.get("engine_name")
+    name = choose_engine(bundle, chosen, record, engine_name, production=production)
+    if engine_name is None:
+        executable = open_choice(bundle, chosen, device, threads, instances)
         name = record.choice()
     else:
-        executable = open_artifact(bundle, chosen, name, device, wanted.threads, wanted.instances)
+        executable = open_artifact(bundle, chosen, name, device, threads, instances)
     signature = Signature.from_dict(bundle.manifest.signature)
     number = str(version.number) if version else None
-    origin = Origin(bundle.manifest.name, number, bundle.digest, chosen, name)
-    if wanted.mode == "production":
+    origin = Origin(
+        bundle.manifest.name, number, bundle.digest, chosen, name, found.lookup if found else None
+    )
+    if production:
         return Session(signature, executable, device, origin)
     reference = open_pinned(bundle, "exported", [bundle.manifest.program], device)
     return CheckedSession(
@@ -208,49 +318,8 @@ def open_bundle(
         passed = note.annexes if note else {}
         return open_folder(parsed, only=passed if promoted else None), None
     store = registry if isinstance(registry, Registry) else Registry(registry)
-    try:
-        version = store.find(parsed)
-    except NotFoundError as error:
-        if Path(ref).is_dir():
-            raise LoadError(f"{error}; for the folder of that name write ./{ref}") from None
-        raise
-    if not promoted:
-        return store.open(version), version
-    record = version.promotion("production")
-    let_pass = record.annexes if record else {}
-    annexes = [t for t, digest in version.annexes.items() if let_pass.get(t) == digest]
-    return store.open(version, annexes=annexes), version
-
-
-def _completed(
-    bundle: Bundle, device: torch.device, wanted: str | None, builder: Builder
-) -> Bundle:
-    """With a verified artifact for this host: its own, or one that is built now."""
-    targets = bundle.manifest.targets
-    verified = [name for name, record in targets.items() if record.status == "verified"]
-    if wanted is None:
-        with suppress(TargetError):
-            choose_target(verified, str(device))
-            return bundle
-        target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
-    else:
-        target = Target.parse(wanted)
-        check_host_runs(target)
-    # A wanted target of another device is refused in its place.
-    if str(target) in verified or target.torch_device != device.type:
-        return bundle
-    return attach(bundle, [builder(bundle, target)])
-
-
-def _waiting(bundle: Bundle, version: Version | None) -> str:
-    """What was built for a version and no promotion has let pass yet."""
-    built = sorted(version.annexes.keys() - bundle.annexes.keys()) if version else []
-    if version is None or not built:
-        return ""
-    return (
-        f"; built since it was promoted: {', '.join(built)}: run `pipeline promote {version.ref} "
-        "--to production` on such a host to let it in"
-    )
+    version = find_version(store, parsed)
+    return store.open(version, annexes=promoted_annexes(version) if promoted else None), version
 
 
 def open_artifact(
@@ -332,53 +401,3 @@ def _device(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
     return found
-
-
-def _target(manifest: Manifest, device: torch.device, wanted: _Wanted) -> tuple[str, TargetRecord]:
-    if wanted.target is not None:
-        name = str(Target.parse(wanted.target))
-        if name not in manifest.targets:
-            have = ", ".join(manifest.targets) or "none"
-            raise LoadError(f"{manifest.name} has no target {name}; it has: {have}")
-        if name in wanted.unsigned:
-            raise LoadError(
-                f"{manifest.name}: {name} was built after the version was signed, and no signature "
-                "covers it: sign a version that has it, or load another target"
-            )
-        check_host_runs(Target.parse(name))
-        if (device.type == "cpu") != name.startswith("cpu/"):
-            raise LoadError(f"target {name} does not run on device {str(device)!r}")
-        return name, manifest.targets[name]
-    usable = [
-        name
-        for name, record in manifest.targets.items()
-        if record.chosen and name not in wanted.unsigned
-    ]
-    name = choose_target(usable, str(device))
-    return name, manifest.targets[name]
-
-
-def _engine(
-    bundle: Bundle, target: str, record: TargetRecord, wanted: str | None, mode: Mode
-) -> str:
-    if mode == "production" and record.status != "verified":
-        raise LoadError(
-            f"{bundle.manifest.name} is {record.status} on {target}: production runs only what "
-            "was verified there"
-        )
-    name = wanted or record.chosen
-    if name is None:
-        reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
-        raise LoadError(f"{bundle.manifest.name} has no valid artifact on {target}: {reasons}")
-    if name not in record.candidates:
-        have = ", ".join(record.candidates)
-        raise LoadError(
-            f"{bundle.manifest.name} has no {name} artifact on {target}; it has: {have}"
-        )
-    candidate = record.candidates[name]
-    if mode == "production" and candidate.status != "valid":
-        raise LoadError(
-            f"{bundle.manifest.name}: the {name} artifact for {target} is {candidate.status}: "
-            f"{candidate.reason}"
-        )
-    return name

@@ -24,7 +24,7 @@ def open_pinned(
     """What the engine makes of `files`, the first of which it opens.
 
     BundleError if one was replaced or written to since its digest was checked, or while it was
-    opened.
+    opened. Files in the cache stay there as long as the executable does.
     """
     made = engine(engine_name)
     pinned = Pinned(bundle, files)
@@ -42,4 +42,10 @@ def open_pinned(
         pinned.close()
     else:  # a GPU's artifact is opened again when its runs are first recorded
         weakref.finalize(executable, pinned.close)
+    if bundle.holds:
+        weakref.finalize(executable, _let_go, bundle.holds)
     return executable
+
+
+def _let_go(holds: tuple[object, ...]) -> None:
+    """That these existed until now is what kept the files."""

@@ -18,6 +18,7 @@ import torch
 
 from engines.errors import RunError
 from runtime.errors import QueueFullError
+from runtime.live import LiveSession
 from runtime.memory_rules import Collections, by_name, check_memory, data_device, same_device
 from runtime.session import Session
 from runtime.staging import Staging
@@ -38,7 +39,7 @@ class _Event:
 class _Lane:
     """A session and the events that wait for it."""
 
-    session: Session
+    session: Session | LiveSession
     waiting: deque[_Event] = field(default_factory=deque)
     running: int = 0
     seconds: float = 0.0
@@ -67,7 +68,7 @@ class Scheduler:
 
     def __init__(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[Session | LiveSession],
         *,
         queue: int = 64,
         workers: int = 1,
@@ -188,7 +189,7 @@ class Scheduler:
 class _Worker:
     """One thread's stream and staging memory."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | LiveSession) -> None:
         self._session = session
         self._staging = Staging(session)
         device = session.device

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -18,6 +18,9 @@ from soa.collection import Collection
 from soa.layout import Layout
 from soa.signature import Signature
 
+if TYPE_CHECKING:
+    from runtime.lookup import Lookup
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -28,6 +31,8 @@ class Origin:
     digest: str | None
     target: str
     engine: str
+    lookup: Lookup | None = None
+    """How the version was found; None for a folder."""
 
     def __str__(self) -> str:
         version = f"/{self.version}" if self.version else ""

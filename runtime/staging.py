@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from runtime.live import LiveSession
 from runtime.memory_rules import Collections, by_name, check_memory
 from runtime.session import Session
 from soa.collection import Collection
@@ -24,7 +25,7 @@ class Staging:
     largest event so far.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session | LiveSession) -> None:
         self.session = session
         self._rooms: dict[tuple[str, str], _Room] = {}
 

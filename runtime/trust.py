@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from registry.bundle import Bundle
-from registry.signing import require_signature, trusted
+from registry.resolved import Signers
+from registry.signing import Trusted, require_signature, trusted
 from registry.signing import trusted_keys as keys_of
-from registry.store import Registry
-from registry.version import Version
+
+Check = Callable[[Bundle, Sequence[Trusted]], Trusted]
 
 
 def require_trusted(
     bundle: Bundle,
-    version: Version | None,
-    registry: Registry | str | None,
+    signers: Sequence[Signers],
     trusted_keys: Sequence[str | Path] | None,
+    check: Check = require_signature,
 ) -> frozenset[str]:
     """SignatureError unless the bundle is signed as the host and the registry's policies ask.
 
@@ -25,14 +26,8 @@ def require_trusted(
     """
     own = keys_of(trusted_keys)
     asked = [] if own is None else [own]
-    if version is None:
-        for keys in asked:
-            require_signature(bundle, keys)
-        return frozenset(bundle.annexes if asked else ())
-    store = registry if isinstance(registry, Registry) else Registry(registry)
-    for policy in store.policies(version.name):
-        if policy.policy.signed_by:
-            asked.append(tuple(trusted(pem, policy.origin) for pem in policy.policy.signed_by))
+    for policy in signers:
+        asked.append(tuple(trusted(pem, policy.origin) for pem in policy.keys))
     for keys in asked:
-        store.require_signature(version, bundle, keys)
+        check(bundle, keys)
     return frozenset(bundle.annexes if asked else ())

@@ -26,6 +26,7 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(folder)
     for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS", "PIPELINE_CACHE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield folder
     assert list(folder.iterdir()) == []
 

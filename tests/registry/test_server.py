@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,6 +20,7 @@ from registry import (
 from registry.signing import read_public_key, require_signature
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
+from tests.models.mlflow_server import MlflowServer
 
 MakeBundle = Callable[..., Path]
 
@@ -39,36 +31,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_database, folder / "registry.db")
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder}/registry.db"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        _wait_for(f"http://127.0.0.1:{port}/health", process, folder / "log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)  # the server has a child for each worker
-        process.wait(30)
-
-
-def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 120
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    pytest.fail(f"MLflow's server does not start:\n{log.read_text()}")
+    running = MlflowServer(tmp_path_factory.mktemp("server"), empty_database)
+    yield running.uri
+    running.stop()
 
 
 def test_a_life_behind_a_server(
@@ -102,7 +67,9 @@ def test_a_life_behind_a_server(
     assert registry.open(first) == opened
     (opened.path / "program.pt2").write_bytes(b"other")
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-        registry.open(first)
+        registry.open(first, fetch=False)
+    assert registry.open(first) == opened  # fetched again
+    assert (opened.path / "program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
     elsewhere = registry.open(first, cache=tmp_path / "other")
     assert elsewhere.path.parent == tmp_path / "other"
 

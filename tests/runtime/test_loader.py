@@ -193,7 +193,7 @@ def test_folder_or_name(pulled: Path, registry: Registry, monkeypatch: pytest.Mo
     with pytest.raises(LoadError, match="never promoted"):
         load("jets", registry=registry)
     nothing = f"sqlite:///{pulled.parent}/none/registry.db"
-    with pytest.raises(LoadError, match=r"for the folder of that name write \./jets"):
+    with pytest.raises(NotFoundError, match=r"for the folder of that name write \./jets"):
         load("jets", registry=nothing)
     with pytest.raises(NotFoundError):
         load("tracks", registry=nothing)

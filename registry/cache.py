@@ -1,0 +1,269 @@
+"""The cache of a host: sealed folders (bundles, annexes) under their digests, for all processes.
+
+An entry is filled in a folder beside it, checked, and renamed: it is there whole or not at all. One
+process fetches it, under a file lock that dies with its holder; the others wait and find it there.
+What a killed one left is swept by the next that fetches.
+
+Who uses an entry holds a shared lock (flock) on its `SHA256SUMS` for as long; only an entry that
+nobody holds is evicted, the one used longest ago first, when the whole is larger than it may be.
+Using an entry writes nothing but its folder's time, so a cache that may only be read serves too.
+
+Whose files these are is not this file's to judge: an entry is opened as any sealed folder is, with
+every digest checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from registry.bundle import SUMS, write_atomically
+from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
+
+CACHE_VARIABLE = "PIPELINE_CACHE"
+SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
+DEFAULT_SIZE = "20GB"
+FETCH_WAIT_S = 1800.0
+"""How long to wait for another process that is fetching the same."""
+
+Fill = Callable[[Path], None]
+"""Puts the sealed folder into an empty one, and raises unless it is what was wanted."""
+
+_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"\.([0-9a-f]{64})\.[0-9a-f]{8}\.(?:partial|old)")
+_SIGNATURE_LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.sig")
+_OLD_S = 3600.0
+
+
+class Held:
+    """An entry in use: not evicted until `release`, or until nobody has this object any more."""
+
+    def __init__(self, path: Path, handle: int) -> None:
+        self.path = path
+        at = os.fstat(handle)
+        self.identity = (at.st_dev, at.st_ino)
+        self.release = weakref.finalize(self, os.close, handle)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the cache holds: `size` in bytes, when it was last taken into use (UTC)."""
+
+    digest: str
+    size: int
+    used: datetime
+    in_use: bool
+
+
+class Cache:
+    """Entries under `root`, which is made when there is something to put into it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def hold(self, digest: str, fill: Fill | None) -> Held:
+        """The entry, in use from now on; filled first if it is not there.
+
+        Without `fill`, BundleError if it is not there. `fill` is called by one process at a time.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise BundleError(f"{digest!r} is not a digest")
+        filled = False
+        while True:
+            held = self._held(digest)
+            if held is None and fill is None:
+                raise NotCachedError(f"{digest[:12]}… is not in the cache {self.root}")
+            if held is None and fill is not None:
+                filled = self._filled(digest, fill, None)
+                continue
+            assert held is not None
+            if filled:
+                self.shrink(size_bound())
+            return held
+
+    def refill(self, damaged: Held, fill: Fill) -> Held:
+        """Another copy in place of a damaged one, unless somebody has put one there already."""
+        digest = damaged.path.name
+        self._filled(digest, fill, damaged.identity)
+        return self.hold(digest, fill)
+
+    def entries(self) -> list[Entry]:
+        """All that is there, the one used longest ago first."""
+        found = []
+        for path in self._children(_DIGEST):
+            with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+                used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+                with self._unused(path) as alone:
+                    found.append(Entry(path.name, _size(path), used, not alone))
+        return sorted(found, key=lambda entry: entry.used)
+
+    def shrink(self, most: int) -> list[Entry]:
+        """Evict what is not in use until at most `most` bytes are left; returns what went."""
+        self._sweep()
+        entries = self.entries()
+        total = sum(entry.size for entry in entries)
+        gone = []
+        for entry in entries:
+            if total <= most:
+                break
+            if self._evicted(entry.digest):
+                total -= entry.size
+                gone.append(entry)
+        return gone
+
+    def _held(self, digest: str) -> Held | None:
+        """None if there is no entry, or one without its list, which is none."""
+        path = self.root / digest
+        while True:
+            try:
+                handle = os.open(path / SUMS, os.O_RDONLY | os.O_NOFOLLOW)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            except OSError as error:
+                raise BundleError(f"cannot read {path / SUMS}: {error.strerror}") from error
+            held = Held(path, handle)
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            if _identity(path / SUMS) == held.identity:
+                with contextlib.suppress(OSError):  # a cache that may only be read
+                    os.utime(path)
+                return held
+            held.release()  # evicted or replaced while we waited
+
+    def _filled(self, digest: str, fill: Fill, instead_of: tuple[int, int] | None) -> bool:
+        """Fill an entry unless another process has done it meanwhile; whether it was us."""
+        size_bound()  # a mistake in it is said before anything is fetched
+        path = self.root / digest
+        with self._fetching(digest):
+            if path.is_dir() and _identity(path / SUMS) != instead_of:
+                return False
+            self._sweep_own(digest)
+            with write_atomically(path, replace=path.is_dir()) as partial:
+                fill(partial)
+        return True
+
+    @contextlib.contextmanager
+    def _fetching(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
+        """The right to fill an entry."""
+        wait_s = FETCH_WAIT_S if wait_s is None else wait_s
+        lock = FileLock(self.root / f".{digest}.lock", timeout=wait_s)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            raise RegistryUnavailableError(
+                f"cache {self.root}: another process has been fetching {digest[:12]}… for "
+                f"{wait_s:g} s: stop it, or try again"
+            ) from None
+        except OSError as error:
+            raise BundleError(
+                f"cannot use the cache {self.root}: {error.strerror}: name another folder with "
+                f"{CACHE_VARIABLE}"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _unused(self, path: Path) -> Iterator[bool]:
+        """Whether nobody holds the entry; if so, nobody will in this block."""
+        try:
+            handle = os.open(path / SUMS, os.O_RDWR | os.O_NOFOLLOW)
+        except PermissionError:  # not ours to evict
+            yield False
+            return
+        except FileNotFoundError:  # nothing there that could be held
+            yield True
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(handle)
+
+    def _evicted(self, digest: str) -> bool:
+        path = self.root / digest
+        aside = self.root / f".{digest}.{os.urandom(4).hex()}.old"
+        with self._unused(path) as alone:
+            if not alone:
+                return False
+            try:
+                path.rename(aside)
+            except OSError:  # gone already, or not ours
+                return False
+        shutil.rmtree(aside, ignore_errors=True)
+        return True
+
+    def _sweep_own(self, digest: str) -> None:
+        """Only who holds the entry's lock fills it, so what lies there was left by a killed one."""
+        for path in self._children(_LEFTOVER):
+            if path.name.startswith(f".{digest}."):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _sweep(self) -> None:
+        for digest in {path.name[1:65] for path in self._children(_LEFTOVER)}:
+            with (
+                contextlib.suppress(RegistryUnavailableError, BundleError),
+                self._fetching(digest, 0),  # taken: it is being filled
+            ):
+                self._sweep_own(digest)
+        for path in self._children(_SIGNATURE_LEFTOVER):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _OLD_S:
+                    path.unlink()
+
+    def _children(self, pattern: re.Pattern[str]) -> list[Path]:
+        try:
+            return [path for path in self.root.iterdir() if pattern.fullmatch(path.name)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+
+def cache_root(cache: str | Path | None = None) -> Path:
+    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
+    chosen = cache or os.environ.get(CACHE_VARIABLE)
+    if chosen is not None:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soa-pipeline"
+
+
+def size_bound() -> int:
+    """Bytes that the fetched entries may take: PIPELINE_CACHE_SIZE, by default 20 GB."""
+    return parse_size(os.environ.get(SIZE_VARIABLE) or DEFAULT_SIZE, SIZE_VARIABLE)
+
+
+def parse_size(text: str, where: str) -> int:
+    """`500MB`, `20GB`; RegistryError says so."""
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
+    if match is None:
+        raise RegistryError(f"{where}: found {text!r}; write a number and kB, MB, GB or TB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        at = path.stat()
+    except FileNotFoundError:
+        return None
+    return (at.st_dev, at.st_ino)
+
+
+def _size(folder: Path) -> int:
+    return sum(
+        Path(place, name).stat().st_size for place, _, names in os.walk(folder) for name in names
+    )

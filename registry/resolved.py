@@ -1,0 +1,144 @@
+"""What a name meant when the registry was last asked, kept on this host for when it is not.
+
+A record is made only after a lookup in the registry has passed everything that its mode asks for:
+in production, that a gate let the version pass and that it is signed as the registry's policies
+ask. With it are kept the version as the registry knew it, its promotion among the tags, and those
+policies' keys: whoever opens it later checks the same again. Where the registry said no, the record
+goes. So it serves nothing that was not served before.
+
+It is found by registry, reference and mode; its own sha256 is in it against damage. Against forgery
+there are signatures and a host's own keys: who may write to the cache could also write there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from registry.errors import RegistryError
+from registry.version import Version
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Signers:
+    """Public keys in PEM format, one of which must have signed; `origin`: who asks for it."""
+
+    origin: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What a reference meant at a time (UTC), and the signatures that policies asked for then."""
+
+    version: Version
+    signers: tuple[Signers, ...]
+    at: datetime
+
+
+class Resolved:
+    """The records of one registry and mode in the folder `root`, by reference."""
+
+    def __init__(self, root: Path, registry: str, mode: str) -> None:
+        self._root = root / "resolved"
+        self._key = {"registry": registry, "mode": mode}
+
+    def read(self, ref: str) -> Resolution | None:
+        """None if there is none; RegistryError if it is damaged."""
+        path = self._path(ref)
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise RegistryError(f"{path}: cannot be read: {error}") from error
+        try:
+            kept = json.loads(text)
+            content = kept["content"]
+            if kept["sha256"] != _digest(content):
+                raise ValueError("it is not what was written")
+            if (content["schema"], content["ref"]) != (_SCHEMA, ref):
+                raise ValueError("it is of another kind")
+            return _resolution(content)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RegistryError(
+                f"{path}: damaged: {error}: remove it, or load with lookup='fresh'"
+            ) from error
+
+    def write(self, ref: str, resolution: Resolution) -> None:
+        """Unless another process has found it later. OSError where the cache cannot be written."""
+        with contextlib.suppress(RegistryError):
+            last = self.read(ref)
+            if last is not None and last.at > resolution.at:
+                return
+        content = {
+            "schema": _SCHEMA,
+            **self._key,
+            "ref": ref,
+            "at": resolution.at.isoformat(),
+            "version": _plain(resolution.version),
+            "signers": [asdict(each) for each in resolution.signers],
+        }
+        path = self._path(ref)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
+        try:
+            text = json.dumps({"content": content, "sha256": _digest(content)}, indent=1)
+            partial.write_text(text + "\n")
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def forget(self, ref: str) -> None:
+        with contextlib.suppress(OSError):  # not there, or not ours to change
+            self._path(ref).unlink()
+
+    def _path(self, ref: str) -> Path:
+        return self._root / f"{_digest({**self._key, 'ref': ref})}.json"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(version: Version) -> dict[str, Any]:
+    return {
+        "name": version.name,
+        "number": version.number,
+        "digest": version.digest,
+        "aliases": list(version.aliases),
+        "targets": dict(version.targets),
+        "chosen": dict(version.chosen),
+        "annexes": dict(version.annexes),
+        "created": version.created.isoformat(),
+        "run_id": version.run_id,
+        "source": version.source,
+        "tags": dict(version.tags),
+    }
+
+
+def _resolution(content: dict[str, Any]) -> Resolution:
+    said = content["version"]
+    version = Version(
+        **{
+            **said,
+            "aliases": tuple(said["aliases"]),
+            "created": datetime.fromisoformat(said["created"]),
+            **{
+                name: MappingProxyType(dict(said[name]))
+                for name in ("targets", "chosen", "annexes", "tags")
+            },
+        }
+    )
+    signers = tuple(Signers(each["origin"], tuple(each["keys"])) for each in content["signers"])
+    return Resolution(version, signers, datetime.fromisoformat(content["at"]).astimezone(UTC))
