@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+import yaml
 
 from registry import author, description
 from registry.annex import Annex
 from registry.artifacts import FOLDER, annex_place, local_folder, repository
 from registry.bundle import Bundle
 from registry.errors import BundleError
-from registry.version import DIGEST, Version
+from registry.manifest import TargetRecord
+from registry.mlmodel import MLMODEL
+from registry.report_page import page
+from registry.version import DIGEST, Version, tag_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow_access import Access
+
+REPORT = "report.html"
+"""In the run's artifacts, where MLflow's page shows it."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -33,20 +43,42 @@ def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> R
 
 def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Param
 
     client.log_artifacts(run.info.run_id, str(bundle.path), FOLDER)
     source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
     local = local_folder(source)
     if local is not None and Bundle.open(local).digest != bundle.digest:
         raise BundleError(f"{bundle.path}: changed while it was being registered")
-    now = int(datetime.now(UTC).timestamp() * 1000)
-    metrics = [Metric(k, v, now, 0) for k, v in description.metrics(bundle.manifest).items()]
-    params = [Param(k, v) for k, v in description.parameters(bundle.manifest).items()]
-    for start in range(0, max(len(metrics), len(params)), 100):  # MLflow takes 100 params
-        part = slice(start, start + 100)
-        client.log_batch(run.info.run_id, metrics[part], params[part])
+    manifest, run_id = bundle.manifest, run.info.run_id
+    params = [Param(k, v) for k, v in description.parameters(manifest).items()]
+    for start in range(0, len(params), 100):  # MLflow takes no more at once
+        client.log_batch(run_id, params=params[start : start + 100])
+    _log_targets(client, run_id, manifest.targets)
+    title = f"{manifest.name}, bundle {bundle.digest[:12]}"
+    client.log_text(run_id, page(title, manifest, manifest.targets, bundle.digest), REPORT)
+    if MLMODEL in bundle.files:
+        _log_model(client, run_id, bundle)
     return source
+
+
+def _log_model(client: MlflowClient, run: str, bundle: Bundle) -> None:
+    """Let MLflow's page of the run say that the folder is a model, and how to use it."""
+    described = yaml.safe_load(bundle.file(MLMODEL).read_text())
+    named = {key: described[key] for key in ("flavors", "utc_time_created")}
+    model = {"run_id": run, "artifact_path": FOLDER} | named
+    client.set_tag(run, "mlflow.log-model.history", json.dumps([model]))
+
+
+def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
+    """The numbers of targets, each as it is and over the rows."""
+    from mlflow.entities import Metric
+
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    found = [Metric(k, v, now, 0) for k, v in description.metrics(targets).items()]
+    found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
+    for start in range(0, len(found), 1000):
+        client.log_batch(run, found[start : start + 1000])
 
 
 def upload_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
@@ -56,6 +88,23 @@ def upload_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
     local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
     if local is not None and Annex.open(local).digest != annex.digest:
         raise BundleError(f"{annex.path}: changed while it was being registered")
+
+
+def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
+    """Numbers, report and description of what was built for a version later, as of the rest.
+
+    For people, and after the tag that counts: best effort.
+    """
+    record, run = annex.record.record, str(version.run_id)
+    title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
+    text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
+    with contextlib.suppress(Exception):
+        _log_targets(client, run, {annex.target: record})
+        client.log_text(run, text, f"report.{tag_of(annex.target)}.html")
+        found = client.get_model_version(version.name, str(version.number)).description or ""
+        longer = description.with_target(found, annex.target, record)
+        client.update_model_version(version.name, str(version.number), longer)
+        client.set_tag(run, "mlflow.note.content", longer)
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
