@@ -46,7 +46,7 @@ def test_a_target_that_was_built_later(registry: Registry, bundle: Bundle, tmp_p
     row = "| cuda/sm_90 | verified | **aoti** (chosen) | valid | probabilities 3.5e-07 | 7.5 us at"
     with registry._access.client() as client:
         run = client.get_run(str(version.run_id))
-        described = client.get_model_version("jets", "1").description
+        described = str(client.get_model_version("jets", "1").description)
         curve = client.get_metric_history(run.info.run_id, "cuda.sm_90.aoti.median_us")
     assert f"| {V3} | verified |" in described
     assert row in described

@@ -42,10 +42,9 @@ class PostgreSQL:
         self._bin, self.port = bin, free_port()
         # Not in a folder of ours: another user has to reach it.
         self.folder = Path(tempfile.mkdtemp(prefix="soa-postgresql-"))
-        self._as: dict[str, str] = {}
-        if os.geteuid() == 0:
+        self._user = USER if os.geteuid() == 0 else None
+        if self._user is not None:
             shutil.chown(self.folder, USER, USER)
-            self._as = {"user": USER, "group": USER}
         self.uri = f"postgresql+psycopg2://{USER}@127.0.0.1:{self.port}/{USER}"
         self._process: subprocess.Popen[bytes] | None = None
         subprocess.run(
@@ -53,7 +52,8 @@ class PostgreSQL:
             check=True,
             stdout=subprocess.DEVNULL,
             cwd=self.folder,
-            **self._as,
+            user=self._user,
+            group=self._user,
         )
 
     def start(self) -> None:
@@ -77,9 +77,17 @@ class PostgreSQL:
                         stderr=log,
                         cwd=self.folder,
                         start_new_session=True,
-                        **self._as,
+                        user=self._user,
+                        group=self._user,
                     )
-            ready = [self._bin / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+            ready: list[str | Path] = [
+                self._bin / "pg_isready",
+                "-q",
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(self.port),
+            ]
             if subprocess.run(ready).returncode == 0:
                 return
             _require_time(end, self.folder / "log")
