@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from pipeline.loading import load
-from registry.bundle import MLFLOW_NOTE
+from registry.bundle import MLFLOW_NOTE, Bundle
 from registry.errors import RegistryError
 from registry.mlmodel import Field, fields, is_frame
 from registry.reference import Ref
@@ -37,13 +37,21 @@ Array = np.ndarray[Any, Any]
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ColumnModel:
     """MLflow calls this; `model_config`: `{"mode": "test"}` opens what no gate let pass, too."""
-    ref, registry = _version_of(Path(path))
+    folder = Path(path)
+    ref, registry = _version_of(folder)
     mode = (model_config or {}).get("mode", "production")
     try:
-        return ColumnModel(load(ref, mode=mode, registry=registry))
+        session = load(ref, mode=mode, registry=registry)
     except LoadError as error:
         hint = '; of MLflow: model_config={"mode": "test"}' if mode == "production" else ""
         raise LoadError(f"{error}{hint}") from None
+    found = Bundle.open(folder, verify=False).digest
+    if session.origin is None or session.origin.digest != found:
+        raise LoadError(
+            f"{folder}: holds another bundle ({found[:12]}…) than {ref}, which {MLFLOW_NOTE} in it "
+            "names: load it as models:/NAME/VERSION"
+        )
+    return ColumnModel(session)
 
 
 def _version_of(path: Path) -> tuple[str | Path, str | None]:

@@ -95,9 +95,14 @@ def promoted(empty: Registry, coupled: Bundle, monkeypatch: pytest.MonkeyPatch) 
 
 
 def open_any(bundle: Bundle) -> Any:
+    return _opened(bundle.path)
+
+
+@functools.cache
+def _opened(path: Path) -> Any:
     import mlflow
 
-    return mlflow.pyfunc.load_model(str(bundle.path), model_config=ANY)
+    return mlflow.pyfunc.load_model(str(path), model_config=ANY)
 
 
 @functools.cache
@@ -269,6 +274,16 @@ def test_a_pulled_folder_is_a_model(promoted: Registry, coupled: Bundle, tmp_pat
     model = mlflow.pyfunc.load_model(str(tmp_path / "pulled"))
     given = pandas.DataFrame(arrays(coupled, {"n": 5}))
     equal(dict(model.predict(given).items()), expected(coupled, {"n": 5}))
+
+
+def test_a_note_of_another_version(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+    """As in a folder that was fetched from another registry, and registered in this one."""
+    import mlflow
+
+    other = described(coupled, tmp_path / "other", "other")
+    (other.path / "registered_model_meta").write_text("model_name: coupled\nmodel_version: 1\n")
+    with pytest.raises(LoadError, match=f"another bundle .{other.digest[:12]}…. than coupled/1"):
+        mlflow.pyfunc.load_model(str(other.path))
 
 
 def test_a_note_of_another_kind(coupled: Bundle, tmp_path: Path) -> None:
