@@ -17,8 +17,9 @@ the model "soa-pipeline lock NAME" exists, its owner writes and the others wait.
   after LEASE_S, does arrive; the next writer finds the alias moved and says so in the history.
 - MLflow's client repeats a request that a server did not answer, for minutes, and MLflow has no
   word for "only once": what was done and not answered would be there twice. So an owner's requests
-  are sent once and given up after LEASE_S / 3. Then the writer ends with an error, and whoever
-  writes next settles what it left. Who waits for a lease is more patient: OUTAGE_WAIT_S.
+  are sent once and given up after LEASE_S / 4, which counts for the connection and for the answer.
+  Then the writer ends with an error, and whoever writes next settles what it left. Who waits for a
+  lease is more patient: OUTAGE_WAIT_S.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def exclusive(access: Access, client: MlflowClient, name: str) -> Iterator[Turn]
 
 @contextlib.contextmanager
 def _lease(access: Access, client: MlflowClient, lock: str) -> Iterator[Turn]:
-    with sent_once(LEASE_S / 3):
+    with sent_once(LEASE_S / 4):
         queue = _Queue(client, lock)
         turn = _acquire(access, queue)
         try:

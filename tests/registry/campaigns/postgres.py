@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=20, help="Of the server; one of PostgreSQL.")
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--lease", type=float, default=10.0, metavar="S", help="For lock.LEASE_S.")
+    parser.add_argument("--lease", type=float, default=16.0, metavar="S", help="For lock.LEASE_S.")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-postgres-") as folder:
         begun = time.monotonic()
