@@ -39,7 +39,9 @@ BENCHMARK = "reports/benchmark.json"
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK = 1 << 20
-_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED})  # never listed: they speak of what is
+MLFLOW_NOTE = "registered_model_meta"
+"""MLflow puts it into the folder from which it loads a model: whose version that is."""
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})  # never listed: they speak of what is
 
 # What stands in the user's way, as against what is wrong in the program that writes.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from registry.bundle import Bundle
-from registry.manifest import Candidate, Manifest
+from registry.manifest import Candidate, Manifest, TargetRecord
+from registry.report_page import rows_of
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
@@ -44,10 +45,10 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def metrics(manifest: Manifest) -> dict[str, float]:
+def metrics(targets: Mapping[str, TargetRecord]) -> dict[str, float]:
     """`<target>.<engine>.n<rows>.median_us`, `<target>.<engine>.worst.<output>.max_abs`, ..."""
     found: dict[str, float] = {}
-    for target, record in manifest.targets.items():
+    for target, record in targets.items():
         for engine, candidate in record.candidates.items():
             prefix = f"{tag_of(target)}.{engine}"
             for rows, stats in candidate.benchmark.items():
@@ -59,6 +60,20 @@ def metrics(manifest: Manifest) -> dict[str, float]:
             if candidate.compile_seconds is not None:
                 found[f"{prefix}.compile_seconds"] = candidate.compile_seconds
     return {_key(name): value for name, value in found.items()}
+
+
+def curves(targets: Mapping[str, TargetRecord]) -> list[tuple[str, float, int]]:
+    """`<target>.<engine>.median_us` and its like, with the rows as MLflow's step: MLflow plots it.
+
+    Of several row dimensions the largest counts.
+    """
+    return [
+        (_key(f"{tag_of(target)}.{engine}.{name}"), value, rows_of(case))
+        for target, record in targets.items()
+        for engine, candidate in record.candidates.items()
+        for case, stats in candidate.benchmark.items()
+        for name, value in stats.model_dump().items()
+    ]
 
 
 def markdown(bundle: Bundle) -> str:
@@ -77,7 +92,7 @@ def markdown(bundle: Bundle) -> str:
         "| target | status | engine | candidate | largest deviation | median of a call |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    rows = list(_rows(manifest))
+    rows = list(_rows(manifest.targets))
     room = _DESCRIPTION_LIMIT - len("\n".join(head)) - 40
     kept: list[str] = []
     for row in rows:
@@ -90,8 +105,14 @@ def markdown(bundle: Bundle) -> str:
     return "\n".join(head + kept)[:_DESCRIPTION_LIMIT]
 
 
-def _rows(manifest: Manifest) -> Iterable[str]:
-    for target, record in sorted(manifest.targets.items()):
+def with_target(text: str, target: str, record: TargetRecord) -> str:
+    """A description with what was built later as further rows of its table, where there is room."""
+    longer = "\n".join([text, *_rows({target: record})])
+    return longer if len(longer) <= _DESCRIPTION_LIMIT else text
+
+
+def _rows(targets: Mapping[str, TargetRecord]) -> Iterable[str]:
+    for target, record in sorted(targets.items()):
         if not record.candidates:
             yield _row(target, record.status, "", "", "", "")
         for engine, candidate in record.candidates.items():

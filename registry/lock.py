@@ -15,6 +15,11 @@ the model "soa-pipeline lock NAME" exists, its owner writes and the others wait.
   token, which works for one of several successors and never for a lease that is not that one.
 - MLflow has no conditional write. A request that a dead owner sent, and that the network delivers
   after LEASE_S, does arrive; the next writer finds the alias moved and says so in the history.
+- MLflow's client repeats a request that a server did not answer, for minutes, and MLflow has no
+  word for "only once": what was done and not answered would be there twice. So an owner's requests
+  are sent once and given up after LEASE_S / 4, which counts for the connection and for the answer.
+  Then the writer ends with an error, and whoever writes next settles what it left. Who waits for a
+  lease is more patient: OUTAGE_WAIT_S.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from typing import TYPE_CHECKING
 from registry import author
 from registry.errors import RegistryUnavailableError
 from registry.lookup import all_pages, has_code, model_of
+from registry.mlflow_access import sent_once, translated
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
 LEASE_S = 30.0
 QUEUE_WAIT_S = 120.0
 """How long a writer waits for its turn: longer than LEASE_S, for an owner may have died."""
+OUTAGE_WAIT_S = 60.0
+"""How long a writer that has changed nothing yet waits for a server that went away."""
 
 _OWNER = "owner"
 _BY = "by"
@@ -86,44 +94,79 @@ def exclusive(access: Access, client: MlflowClient, name: str) -> Iterator[Turn]
 
 @contextlib.contextmanager
 def _lease(access: Access, client: MlflowClient, lock: str) -> Iterator[Turn]:
-    token = uuid.uuid4().hex
-    turn = _acquire(access, client, lock, token)
-    try:
-        yield turn
-    finally:
-        # Late, it may already be somebody else's: left to them. By a name of its own, so that a
-        # request which MLflow's client sends twice cannot end the next owner's lease.
-        if turn.until is not None and time.monotonic() < turn.until:
-            with contextlib.suppress(Exception):  # not released, it runs out
-                client.rename_registered_model(lock, f"{lock} {token}")
-                client.delete_registered_model(f"{lock} {token}")
+    with sent_once(LEASE_S / 4):
+        queue = _Queue(client, lock)
+        turn = _acquire(access, queue)
+        try:
+            yield turn
+        finally:
+            # Late, it may already be somebody else's: left to them.
+            if turn.until is not None and time.monotonic() < turn.until:
+                _release(client, lock, queue.token)
 
 
-def _acquire(access: Access, client: MlflowClient, lock: str, token: str) -> Turn:
+def _release(client: MlflowClient, lock: str, token: str) -> None:
+    """By a name of its own: a request that arrives late or twice cannot end the next owner's."""
+    with contextlib.suppress(Exception):  # not released, it runs out
+        client.rename_registered_model(lock, f"{lock} {token}")
+        client.delete_registered_model(f"{lock} {token}")
+
+
+def _acquire(access: Access, queue: _Queue) -> Turn:
     give_up = time.monotonic() + QUEUE_WAIT_S
-    seen, since = "", 0.0
+    away = 0.0  # since when nobody has answered
     while True:
-        begun = time.monotonic()
-        if _created(client, lock, token):
-            return Turn(begun + LEASE_S / 2)
-        found = model_of(client, lock)
-        if found is None:
+        try:
+            turn = queue.ask()
+        except Exception as error:
+            away = away or time.monotonic()
+            passing = isinstance(translated(error, access.shown), RegistryUnavailableError)
+            if not passing or time.monotonic() - away > OUTAGE_WAIT_S:
+                raise
+            time.sleep(random.uniform(0.2, 1))
             continue
-        owner, now = found.tags.get(_OWNER, ""), time.monotonic()
-        if owner == token:  # made by a request whose answer was lost, and that was sent again
-            return Turn(begun + LEASE_S / 2)
-        if owner != seen:
-            seen, since = owner, now
-        elif now - since > LEASE_S:
-            _bury(client, lock, owner)
-            continue
-        if now > give_up:
-            by = found.tags.get(_BY, "somebody")
+        if turn is not None:
+            return turn
+        away = 0.0
+        if time.monotonic() > give_up:
             raise RegistryUnavailableError(
                 f"registry {access.shown}: others have been writing for {QUEUE_WAIT_S:g} s, now "
-                f"{by}: try again"
+                f"{queue.holder}: try again"
             )
         time.sleep(random.uniform(0.02, 0.2))
+
+
+class _Queue:
+    """A writer that waits for a lease."""
+
+    def __init__(self, client: MlflowClient, lock: str) -> None:
+        self._client, self._lock, self.token = client, lock, uuid.uuid4().hex
+        self._asked: float | None = None  # when the lease was first asked for, without an answer
+        self._seen, self._since = "", 0.0
+        self.holder = "somebody"
+
+    def ask(self) -> Turn | None:
+        """The turn, if it is ours now."""
+        begun = time.monotonic()
+        self._asked = begun if self._asked is None else self._asked
+        if _created(self._client, self._lock, self.token):
+            return Turn(begun + LEASE_S / 2)
+        found = model_of(self._client, self._lock)
+        if found is None:
+            return None
+        owner, now = found.tags.get(_OWNER, ""), time.monotonic()
+        self.holder = found.tags.get(_BY, "somebody")
+        if owner == self.token:  # made by a request whose answer was lost, then or later
+            if now < self._asked + LEASE_S / 2:
+                return Turn(self._asked + LEASE_S / 2)
+            _release(self._client, self._lock, self.token)
+            self.token = uuid.uuid4().hex  # not released, it is a dead owner's
+        self._asked = None
+        if owner != self._seen:
+            self._seen, self._since = owner, now
+        elif now - self._since > LEASE_S:
+            _bury(self._client, self._lock, owner)
+        return None
 
 
 def _created(client: MlflowClient, lock: str, token: str) -> bool:
@@ -146,7 +189,9 @@ def _bury(client: MlflowClient, lock: str, owner: str) -> None:
     try:
         client.rename_registered_model(lock, f"{lock} {owner}")
     except Exception as error:
-        if not has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST"):
+        # On PostgreSQL, of two at one moment: "expected to update 1 row(s); 0 were matched".
+        quicker = has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+        if not quicker and "0 were matched" not in str(error):
             raise
         return
     # The name must stay taken while a slower successor may still try it.

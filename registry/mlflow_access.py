@@ -17,6 +17,7 @@ import os
 import re
 import socket
 import sqlite3
+import threading
 import uuid
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -88,7 +89,7 @@ class Access:
         the store: it asks `exists` first.
         """
         nested = _inside.get()
-        with self._errors_in_one_line():
+        with self._errors_in_one_line(), _silently():
             if write and self.sqlite is not None:
                 self.sqlite.parent.mkdir(parents=True, exist_ok=True)
             if not nested:
@@ -112,7 +113,7 @@ class Access:
             foreign = type(error).__module__.partition(".")[0] in _FOREIGN
             if not foreign and not isinstance(error, (OSError, ImportError)):
                 raise
-            raise _translated(error, self.shown) from error
+            raise translated(error, self.shown) from error
         finally:
             _inside.reset(token)
 
@@ -272,6 +273,55 @@ def _prepare() -> None:
             logger.addFilter(_Quiet())
 
 
+class _Variables:
+    """Variables of the process that hold while anybody is inside; MLflow is told by nothing else.
+
+    Other threads that use MLflow for their own ends see them meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: dict[str, str | None] = {}
+
+    @contextlib.contextmanager
+    def set(self, **wanted: str) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._before = {name: os.environ.get(name) for name in wanted}
+                os.environ.update(wanted)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    self._restore()
+
+    def _restore(self) -> None:
+        for name, before in self._before.items():
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before
+
+
+_silent, _once = _Variables(), _Variables()
+
+
+def _silently() -> contextlib.AbstractContextManager[None]:
+    """Standard output is the command's; MLflow would print there where to see a run that ended."""
+    return _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
+
+
+def sent_once(seconds: float) -> contextlib.AbstractContextManager[None]:
+    """Let MLflow's client send each request once, and give it up after `seconds`."""
+    return _once.set(
+        MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, int(seconds)))
+    )
+
+
 # MLflow logs each step of making its tables, and a whole traceback for each database error that
 # it then raises. Only what is logged during our own calls is dropped: the process may be using
 # MLflow for its own ends as well.
@@ -289,7 +339,7 @@ class _Quiet(logging.Filter):
         return not _inside.get()
 
 
-def _translated(error: Exception, shown: str) -> RegistryError:
+def translated(error: Exception, shown: str) -> RegistryError:
     text = f"registry {shown}: {_reason(error)}"
     if isinstance(error, ImportError):
         return RegistryError(f"{text}: install what this kind of store needs")
@@ -300,7 +350,9 @@ def _translated(error: Exception, shown: str) -> RegistryError:
     code = getattr(error, "error_code", None)
     if code in ("RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"):
         return NotFoundError(text)
-    if code in ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED") or "API request to" in text:
+    if code in ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED") or "API request to" in str(
+        error
+    ):
         return RegistryUnavailableError(text)
     if code is None and not isinstance(error, ValueError):  # the disk, the network, a database
         return RegistryUnavailableError(text)
@@ -318,9 +370,16 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     text = _one_line(error)
-    # requests: four exceptions in each other's text, of which the system's is the one to read.
+    # requests: four exceptions in each other's text, of which the innermost is the one to read.
     system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
-    return system[1] if system else text
+    if system:
+        return system[1]
+    status = re.search(r"too many (\d+) error responses", text)
+    if status:
+        return f"the server answers HTTP {status[1]}"
+    if "Read timed out" in text:
+        return "the server did not answer in time"
+    return "the server broke off" if "RemoteDisconnected" in text else text
 
 
 def _one_line(error: BaseException) -> str:

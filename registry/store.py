@@ -244,7 +244,8 @@ class Registry:
         """
         version.require_free(annex.target)
         with self._access.client(write=True) as client:
-            attach(self.open(version, verify=False, annexes=()), [annex])
+            bundle = self.open(version, verify=False, annexes=())
+            attach(bundle, [annex])
             annex.verify()
             try:
                 upload.upload_annex(client, str(version.run_id), annex)
@@ -264,6 +265,7 @@ class Registry:
                             engine=str(annex.record.record.chosen),
                         )
                     )
+                    upload.describe_annex(client, found, bundle, annex)
             except BaseException:
                 self._discard(client, version, annex)
                 raise

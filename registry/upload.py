@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+
+import yaml
 
 from registry import author, description
 from registry.annex import Annex
@@ -19,6 +23,9 @@ from registry.artifacts import (
 )
 from registry.bundle import SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
+from registry.manifest import TargetRecord
+from registry.mlmodel import MLMODEL
+from registry.report_page import page
 from registry.version import DIGEST, Version, tag_of
 
 if TYPE_CHECKING:
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
 
 UPLOADING = "soa.uploading."
 """A run's tag, for each annex that was ever begun: `TARGET.DIGEST`, and when (UTC)."""
+REPORT = "report.html"
+"""In the run's artifacts, where MLflow's page shows it."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -43,7 +52,7 @@ def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> R
 
 def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Param
 
     # File by file: what lies in a pulled folder beside the bundle speaks of another registry.
     sealed = [name for name in bundle.files if bundle.place(name)[0] == bundle.path]
@@ -55,15 +64,37 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     # Of what cannot be read back at once, the copied files once more.
     if Bundle.open(local_folder(source) or bundle.path).digest != bundle.digest:
         raise BundleError(f"{bundle.path}: changed while it was being registered")
+    manifest, run_id = bundle.manifest, run.info.run_id
+    params = [Param(k, v) for k, v in description.parameters(manifest).items()]
+    for start in range(0, len(params), 100):  # MLflow takes no more at once
+        client.log_batch(run_id, params=params[start : start + 100])
+    _log_targets(client, run_id, manifest.targets)
+    title = f"{manifest.name}, bundle {bundle.digest[:12]}"
+    client.log_text(run_id, page(title, manifest, manifest.targets, bundle.digest), REPORT)
+    if MLMODEL in bundle.files:
+        _log_model(client, run_id, bundle)
     for annex in bundle.annexes.values():
-        upload_annex(client, run.info.run_id, annex)
-    now = int(datetime.now(UTC).timestamp() * 1000)
-    metrics = [Metric(k, v, now, 0) for k, v in description.metrics(bundle.manifest).items()]
-    params = [Param(k, v) for k, v in description.parameters(bundle.manifest).items()]
-    for start in range(0, max(len(metrics), len(params)), 100):  # MLflow takes 100 params
-        part = slice(start, start + 100)
-        client.log_batch(run.info.run_id, metrics[part], params[part])
+        upload_annex(client, run_id, annex)
     return source
+
+
+def _log_model(client: MlflowClient, run: str, bundle: Bundle) -> None:
+    """Let MLflow's page of the run say that the folder is a model, and how to use it."""
+    described = yaml.safe_load(bundle.file(MLMODEL).read_text())
+    named = {key: described[key] for key in ("flavors", "utc_time_created")}
+    model = {"run_id": run, "artifact_path": FOLDER} | named
+    client.set_tag(run, "mlflow.log-model.history", json.dumps([model]))
+
+
+def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
+    """The numbers of targets, each as it is and over the rows."""
+    from mlflow.entities import Metric
+
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    found = [Metric(k, v, now, 0) for k, v in description.metrics(targets).items()]
+    found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
+    for start in range(0, len(found), 1000):
+        client.log_batch(run, found[start : start + 1000])
 
 
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
@@ -109,6 +140,23 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
         )
     for annex in bundle.annexes.values():
         require_annex(access, client, run.info.run_id, annex)
+
+
+def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
+    """Numbers, report and description of what was built for a version later, as of the rest.
+
+    For people, and after the tag that counts: best effort.
+    """
+    record, run = annex.record.record, str(version.run_id)
+    title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
+    text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
+    with contextlib.suppress(Exception):
+        _log_targets(client, run, {annex.target: record})
+        client.log_text(run, text, f"report.{tag_of(annex.target)}.html")
+        found = client.get_model_version(version.name, str(version.number)).description or ""
+        longer = description.with_target(found, annex.target, record)
+        client.update_model_version(version.name, str(version.number), longer)
+        client.set_tag(run, "mlflow.note.content", longer)
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:

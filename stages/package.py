@@ -27,6 +27,7 @@ from registry.manifest import (
 from registry.manifest import (
     Tolerance as ToleranceRecord,
 )
+from registry.mlmodel import fields, write_mlmodel
 from runtime.compare import Tolerance
 from soa.describe import describe
 from soa.signature import Signature
@@ -34,6 +35,7 @@ from stages.benchmark import BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
+from stages.reference import Reference
 from stages.validate import ValidationReport
 
 
@@ -105,8 +107,25 @@ def package(
             write_artifacts(folder / "targets" / target, result, capture.signature)
         write_reports(folder, results)
         (folder / "manifest.json").write_text(manifest.to_json())
+        write_mlmodel(folder, manifest, example_of(capture))
         seal(folder)
     return Bundle.open(dest)
+
+
+def example_of(capture: Capture) -> dict[str, Any]:
+    """An input example for MLflow: the reference's inputs at its smallest case with two rows."""
+    reference = Reference.load(capture.reference)
+
+    def size(case: Mapping[str, int]) -> tuple[bool, int]:
+        return min(case.values()) < 2, sum(case.values())
+
+    case = min(reference.cases, key=size)
+    return {
+        field.name: reference.inputs[field.collection][field.column.name][: case[field.rows]]
+        if field.rows
+        else reference.inputs[field.collection][field.column.name].reshape(1)
+        for field in fields(capture.signature, "input")
+    }
 
 
 def why_not(result: TargetResult) -> str:

@@ -10,12 +10,18 @@ import sysconfig
 import tomllib
 import types
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import soa_pipeline
+from pipeline.pull import pull
+from registry.store import Registry
+from tests.models.project import PASSED, Built
 
 ROOT = Path(soa_pipeline.__file__).parent
 
@@ -70,6 +76,95 @@ def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv
 
 
+RUNNING = ("torch", "numpy", "pydantic", "pyyaml", "safetensors", "filelock")
+"""What runs the folder of a bundle; README.md names the same."""
+ABSENT = ("mlflow", "sqlalchemy", "alembic", "pandas", "sqlparse", "click", "rich", "onnxruntime")
+
+
+def closure(names: Iterable[str]) -> list[metadata.Distribution]:
+    """The distributions of these names here, and all that they need, by their own metadata."""
+    found: dict[str, metadata.Distribution] = {}
+    pending = [Requirement(name) for name in names]
+    while pending:
+        wanted = pending.pop()
+        key = canonicalize_name(wanted.name)
+        if key in found or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+            continue
+        found[key] = metadata.distribution(wanted.name)
+        pending += [Requirement(text) for text in found[key].requires or ()]
+    return list(found.values())
+
+
+@pytest.fixture
+def worker(wheel: Path, tmp_path: Path) -> Path:
+    """The Python of a venv that holds our wheel and `RUNNING`, as links, and nothing else."""
+    venv = tmp_path / "worker"
+    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path))
+    [packages] = venv.glob("lib/python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(packages)
+    for distribution in closure(RUNNING):
+        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
+        for top in tops:
+            (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
+    return venv / "bin" / "python"
+
+
+WORKER = """
+import importlib.util, json, socket, sys
+
+folder, absent, alone = sys.argv[1], sys.argv[2].split(), sys.argv[3] == "alone"
+assert not [name for name in absent if importlib.util.find_spec(name)]
+if alone:
+    try:
+        socket.create_connection(("127.0.0.1", 9), 5)
+    except OSError as error:
+        assert error.errno == 101, error  # not even this host's own network can be reached
+import torch
+from safetensors import safe_open
+import pipeline
+
+session = pipeline.load(folder, mode="production")
+with safe_open(f"{folder}/reference.safetensors", "pt") as stored:
+    cases = json.loads(stored.metadata()["cases"])
+    given = {name: stored.get_tensor(f"input/jets/{name}") for name in "abcdef"}
+    wanted = [stored.get_tensor(f"output/{i}/probabilities") for i in range(len(cases))]
+for case, answer in zip(cases, wanted, strict=True):
+    n = case["n"]
+    jets = pipeline.Collection.from_arrays(
+        session.layout("jets"), {name: values[:n] for name, values in given.items()}, n
+    )
+    tags = session.collection("tags", n)
+    session.run(jets, tags)
+    found = torch.stack([tags[name] for name in "xyz"], 1)
+    torch.testing.assert_close(found, answer, atol=1e-5, rtol=1e-4)
+print(pipeline.__file__, session.origin.digest, len(cases))
+"""
+
+
+def test_a_pulled_folder_runs_without_mlflow_or_a_network(
+    worker: Path, jets: Built, tmp_path: Path
+) -> None:
+    registry = Registry(f"sqlite:///{tmp_path}/store/registry.db")
+    registry.promote(registry.register(jets.bundle), "production", PASSED)
+    pull(registry, "jets@production", tmp_path / "pulled")
+    shutil.rmtree(tmp_path / "store")
+    unshare = ("unshare", "--map-root-user", "--net")
+    alone = shutil.which("unshare") and not execute(*unshare, "true", cwd=tmp_path).returncode
+    said = succeeded(
+        execute(
+            *(unshare if alone else ()),
+            *(worker, "-c", WORKER, tmp_path / "pulled", " ".join(ABSENT)),
+            "alone" if alone else "on a network",
+            cwd=tmp_path,
+        )
+    )
+    where, digest, cases = said.split()
+    assert Path(where).is_relative_to(tmp_path / "worker")
+    assert digest == jets.bundle.digest
+    assert int(cases) > 5
+
+
 def test_pyproject_lists_the_packages_whose_origin_is_checked() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     listed = settings["setuptools"]["packages"]["find"]["include"]
@@ -82,10 +177,10 @@ def test_pyproject_lists_the_packages_whose_origin_is_checked() -> None:
 def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        metadata = next(n for n in names if n.endswith(".dist-info/METADATA"))
-        text = archive.read(metadata).decode()
+        described = next(n for n in names if n.endswith(".dist-info/METADATA"))
+        text = archive.read(described).decode()
     tops = {name.partition("/")[0] for name in names}
-    info = metadata.partition("/")[0]
+    info = described.partition("/")[0]
     assert tops == {"soa_pipeline.py", *soa_pipeline.PACKAGES, info}
     assert f"{info}/licenses/LICENSE" in names
     assert "License-Expression: Apache-2.0" in text

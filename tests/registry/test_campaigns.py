@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.models.project import Built
+from tests.registry.campaigns import servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +24,7 @@ def campaign(name: str, *arguments: str) -> str:
         env=os.environ | {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -39,8 +44,9 @@ def test_twenty_promoters_at_once() -> None:
 
 def test_builders_killed_and_at_once() -> None:
     killed, at_once = campaign("builds", "--builders", "2").splitlines()
-    # five files; then the event, the tag that counts, two that show it, and the event closed
-    assert killed == "killed at 10 points: the version had its target at 3 of them, whole"
+    # five files; then the event, the tag that counts, two that show it, and the event closed; a
+    # page for people
+    assert killed == "killed at 11 points: the version had its target at 4 of them, whole"
     assert at_once == "2 builders of each target at once, told so: [1, 1, 1]"
 
 
@@ -49,3 +55,17 @@ def test_damage_to_a_bundle(jets: Built) -> None:
     said = campaign("bitflips", "--seed", "7", *size, "--bundle", str(jets.bundle.path))
     assert said.startswith("seed 7: 600 of 600 changes of a byte refused")
     assert "undamaged: loads with 3 engines" in said
+
+
+@pytest.mark.skipif(
+    servers.binaries() is None or None in map(importlib.util.find_spec, ("flask", "psycopg2")),
+    reason="takes Debian's postgresql, psycopg2-binary and the mlflow extra",
+)
+def test_postgresql_and_its_server_killed_under_load() -> None:
+    size = ("--kills", "1", "--writers", "2", "--lease", "8")
+    said = campaign("postgres", "--seed", "7", *size)
+    first = "seed 7: 2 writers, server killed 1 times, PostgreSQL once, "
+    assert said.startswith(first)
+    counts = {what: int(number) for number, what in re.findall(r"^ +(\d+) (.+)$", said, re.M)}
+    assert counts["operations that returned"] >= 6
+    assert counts["events, in one order"] > 0

@@ -6,6 +6,7 @@ has it behind one.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
 
 from registry import Registry, RegistryUnavailableError, lock
@@ -158,3 +160,52 @@ def test_a_creation_that_was_sent_twice(
     with lock._lease(registry._access, client, LOCK) as turn:
         turn.require()
     assert names(client) == []
+
+
+def test_a_server_that_goes_away_while_one_waits(
+    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time it had done what was asked, and the answer was lost."""
+    plain = MlflowClient.create_registered_model
+    asked: list[str] = []
+
+    def away(*arguments: object, **more: object) -> object:
+        asked.append(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
+        if len(asked) > 2:
+            return plain(*arguments, **more)  # type: ignore[arg-type]
+        if len(asked) == 2:
+            plain(*arguments, **more)  # type: ignore[arg-type]
+        raise MlflowException("API request to http://host/ failed with exception [Errno 111] no")
+
+    monkeypatch.setattr(MlflowClient, "create_registered_model", away)
+    with lock._lease(registry._access, client, LOCK) as turn:
+        turn.require()
+        assert names(client) == [LOCK]
+    assert asked == ["0", "0", "0"]
+    assert names(client) == []
+    assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
+
+    monkeypatch.setattr(lock, "OUTAGE_WAIT_S", 0.0)
+    asked.clear()
+    with (
+        pytest.raises(MlflowException, match="API request to"),
+        lock._lease(registry._access, client, LOCK),
+    ):
+        pass
+
+
+def test_a_lost_answer_of_long_ago_is_not_a_turn(
+    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have seen that lease for as long, and be about to end it."""
+    queue = lock._Queue(client, LOCK)
+    first = queue.token
+    lock._created(client, LOCK, first)
+    queue._asked = time.monotonic() - lock.LEASE_S
+    assert queue.ask() is None
+    assert names(client) == []
+    assert queue.token != first
+    turn = queue.ask()
+    assert turn is not None
+    turn.require()
+    assert client.get_registered_model(LOCK).tags["owner"] == queue.token

@@ -108,7 +108,7 @@ class TestRegister:
         assert len(found.description) <= 5000
         assert "more rows" in found.description
         run = mlflow_of(registry).get_run(str(found.run_id))
-        assert len(run.data.metrics) == 30 * (5 * 3 + 3 + 1)
+        assert len(run.data.metrics) == 30 * (5 * 3 + 3 + 3 + 1)
 
     def test_altered_bundle_is_not_registered(self, registry: Registry, bundle: Bundle) -> None:
         (bundle.path / "program.pt2").write_bytes(b"other")

@@ -106,6 +106,8 @@ def _operation(
         case "rollback":
             try:
                 registry.rollback(name, label)
+            except RegistryUnavailableError:
+                raise
             except RegistryError as error:
                 assert "nothing to roll back to" in str(error), error
                 return {}

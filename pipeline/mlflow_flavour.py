@@ -1,0 +1,226 @@
+"""What MLflow loads behind `mlflow.pyfunc.load_model` and `mlflow models serve`.
+
+MLflow reads a bundle's `MLmodel` and calls `_load_pyfunc`. What then runs is what `pipeline.load`
+opens, by the same rules: this is no way around digests, signatures or promotion. MLflow says in a
+file of its own from which registered version it took a folder; then that version is opened, from
+MLflow's registry, as `pipeline.load("name/3")` would. A folder of which MLflow says nothing has to
+say itself that it was promoted, as one from `pipeline pull` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from pipeline.loading import load
+from registry.bundle import MLFLOW_NOTE, Bundle
+from registry.errors import RegistryError
+from registry.mlmodel import Field, fields, is_frame
+from registry.reference import Ref
+from runtime.errors import LoadError
+from runtime.session import Session
+from soa.collection import Collection
+from soa.dtypes import numpy_dtype
+from soa.errors import CollectionError, SoaPipelineError
+from soa.layout import Column, Layout
+from soa.memory import allocate
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Array = np.ndarray[Any, Any]
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ColumnModel:
+    """MLflow calls this; `model_config`: `{"mode": "test"}` opens what no gate let pass, too."""
+    folder = Path(path)
+    ref, registry = _version_of(folder)
+    mode = (model_config or {}).get("mode", "production")
+    try:
+        session = load(ref, mode=mode, registry=registry)
+    except LoadError as error:
+        hint = '; of MLflow: model_config={"mode": "test"}' if mode == "production" else ""
+        raise LoadError(f"{error}{hint}") from None
+    found = Bundle.open(folder, verify=False).digest
+    if session.origin is None or session.origin.digest != found:
+        raise LoadError(
+            f"{folder}: holds another bundle ({found[:12]}…) than {ref}, which {MLFLOW_NOTE} in it "
+            "names: load it as models:/NAME/VERSION"
+        )
+    return ColumnModel(session)
+
+
+def _version_of(path: Path) -> tuple[str | Path, str | None]:
+    """The registered version that a folder came from and its registry, else the folder itself."""
+    note = path / MLFLOW_NOTE
+    if not note.is_file():
+        return path, None
+    import mlflow
+
+    try:
+        said = yaml.safe_load(note.read_text())
+        ref = Ref(str(said["model_name"]), int(said["model_version"]))
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RegistryError) as error:
+        text = " ".join(str(error).split())
+        raise LoadError(f"{note}: not MLflow's note of a version: {text}") from None
+    return str(ref), mlflow.get_registry_uri()
+
+
+class ColumnModel:
+    """A session on DataFrames and dicts of arrays. Any number of threads may call it at once."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._inputs = fields(session.signature, "input")
+        self._outputs = fields(session.signature, "output")
+        counted = {field.rows for field in self._inputs}
+        for field in self._outputs:
+            if field.rows is not None and field.rows not in counted:
+                raise LoadError(
+                    f"nothing that the model reads says how many rows {field.name!r} has: MLflow "
+                    "cannot run it, pipeline.load can"
+                )
+
+    def get_raw_model(self) -> Session:
+        """The session, for collections in place; MLflow's `PyFuncModel.get_raw_model` asks this."""
+        return self._session
+
+    def predict(self, data: pd.DataFrame | Mapping[str, Array]) -> Any:
+        """The model's output columns: a DataFrame, with the index of the one given, where both
+        inputs and outputs are columns of one collection; else a dict of arrays.
+
+        Shapes as in `registry.mlmodel`. Raises MlflowException, which MLflow's server makes an
+        answer of, for what cannot be run.
+        """
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+        given = data if isinstance(data, Mapping) else {c: data[c].to_numpy() for c in data}
+        try:
+            answer = self._run(given)
+        except SoaPipelineError as error:
+            raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
+        if isinstance(data, Mapping) or not is_frame(self._outputs):
+            return answer
+        import pandas as pd
+
+        if self._outputs[0].rows != self._inputs[0].rows:
+            return pd.DataFrame(answer, copy=False)
+        return pd.DataFrame(answer, index=data.index, copy=False)
+
+    def _run(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        arrays = {field: _checked(field, given) for field in self._inputs}
+        rows = _rows(arrays)
+        signature = self._session.signature
+        every = {
+            name: _collection(
+                signature.layouts[name],
+                rows[signature.rows_of[name]],
+                {f.column.name: a for f, a in arrays.items() if f.collection == name},
+            )
+            for name in {
+                **dict.fromkeys(signature.input_collections),
+                **dict.fromkeys(signature.output_collections),
+            }
+        }
+        self._session.run(
+            {name: every[name] for name in signature.input_collections},
+            {name: every[name] for name in signature.output_collections},
+        )
+        return {field.name: _values(every[field.collection], field) for field in self._outputs}
+
+
+def _checked(field: Field, given: Mapping[str, Array]) -> Array:
+    """An input of the field's dtype and shape; a number is taken for a scalar."""
+    if field.name not in given:
+        raise CollectionError(f"no column {field.name!r}, there are: {', '.join(map(str, given))}")
+    array = np.asarray(given[field.name])
+    if field.rows is None and array.ndim == 0:
+        array = array.reshape(1)
+    if array.dtype != numpy_dtype(field.column.dtype):
+        raise CollectionError(
+            f"column {field.name!r} is {array.dtype}, the model was compiled for "
+            f"{field.column.dtype}"
+        )
+    needed = field.shape(len(array) if array.ndim else 0)
+    if array.shape != needed:
+        raise CollectionError(f"column {field.name!r} has shape {array.shape}, needed {needed}")
+    return array
+
+
+def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
+    """How many rows each dimension has, by its columns."""
+    rows: dict[str, int] = {}
+    by: dict[str, str] = {}
+    for field, array in arrays.items():
+        if field.rows is None:
+            continue
+        if rows.setdefault(field.rows, len(array)) != len(array):
+            raise CollectionError(
+                f"column {field.name!r} has {len(array)} rows, {by[field.rows]!r} has "
+                f"{rows[field.rows]}"
+            )
+        by.setdefault(field.rows, field.name)
+    return rows
+
+
+def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collection:
+    """`arrays` as a collection, the other columns zero: in place where the layout has memory of
+    its own for each column and the array can be it, else a copy."""
+    if layout.storage == "columns":
+        pieces = {member.name: _pieces(layout, member, n, arrays) for member in layout.columns}
+        # What is written is memory of our own, whatever the inputs are.
+        return Collection.from_columns(layout, pieces, n, readonly=False)
+    made = Collection(layout, n)
+    for name, array in arrays.items():
+        np.copyto(made.numpy(name), array if layout[name].kind != "scalar" else array[0])
+    return made
+
+
+def _pieces(layout: Layout, member: Column, n: int, arrays: Mapping[str, Array]) -> Any:
+    """Each physical column of a member, in storage order."""
+    given = arrays.get(member.name)
+    size = 1 if member.kind == "scalar" else n
+    flat = None if given is None else _components(member, given)
+    parts = [
+        _piece(member, size, layout.alignment_of(member.name), None if flat is None else flat[k])
+        for k in range(member.components)
+    ]
+    return parts if member.kind == "eigen" else parts[0]
+
+
+def _components(member: Column, array: Array) -> list[Array]:
+    """Views of an array `(n, r, c)` by component: column-major, as `soa.layout` says."""
+    if member.kind != "eigen":
+        return [array]
+    entries = np.ndindex(*member.shape)
+    place = {member.component_of(i): array[:, *entry] for i, entry in enumerate(entries)}
+    return [place[k] for k in range(member.components)]
+
+
+def _piece(member: Column, size: int, alignment: int, array: Array | None) -> Any:
+    if array is not None and array.flags.c_contiguous and array.ctypes.data % alignment == 0:
+        return array
+    made = allocate(size * numpy_dtype(member.dtype).itemsize, alignment, "cpu").numpy()
+    typed = made.view(numpy_dtype(member.dtype))
+    if array is not None:
+        np.copyto(typed, array)
+    return typed
+
+
+def _values(collection: Collection, field: Field) -> Array:
+    """An output as NumPy: a view, but for an Eigen column whose components lie apart."""
+    column = field.column
+    if column.kind == "scalar":
+        return collection.component(column.name).numpy()
+    if column.kind == "column" or collection.buffer is not None:
+        return collection.numpy(column.name)
+    parts = [
+        collection.component(column.name, column.component_of(i)).numpy()
+        for i in range(column.components)
+    ]
+    return np.stack(parts, axis=1).reshape(field.shape(collection.n))

@@ -1,0 +1,471 @@
+"""A version as MLflow's users meet it: `mlflow.pyfunc`, its signature, example and server."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.pull import pull
+from registry.bundle import Bundle
+from registry.errors import BundleError
+from registry.mlmodel import fields, is_frame
+from registry.store import Registry
+from runtime.errors import LoadError
+from runtime.loader import load
+from runtime.session import Session
+from soa.signature import Signature
+from stages.reference import Case, Reference
+from tests.models import detector, served
+from tests.models.building import reference_collections
+from tests.models.project import PASSED, Built, described
+
+pandas = pytest.importorskip("pandas", reason="mlflow.pyfunc comes with the mlflow extra")
+
+ANY = {"mode": "test"}
+
+
+@pytest.fixture(autouse=True)
+def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What MLflow is told, and torch's threads, as they were."""
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow 3.17 warns of type hints of its own
+        import mlflow.pyfunc  # noqa: F401
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def coupled(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Plain columns of one collection in, and of one out: DataFrames."""
+    folder = tmp_path_factory.mktemp("coupled")
+    return served.make_bundle(folder, "coupled", served.Coupled(), served.COUPLED)
+
+
+@pytest.fixture(scope="session")
+def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Two collections of different lengths, with scalars in and out."""
+    return served.make_bundle(
+        tmp_path_factory.mktemp("event"), "event", served.Event(), served.EVENT
+    )
+
+
+@pytest.fixture(scope="session")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Every kind of column and both kinds of memory, in and out."""
+    folder = tmp_path_factory.mktemp("every")
+    return served.make_bundle(folder, "every", detector.Detector(), detector.signature())
+
+
+@pytest.fixture(scope="session")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Every dtype, and a collection that is read and written."""
+    return served.make_bundle(
+        tmp_path_factory.mktemp("mixed"), "mixed", served.Mixed(), served.MIXED
+    )
+
+
+@pytest.fixture
+def promoted(empty: Registry, coupled: Bundle, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """coupled/1 is in production, and MLflow's own registry is this one."""
+    empty.promote(empty.register(coupled), "production", PASSED)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", empty.uri)
+    return empty
+
+
+def open_any(bundle: Bundle) -> Any:
+    return _opened(bundle.path)
+
+
+@functools.cache
+def _opened(path: Path) -> Any:
+    import mlflow
+
+    return mlflow.pyfunc.load_model(str(path), model_config=ANY)
+
+
+@functools.cache
+def session_of(path: Path) -> Session:
+    return load(path, mode="test")
+
+
+def arrays(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
+    """The reference's inputs as MLflow's users give them."""
+    inputs = Reference.load(bundle.file("reference.safetensors")).inputs
+    signature = Signature.from_dict(bundle.manifest.signature)
+    found = {}
+    for field in fields(signature, "input"):
+        values = inputs[field.collection][field.column.name]
+        cut = values.reshape(1) if field.rows is None else values[: case[field.rows]]
+        found[field.name] = cut.numpy().copy()
+    return found
+
+
+def expected(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
+    """The same artifact's answers, by collections."""
+    session = session_of(bundle.path)
+    inputs = Reference.load(bundle.file("reference.safetensors")).inputs
+    given, written = reference_collections(session.signature, inputs, case)
+    session.run(given, written)
+    found = {}
+    for field in fields(session.signature, "output"):
+        collection, column = written[field.collection], field.column
+        parts = [
+            collection.component(column.name, column.component_of(i)).numpy().copy()
+            for i in range(column.components)
+        ]
+        n = 1 if field.rows is None else case[field.rows]
+        found[field.name] = np.stack(parts, 1).reshape(field.shape(n))
+    return found
+
+
+def equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert list(one) == list(other)
+    for name, values in one.items():
+        assert values.dtype == other[name].dtype, name
+        np.testing.assert_array_equal(values, other[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "cases"),
+    [
+        ("event", [{"nodes": 7, "edges": 31}, {"nodes": 0, "edges": 3}]),
+        ("every", [{"n": 33, "m": 5}]),
+        ("mixed", [{"n": 37}, {"n": 0}]),
+    ],
+)
+def test_answers_are_those_of_the_session(
+    name: str, cases: list[Case], request: pytest.FixtureRequest
+) -> None:
+    bundle = request.getfixturevalue(name)
+    model = open_any(bundle)
+    for case in cases:
+        equal(model.predict(arrays(bundle, case)), expected(bundle, case))
+
+
+def test_mlflow_reads_what_we_wrote(event: Bundle, every: Bundle, jets: Built) -> None:
+    from mlflow.models import Model, ModelSignature
+    from mlflow.types.schema import ColSpec, DataType, Schema, TensorSpec
+
+    float32 = np.dtype("float32")
+    ins, outs = (Schema([ColSpec(DataType.float, c) for c in names]) for names in ("abcdef", "xyz"))
+    assert Model.load(str(jets.bundle.path)).signature == ModelSignature(ins, outs)
+    rows = ("nodes.x", "nodes.y")
+    tensors: list[ColSpec | TensorSpec] = [TensorSpec(float32, (-1,), name) for name in rows]
+    tensors += [TensorSpec(float32, (1,), "nodes.z"), TensorSpec(float32, (-1,), "edges.weight")]
+    answers: list[ColSpec | TensorSpec] = [
+        TensorSpec(float32, (-1,), "score"),
+        TensorSpec(float32, (1,), "total"),
+    ]
+    assert Model.load(str(event.path)).signature == ModelSignature(Schema(tensors), Schema(answers))
+    found = Model.load(str(every.path)).signature
+    assert found is not None
+    assert found.inputs.input_dict()["hits.cov"] == TensorSpec(float32, (-1, 2, 3), "hits.cov")
+    for bundle in (jets.bundle, event, every):
+        assert {"MLmodel", "requirements.txt", "input_example.json"} <= set(bundle.files)
+
+
+def test_the_example_runs_and_is_the_reference_s(event: Bundle, coupled: Bundle) -> None:
+    for bundle, case in ((event, {"nodes": 2, "edges": 2}), (coupled, {"n": 2})):
+        model = open_any(bundle)
+        example = model.input_example
+        assert len(next(iter(arrays(bundle, case).values()))) == 2
+        equal(dict(example.items()), arrays(bundle, case))
+        equal(dict(model.predict(example).items()), expected(bundle, case))
+
+
+def test_requirements_name_what_built_it(jets: Built) -> None:
+    lines = jets.bundle.file("requirements.txt").read_text().splitlines()
+    assert [line.partition("==")[0] for line in lines] == [
+        "mlflow",
+        "soa-pipeline",
+        "torch",
+        "numpy",
+    ]
+    assert f"numpy=={np.__version__}" in lines
+    assert f"torch=={torch.__version__.partition('+')[0]}" in lines
+
+
+def test_a_promoted_version_on_a_frame_and_on_arrays(promoted: Registry, coupled: Bundle) -> None:
+    import mlflow
+
+    model = mlflow.pyfunc.load_model("models:/coupled@production")
+    given, wanted = arrays(coupled, {"n": 40}), expected(coupled, {"n": 40})
+    frame = pandas.DataFrame(given, index=range(1000, 1040))
+    answer = model.predict(frame[frame.x > -10])
+    assert list(answer.index) == list(frame.index)
+    equal(dict(answer.items()), wanted)
+    equal(dict(model.predict(given).items()), wanted)  # MLflow makes a frame of it
+    assert len(model.predict(frame.iloc[:0])) == 0
+    raw = model.get_raw_model()
+    assert (raw.origin.name, raw.origin.version) == ("coupled", "1")
+    assert raw.origin.digest == promoted.find("coupled/1").digest
+
+
+def test_the_registry_is_as_it_was(promoted: Registry, coupled: Bundle) -> None:
+    """MLflow leaves a note in the folder that it loads from, here the store's own."""
+    import mlflow
+
+    mlflow.pyfunc.load_model("models:/coupled@production")
+    version = promoted.find("coupled/1")
+    place = promoted.local_path(version)
+    assert place is not None
+    assert (place / "registered_model_meta").is_file()
+    assert promoted.open(version).digest == coupled.digest
+    load("coupled@production", registry=promoted)
+
+
+def test_no_way_around_the_gates(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+    import mlflow
+
+    promoted.set_alias(
+        promoted.register(described(coupled, tmp_path / "other", "other")), "candidate"
+    )
+    for uri in ("models:/coupled@candidate", "models:/coupled/2"):
+        with pytest.raises(LoadError, match=r"coupled/2 was never promoted .*config="):
+            mlflow.pyfunc.load_model(uri)
+    tested = mlflow.pyfunc.load_model("models:/coupled/2", model_config=ANY)
+    equal(
+        dict(tested.predict(arrays(coupled, {"n": 3})).items()),
+        expected(coupled, {"n": 3}),
+    )
+    with pytest.raises(LoadError, match="a folder that no promotion vouches for"):
+        mlflow.pyfunc.load_model(str(coupled.path))
+
+
+@pytest.mark.parametrize("name", ["program.pt2", "MLmodel", "requirements.txt"])
+def test_an_altered_file_is_refused(promoted: Registry, name: str) -> None:
+    import mlflow
+
+    place = promoted.local_path(promoted.find("coupled/1"))
+    assert place is not None
+    with (place / name).open("ab") as file:
+        file.write(b"\n# more\n")
+    with pytest.raises(BundleError, match=f"{name} is truncated or altered"):
+        mlflow.pyfunc.load_model("models:/coupled@production")
+
+
+def test_a_pulled_folder_is_a_model(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+    import mlflow
+
+    pull(promoted, "coupled@production", tmp_path / "pulled")
+    shutil.rmtree(Path(promoted.uri.removeprefix("sqlite:///")).parent)
+    model = mlflow.pyfunc.load_model(str(tmp_path / "pulled"))
+    given = pandas.DataFrame(arrays(coupled, {"n": 5}))
+    equal(dict(model.predict(given).items()), expected(coupled, {"n": 5}))
+
+
+def test_a_note_of_another_version(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+    """As in a folder that was fetched from another registry, and registered in this one."""
+    import mlflow
+
+    other = described(coupled, tmp_path / "other", "other")
+    (other.path / "registered_model_meta").write_text("model_name: coupled\nmodel_version: 1\n")
+    with pytest.raises(LoadError, match=f"another bundle .{other.digest[:12]}…. than coupled/1"):
+        mlflow.pyfunc.load_model(str(other.path))
+
+
+def test_a_note_of_another_kind(coupled: Bundle, tmp_path: Path) -> None:
+    import mlflow
+
+    shutil.copytree(coupled.path, tmp_path / "copy")
+    for text in ("[1, 2]", "model_name: coupled", "model_name: ../x\nmodel_version: 1", "a: ["):
+        (tmp_path / "copy" / "registered_model_meta").write_text(text)
+        with pytest.raises(LoadError, match="registered_model_meta: not MLflow's note"):
+            mlflow.pyfunc.load_model(str(tmp_path / "copy"))
+
+
+def test_what_cannot_be_run_is_said(event: Bundle) -> None:
+    from mlflow.exceptions import MlflowException
+
+    given = arrays(event, {"nodes": 4, "edges": 9})
+    raw = open_any(event)._model_impl
+    wrong = {
+        "no column 'nodes.y'": {k: v for k, v in given.items() if k != "nodes.y"},
+        "'nodes.y' is float64": given | {"nodes.y": given["nodes.y"].astype("f8")},
+        "'nodes.y' is >f4": given | {"nodes.y": given["nodes.y"].astype(">f4")},
+        r"'nodes.y' has shape \(4, 1\)": given | {"nodes.y": given["nodes.y"].reshape(4, 1)},
+        "'nodes.y' has 3 rows, 'nodes.x' has 4": given | {"nodes.y": given["nodes.y"][:3]},
+        r"'nodes.z' has shape \(2,\), needed \(1,\)": given | {"nodes.z": np.ones(2, "f4")},
+        "edges = 91 is outside the compiled range 0 … 90": given
+        | {"edges.weight": np.ones(91, "f4")},
+    }
+    for text, data in wrong.items():
+        with pytest.raises(MlflowException, match=text) as caught:
+            raw.predict(data)
+        assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
+    number = raw.predict(given | {"nodes.z": np.float32(given["nodes.z"][0])})
+    equal(number, expected(event, {"nodes": 4, "edges": 9}))
+
+
+def test_separate_columns_are_bound_in_place(
+    every: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where dtype, stride and address allow; elsewhere there is a copy, and the same answer."""
+    model = open_any(every)
+    impl = model._model_impl
+    case = {"n": 64, "m": 5}
+    given, wanted = arrays(every, case), expected(every, case)
+    bound: list[int] = []
+    run = impl._session.run
+
+    def spy(inputs: Any, outputs: Any) -> None:
+        bound.extend(piece.data_ptr() for piece in inputs["arrow"].memory())
+        run(inputs, outputs)
+
+    monkeypatch.setattr(impl._session, "run", spy)
+    line = 64 // 4
+    room = np.zeros(64 + line, "f4")
+    start = (-room.ctypes.data % 64) // 4
+    aligned, beside = room[start : start + 64], np.zeros(65, "f4")
+    aligned[:] = given["arrow.u"]
+    equal(model.predict(given | {"arrow.u": aligned}), wanted)
+    assert aligned.ctypes.data in bound
+    strided = np.repeat(given["arrow.u"], 2)[::2]
+    equal(model.predict(given | {"arrow.u": strided}), wanted)
+    assert strided.ctypes.data not in bound
+    off = beside[1:] if beside.ctypes.data % 64 == 0 else beside[:64]
+    off[:] = given["arrow.u"]
+    equal(model.predict(given | {"arrow.u": off}), wanted)
+    assert off.ctypes.data not in bound
+
+
+def test_many_threads(event: Bundle) -> None:
+    model = open_any(event)
+    cases = [{"nodes": n, "edges": 3 * n} for n in range(1, 9)]
+    given = [arrays(event, case) for case in cases]
+    wanted = [expected(event, case) for case in cases]
+    failed: list[BaseException] = []
+
+    def work(first: int) -> None:
+        try:
+            for i in [*range(first, len(cases)), *range(first)]:
+                equal(model.predict(given[i]), wanted[i])
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(2 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_what_makes_a_frame() -> None:
+    def frames(signature: Signature) -> tuple[bool, bool]:
+        return is_frame(fields(signature, "input")), is_frame(fields(signature, "output"))
+
+    assert frames(served.COUPLED) == (True, True)
+    assert frames(served.EVENT) == (False, False)
+    assert frames(served.MIXED) == (False, False)
+
+
+@pytest.fixture
+def serving(promoted: Registry, tmp_path: Path) -> Iterator[str]:
+    """`mlflow models serve` of what is in production, with two workers; its address."""
+    pytest.importorskip("uvicorn", reason="the server comes with the mlflow extra")
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    root = Path(__file__).parents[2]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "models",
+        "serve",
+        "-m",
+        "models:/coupled@production",
+    ]
+    command += ["--env-manager", "local", "--port", str(port), "--workers", "2"]
+    folder = Path(sys.executable).parent  # MLflow starts uvicorn by its name
+    more = {
+        "PYTHONPATH": str(root),
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+    }
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=os.environ | more,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        end = time.monotonic() + 120
+        while True:
+            assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/invocations"
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
+
+
+def ask(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)["predictions"]
+
+
+def test_mlflow_models_serve(serving: str, coupled: Bundle) -> None:
+    wanted = expected(coupled, {"n": 6})
+    rows = [dict(zip(wanted, row, strict=True)) for row in zip(*wanted.values(), strict=True)]
+    given = {name: values.tolist() for name, values in arrays(coupled, {"n": 6}).items()}
+    split = {
+        "columns": list(given),
+        "data": [list(row) for row in zip(*given.values(), strict=True)],
+    }
+    bodies: list[dict[str, Any]] = [{"dataframe_split": split}, {"inputs": given}]
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for body in 3 * bodies:
+                for found, row in zip(ask(serving, body), rows, strict=True):
+                    assert {name: np.float32(value) for name, value in found.items()} == row
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    example = json.loads(coupled.file("serving_input_example.json").read_text())
+    assert len(ask(serving, example)) == 2
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        ask(serving, {"inputs": {name: 101 * [0.0] for name in given}})
+    said = json.load(caught.value)
+    assert caught.value.code == 400
+    assert "n = 101 is outside the compiled range 0 … 100" in said["message"]
+    assert "Traceback" not in json.dumps(said)

@@ -1,0 +1,189 @@
+"""PostgreSQL behind a real `mlflow server`, both killed with SIGKILL and restarted under load.
+
+    python -m tests.registry.campaigns.postgres --seed 1 --kills 20
+
+Several writers register, promote, are refused, roll back, set aliases and approve, through http://
+and without a pause, while the server is killed and started again, and in the middle of it all
+PostgreSQL too. An operation may then fail, in one line that says so, and the writer goes on with
+another. At the end every writer has to end an operation, and all invariants of the kill campaign
+hold, before and after the next writer has settled what was left open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from registry import Bundle, Registry, RegistryUnavailableError
+from tests.registry.campaigns import invariants, workers
+from tests.registry.campaigns.kill import BUNDLES, operation
+from tests.registry.campaigns.servers import MlflowServer, PostgreSQL, binaries
+
+
+@dataclass
+class Campaign:
+    folder: Path
+    seed: int
+    say: Callable[[str], None]
+    lease_s: float
+    name: str = field(default_factory=workers.new_name)
+    writers: list[int] = field(default_factory=list)
+
+    def run(self, kills: int, writers: int) -> Counter[str]:
+        workers.warm_up(self.lease_s)
+        place = binaries()
+        if place is None:
+            raise SystemExit("no PostgreSQL on this host: on Debian, apt install postgresql")
+        database = PostgreSQL(place)
+        server: MlflowServer | None = None
+        try:
+            database.start()
+            server = MlflowServer(database.uri, self.folder)
+            server.start()
+            self._prepare(server.uri)
+            self.writers = [workers.fork(lambda i=i: self._write(i)) for i in range(writers)]  # type: ignore[misc]
+            self._kill(database, server, kills)
+            self._stop()
+            workers.run(self._check)
+        finally:
+            for pid in self.writers:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            if server is not None:
+                server.kill()
+            database.remove()
+        return self._counts()
+
+    def _prepare(self, uri: str) -> None:
+        self.uri = workers.prepare(self.folder, BUNDLES, uri)
+        self.journals = self.folder / "journals"
+        self.journals.mkdir()
+        first = Bundle.open(self.folder / "bundles" / "0")
+        workers.run(lambda: _register(self.uri, first, self.name))
+
+    def _kill(self, database: PostgreSQL, server: MlflowServer, kills: int) -> None:
+        """Under load: nothing is killed before writers have ended operations since the last."""
+        chance = random.Random(self.seed)
+        for number in range(kills):
+            self._wait_for_work()
+            time.sleep(chance.uniform(0, 1))
+            if number == kills // 2:
+                database.kill()
+                time.sleep(chance.uniform(0, 1))
+                database.start()
+                self.say("PostgreSQL killed and restarted")
+                self._wait_for_work()
+            server.kill()
+            time.sleep(chance.uniform(0, 2))
+            server.start()
+            self.say(f"server killed and restarted {number + 1} times")
+        self._wait_for_work()
+
+    def _wait_for_work(self) -> None:
+        begun, end = len(self._journal()), time.monotonic() + 300
+        while sum(bool(e["label"]) for e in self._journal()[begun:]) < len(self.writers):
+            for pid in self.writers:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    self.writers.remove(pid)
+                    raise SystemExit("a writer ended by itself: see above")
+            if time.monotonic() > end:
+                raise SystemExit("no writer gets anything done any more")
+            time.sleep(0.1)
+
+    def _write(self, number: int) -> None:
+        choice = random.Random(f"{self.seed}/{number}")
+        registry = Registry(self.uri)
+        with (self.journals / str(number)).open("a", buffering=1) as journal:
+            count = 0
+            while not (self.folder / "stop").exists():
+                label = f"writer {number} operation {count}"
+                count += 1
+                try:
+                    kind, digest = operation(registry, self.name, choice, self.folder, label)
+                    done = {"label": label, "kind": kind, "digest": digest}
+                except RegistryUnavailableError as error:
+                    assert "\n" not in str(error), error
+                    done = {"label": "", "kind": "", "digest": "", "said": str(error)}
+                    time.sleep(0.2)
+                journal.write(json.dumps(done) + "\n")
+
+    def _stop(self) -> None:
+        (self.folder / "stop").touch()
+        while self.writers:
+            _, status = os.waitpid(self.writers.pop(), 0)
+            if status:
+                raise SystemExit("a writer failed: see above")
+
+    def _journal(self) -> list[dict[str, str]]:
+        files = sorted(self.journals.iterdir())
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def _check(self) -> None:
+        registry, entries = Registry(self.uri), self._journal()
+        done = {e["label"]: e["kind"] for e in entries if e["kind"]}
+        registered = [e["digest"] for e in entries if e["digest"]]
+        invariants.check_always(registry, self.name, done, registered)
+        registry.approve(registry.find(self.name), "the campaign")  # any writer settles
+        invariants.check_settled(registry, self.name)
+        invariants.check_always(registry, self.name, done, registered)
+        events = registry.history(self.name)
+        counts = Counter(f"{event.kind}: {event.state}" for event in events)
+        counts["events, in one order"] = len(events)
+        counts["versions"] = len(registry.versions(self.name))
+        counts["done, and the writer was told that it failed"] = sum(
+            event.state == "done"
+            and invariants.label_of(event).startswith("writer")
+            and invariants.label_of(event) not in done
+            for event in events
+        )
+        (self.folder / "counts.json").write_text(json.dumps(counts))
+
+    def _counts(self) -> Counter[str]:
+        found = Counter(json.loads((self.folder / "counts.json").read_text()))
+        entries = self._journal()
+        found["operations that returned"] = sum(bool(entry["label"]) for entry in entries)
+        found["operations that failed in one line"] = sum(not entry["label"] for entry in entries)
+        for entry in entries:
+            if said := entry.get("said"):
+                self.say(said)
+        return found
+
+
+def _register(uri: str, bundle: Bundle, name: str) -> None:
+    Registry(uri).register(bundle, name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=20, help="Of the server; one of PostgreSQL.")
+    parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--lease", type=float, default=16.0, metavar="S", help="For lock.LEASE_S.")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="soa-postgres-") as folder:
+        begun = time.monotonic()
+        campaign = Campaign(
+            Path(folder), asked.seed, lambda text: print(text, file=sys.stderr), asked.lease
+        )
+        counts = campaign.run(asked.kills, asked.writers)
+    print(f"seed {asked.seed}: {asked.writers} writers, server killed {asked.kills} times, "
+          f"PostgreSQL once, {time.monotonic() - begun:.0f} s")  # fmt: skip
+    for what, count in sorted(counts.items()):
+        print(f"  {count:6} {what}")
+    print("held at the end:", *invariants.ALWAYS, sep="\n  ")
+    print("held once settled:", *invariants.SETTLED, sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()
