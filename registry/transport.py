@@ -20,7 +20,8 @@ from typing import Any
 from pydantic import Field
 
 from registry import author
-from registry.bundle import Bundle, write_atomically
+from registry.annex import open_folder
+from registry.bundle import write_atomically
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.history import Event
 from registry.manifest import ModelName, Record, record_from_json, record_to_json, safe_relative
@@ -115,7 +116,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
         )
         places = {number: folder / "versions" / str(number) for number in export.versions}
         for number, place in places.items():
-            if Bundle.open(place).digest != export.versions[number].digest:
+            if open_folder(place).digest != export.versions[number].digest:
                 raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
         model = Ref(name or export.name).name
         pushed = {
@@ -204,9 +205,8 @@ def _as_folder(source: Path) -> Iterator[Path]:
                 for member in tar:
                     _unpack(tar, member, Path(folder))
         except (OSError, tarfile.TarError, ValueError) as error:
-            raise BundleError(
-                f"{source}: not a folder or tar file of an export: {error}"
-            ) from error
+            why = getattr(error, "strerror", None) or error
+            raise BundleError(f"{source}: neither folder nor tar of an export: {why}") from error
         yield Path(folder)
 
 

@@ -70,8 +70,7 @@ def test_signed_and_verified(signed: Path, house: House, tmp_path: Path) -> None
 
 def test_the_standard_command_agrees(signed: Path, house: House) -> None:
     command = [sys.executable, "-m", "model_signing", "verify", "certificate", str(signed)]
-    options = ["--signature", str(signed / "bundle.sig")]
-    options += ["--certificate_chain", str(house.root.pem)]
+    options = [f"--signature={signed / 'bundle.sig'}", f"--certificate_chain={house.root.pem}"]
     assert subprocess.run([*command, *options], capture_output=True).returncode == 0
     (signed / "program.pt2").write_bytes(b"other")
     assert subprocess.run([*command, *options], capture_output=True).returncode != 0

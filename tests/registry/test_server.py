@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,16 @@ from registry import (
     BundleError,
     Decision,
     NotFoundError,
+    Ref,
     Registry,
     RegistryError,
     SignatureError,
+    upload,
 )
-from registry.signing import read_public_key, require_signature
+from registry.garbage import collect
+from registry.push import push
+from registry.removal import remove
+from registry.signing import read_public_key, require_signature, sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import MlflowServer
@@ -111,3 +118,49 @@ def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: 
     other = make_keys(tmp_path, "other")
     registry.sign(version, other.private)
     assert registry.require_signature(version, late, [read_public_key(other.public)])
+
+
+def test_housekeeping_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushed, removed and collected where no file is on this host."""
+    registry, now = Registry(server), timedelta(0)
+    bundle = Bundle.open(make_bundle(seed=11))
+    release = make_keys(tmp_path, "release")
+    folder = tmp_path / "folder"
+    shutil.copytree(bundle.path, folder)
+    write_annex(folder / "annexes/cuda/sm_90", bundle, "cuda/sm_90")
+    version = push(registry, folder, "kept").version
+    assert version.annexes.keys() == {"cuda/sm_90"}
+    sign(Bundle.open(folder), release.private)
+    assert push(registry, folder, "kept").signature == "carried"
+    assert push(registry, folder, "kept").signature == "carried"
+    fetched = registry.fetch(version, tmp_path / "fetched")
+    require_signature(fetched, [read_public_key(release.public)])
+    assert fetched.annexes.keys() == {"cuda/sm_90"}
+
+    gone = push(registry, folder, "gone").version
+    done = remove(registry, Ref("gone", 1), "a trial")
+    assert done.bytes > 30_000
+    with registry._access.client() as client:
+        assert client.list_artifacts(str(gone.run_id)) == []
+    left = write_annex(tmp_path / "left", bundle, "rocm/gfx90a")
+    with registry._access.client(write=True) as client:
+        upload.upload_annex(client, str(version.run_id), left)
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "require_open", killed)
+        patch.setattr(upload, "discard", lambda *arguments: None)
+        with pytest.raises(KeyboardInterrupt):
+            registry.register(Bundle.open(make_bundle(seed=12)), "never")
+    assert collect(registry) == []
+    found = collect(registry, older_than=now, dry_run=True)
+    assert sorted(each.kind for each in found) == ["annex", "registration"]
+    assert all(each.bytes > 5000 for each in found)
+    assert collect(registry, older_than=now) == found
+    assert collect(registry, older_than=now) == []
+    registry.open(registry.find("kept/1"), cache=tmp_path / "new").verify()
+    assert registry.add_target(version, left).annexes.keys() == {"cuda/sm_90", "rocm/gfx90a"}
+
+
+def killed(*arguments: object) -> None:
+    raise KeyboardInterrupt

@@ -147,6 +147,10 @@ def test_damage_is_found_before_anything_comes_in(
         file.write(b"\0")
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
         import_from(away, out)
+    export_to(source, Ref("jets"), tmp_path / "second")
+    (tmp_path / "second/versions/2/annexes/cuda/sm_90/aoti/model.so").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"model\.so is truncated or altered"):
+        import_from(away, tmp_path / "second")
     shutil.rmtree(out / "versions/2")
     shutil.copytree(out / "versions/1", out / "versions/2")
     with pytest.raises(BundleError, match=r"versions/2 is not what export\.json says"):
