@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from pipeline.cli_build import build
+from pipeline.cli_cache import cache
 from pipeline.cli_options import json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from pipeline.cli_serving import deploy, serve
@@ -129,7 +130,8 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
 
 
 _COMMANDS = (
-    build, promote, approve, rollback, history, policy, pull, sign, verify, deploy, serve,
+    build, promote, approve, rollback, history, policy, pull, cache, sign, verify, deploy,
+    serve,
 )  # fmt: skip
 for _command in _COMMANDS:
     main.add_command(_command)

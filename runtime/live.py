@@ -30,6 +30,7 @@ from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from soa.collection import Collection
 from soa.layout import Layout
+from soa.signature import Signature
 
 AnySession = Session | MultiDeviceSession
 
@@ -147,7 +148,7 @@ class LiveSession:
 
     def _require_fits(self, found: Found, coming: AnySession) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
-        if coming.signature != self.signature:
+        if _contract(coming.signature) != _contract(self.signature):
             raise LoadError(
                 f"{found.version.ref} has another signature than {self.ref}, which goes on "
                 f"serving{_difference(self, coming)}: load it anew"
@@ -254,6 +255,13 @@ class Watcher:
 
 def _same(one: Version, other: Version) -> bool:
     return (one.ref, one.digest) == (other.ref, other.digest)
+
+
+def _contract(signature: Signature) -> dict[str, Any]:
+    """All of it but the sizes that are worth timing."""
+    said = signature.to_dict()
+    said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
+    return said
 
 
 def _difference(live: LiveSession, coming: AnySession) -> str:
