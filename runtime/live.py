@@ -29,6 +29,7 @@ from runtime.lookup import Found, Name
 from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from soa.collection import Collection
+from soa.errors import SoaPipelineError
 from soa.layout import Layout
 from soa.signature import Signature
 
@@ -223,7 +224,7 @@ class Watcher:
     def __init__(self, session: LiveSession, every_s: float) -> None:
         if not every_s > 0:
             raise ValueError(f"every_s={every_s}: a time in seconds is needed")
-        self.error: Exception | None = None
+        self.error: str | None = None
         """What the last refresh failed with, if it did."""
         self._session = session
         self._every_s = every_s
@@ -247,8 +248,10 @@ class Watcher:
             try:
                 self._session.refresh()
             except Exception as error:  # whatever it is, the old version can still serve
-                self.error = error
-                log.warning("not refreshed, %s goes on serving: %s", self._session.ref, error)
+                # As text: with the error come the frames it passed, and the artifacts in them.
+                ours = isinstance(error, SoaPipelineError)
+                self.error = str(error) if ours else f"{type(error).__name__}: {error}"
+                log.warning("not refreshed, %s goes on serving: %s", self._session.ref, self.error)
             else:
                 self.error = None
 
