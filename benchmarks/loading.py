@@ -4,21 +4,26 @@ Side by side, in turns: the bundle opened without the digests of its files, with
 signature too; each then opens the artifact, for `aoti` and for the portable program. Once within a
 process that has everything imported, and once as a whole process, from the start of Python to a
 session. The files are in the page cache.
+
+And what a name costs, by lookup: asked for and opened where it lies, asked for and opened from the
+warm cache, taken from the cache without asking, and offline.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.subject import Subject, subject
@@ -27,13 +32,22 @@ from engines import Target
 from pipeline.report import console, new_table
 from registry.bundle import Bundle, seal
 from registry.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
+from registry.promotion import Decision
 from registry.signing import read_public_key, require_signature, sign
-from runtime.loader import open_artifact
+from registry.store import Registry
+from runtime.loader import load, open_artifact
+from runtime.lookup import Policy
 from runtime.session import Session
 from soa import Signature
 
 _WAYS = ("without digests", "digests", "digests and signature")
 _ENGINES = ("aoti", "exported")
+_LOOKUPS: dict[str, tuple[Policy, float]] = {
+    "fresh, in place": ("fresh", 0.0),
+    "prefer-cache, asked": ("prefer-cache", 0.0),
+    "prefer-cache, not asked": ("prefer-cache", 3600.0),
+    "offline": ("offline", 0.0),
+}
 
 
 class Square(nn.Module):
@@ -52,6 +66,9 @@ class Square(nn.Module):
 
 
 def main() -> None:
+    if len(sys.argv) == 3:
+        _look_up(*sys.argv[1:])
+        return
     if len(sys.argv) > 1:
         place, way, name = sys.argv[1:]
         _load(Path(place), way, name)
@@ -63,12 +80,33 @@ def main() -> None:
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         table = new_table(f"loading a bundle of {size / 1e6:.1f} MB", "", *_WAYS)
         for name in _ENGINES:
-            warm = _in_turns(partial(_loaded, folder, name), 9)
+            warm = _in_turns(partial(_loaded, folder, name), _WAYS, 9)
             table.add_row(f"{name}, everything imported", *warm)
-            fresh = _in_turns(partial(_started, folder, name), 5)
+            fresh = _in_turns(partial(_started, folder, name), _WAYS, 5)
             table.add_row(f"{name}, whole process", *fresh)
         console().print(table)
+        console().print(by_name(folder, made.folder, size))
         shutil.rmtree(made.folder)
+
+
+def by_name(folder: Path, place: Path, size: int, warm: int = 9, whole: int = 5) -> Table:
+    """A registry and a cache in `place`; the bundle is promoted there without a gate."""
+    os.environ["PIPELINE_CACHE"] = str(place / "cache")
+    registry = Registry(f"sqlite:///{place}/registry/registry.db")
+    passed = [Decision("none", True, "", "", "for a benchmark")]
+    registry.promote(registry.register(Bundle.open(folder)), "production", passed)
+    for way in _LOOKUPS:
+        _look_up(registry.uri, way)  # fills the cache
+    table = new_table(f"looking up a name, {size / 1e6:.1f} MB", "", *_LOOKUPS)
+    imported = _in_turns(partial(_look_up, registry.uri), _LOOKUPS, warm)
+    table.add_row("everything imported", *imported)
+    table.add_row("whole process", *_in_turns(partial(_process, registry.uri), _LOOKUPS, whole))
+    return table
+
+
+def _look_up(uri: str, way: str) -> None:
+    policy, max_age_s = _LOOKUPS[way]
+    load("bench@production", registry=uri, lookup=policy, max_age_s=max_age_s)
 
 
 def _loaded(folder: Path, name: str, way: str) -> None:
@@ -76,20 +114,21 @@ def _loaded(folder: Path, name: str, way: str) -> None:
 
 
 def _started(folder: Path, name: str, way: str) -> None:
-    _process(folder, way, name)
+    _process(str(folder), way, name)
 
 
-def _in_turns(load: Callable[[str], None], times: int) -> list[str]:
+def _in_turns(load: Callable[[str], None], ways: Iterable[str], times: int) -> list[str]:
     """The least milliseconds of each way, since others on the machine only add; its ratio."""
-    took: dict[str, list[float]] = {way: [] for way in _WAYS}
+    took: dict[str, list[float]] = {way: [] for way in ways}
     for turn in range(times + 1):
-        for way in _WAYS:
+        for way in took:
             start = time.perf_counter()
             load(way)
             if turn:  # the first warms up
                 took[way].append(1e3 * (time.perf_counter() - start))
     least = {way: min(each) for way, each in took.items()}
-    return [f"{ms:.1f} ms x{ms / least[_WAYS[0]]:.2f}" for ms in least.values()]
+    first = next(iter(least.values()))
+    return [f"{ms:.1f} ms x{ms / first:.2f}" for ms in least.values()]
 
 
 def _load(folder: Path, way: str, name: str) -> None:
@@ -105,8 +144,8 @@ def _load(folder: Path, way: str, name: str) -> None:
     )
 
 
-def _process(folder: Path, way: str, name: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.loading", str(folder), way, name]
+def _process(*arguments: str) -> None:
+    command = [sys.executable, "-m", "benchmarks.loading", *arguments]
     subprocess.run(command, check=True)
 
 

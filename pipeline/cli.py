@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from pipeline.cli_build import build
+from pipeline.cli_cache import cache
 from pipeline.cli_housekeeping import (
     diff,
     export_command,
@@ -137,7 +138,7 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
 
 
 _COMMANDS = (
-    build, promote, approve, rollback, history, policy, pull, push, rm, gc, diff,
+    build, promote, approve, rollback, history, policy, pull, push, cache, rm, gc, diff,
     export_command, import_command, sign, verify, deploy, serve,
 )  # fmt: skip
 for _command in _COMMANDS:

@@ -137,7 +137,7 @@ class Source:
         except BundleError as error:
             if not self.fetch:
                 raise
-            log.warning("the cache has a damaged copy, which is fetched again: %s", error)
+            log.warning("the cache has a damaged copy, which is fetched again: %s", str(error))
             held = self.cache.refill(held, fill)
             opened = open_at(held.path)
         return replace(opened, holds=(held,))

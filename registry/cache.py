@@ -238,7 +238,7 @@ def cache_root(cache: str | Path | None = None) -> Path:
     """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
     chosen = cache or os.environ.get(CACHE_VARIABLE)
     if chosen is not None:
-        return Path(chosen)
+        return Path(chosen).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soa-pipeline"
 
 

@@ -29,7 +29,9 @@ from runtime.lookup import Found, Name
 from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from soa.collection import Collection
+from soa.errors import SoaPipelineError
 from soa.layout import Layout
+from soa.signature import Signature
 
 AnySession = Session | MultiDeviceSession
 
@@ -147,7 +149,7 @@ class LiveSession:
 
     def _require_fits(self, found: Found, coming: AnySession) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
-        if coming.signature != self.signature:
+        if _contract(coming.signature) != _contract(self.signature):
             raise LoadError(
                 f"{found.version.ref} has another signature than {self.ref}, which goes on "
                 f"serving{_difference(self, coming)}: load it anew"
@@ -222,7 +224,7 @@ class Watcher:
     def __init__(self, session: LiveSession, every_s: float) -> None:
         if not every_s > 0:
             raise ValueError(f"every_s={every_s}: a time in seconds is needed")
-        self.error: Exception | None = None
+        self.error: str | None = None
         """What the last refresh failed with, if it did."""
         self._session = session
         self._every_s = every_s
@@ -246,14 +248,23 @@ class Watcher:
             try:
                 self._session.refresh()
             except Exception as error:  # whatever it is, the old version can still serve
-                self.error = error
-                log.warning("not refreshed, %s goes on serving: %s", self._session.ref, error)
+                # As text: with the error come the frames it passed, and the artifacts in them.
+                ours = isinstance(error, SoaPipelineError)
+                self.error = str(error) if ours else f"{type(error).__name__}: {error}"
+                log.warning("not refreshed, %s goes on serving: %s", self._session.ref, self.error)
             else:
                 self.error = None
 
 
 def _same(one: Version, other: Version) -> bool:
     return (one.ref, one.digest) == (other.ref, other.digest)
+
+
+def _contract(signature: Signature) -> dict[str, Any]:
+    """All of it but the sizes that are worth timing."""
+    said = signature.to_dict()
+    said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
+    return said
 
 
 def _difference(live: LiveSession, coming: AnySession) -> str:

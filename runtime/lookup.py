@@ -139,7 +139,7 @@ class Name:
         try:
             last = self._kept.read(str(self.ref))
         except RegistryError as error:
-            log.warning("%s: the registry is asked: %s", self.ref, error)
+            log.warning("%s: the registry is asked: %s", self.ref, str(error))
             return None
         age = None if last is None else (datetime.now(UTC) - last.at).total_seconds()
         if last is None or age is None or not 0 <= age < self._max_age_s:
@@ -153,7 +153,7 @@ class Name:
             raise error
         log.warning(
             "%s: the registry cannot be asked, so %s is served, which it was at %s: %s",
-            self.ref, last.version.ref, last.at.isoformat(timespec="seconds"), error,
+            self.ref, last.version.ref, last.at.isoformat(timespec="seconds"), str(error),
         )  # fmt: skip
         return Found(last, Lookup(self._policy, last.at, asked=False, stale=str(error)))
 
