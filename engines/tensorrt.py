@@ -42,6 +42,8 @@ class TensorRtEngine(Engine):
             rewritten = returning_columns(load_program(source.program))
             shapes = _shapes(rewritten)
             program = move_to_device_pass(rewritten.program, "cuda")
+            # It would take TF32 by itself.
+            settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
             given = [
                 library.Input(
                     min_shape=shape.least,
@@ -52,7 +54,7 @@ class TensorRtEngine(Engine):
                 for shape in shapes
             ]
             try:
-                compiled = library.dynamo.compile(program, arg_inputs=given, **options)
+                compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
                 library.save(
                     compiled,
                     str(out / _PACKAGE),

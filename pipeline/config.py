@@ -203,7 +203,7 @@ class Config(_Part):
     reference: ReferenceConfig = ReferenceConfig()
     targets: Names = ("cpu",)
     engines: Names = DEFAULT_ENGINES
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
     session: SessionConfig = SessionConfig()

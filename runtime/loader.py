@@ -28,6 +28,7 @@ from runtime.errors import LoadError
 from runtime.pinned_open import open_pinned
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
+from runtime.tf32 import settle_tf32
 from runtime.trust import require_trusted
 from soa.signature import Signature
 
@@ -165,6 +166,8 @@ def _open(
     except (LoadError, TargetError) as error:
         raise type(error)(f"{error}{_waiting(bundle, version)}") from None
     name = _engine(bundle, chosen, record, wanted.engine_name, wanted.mode)
+    if device.type == "cuda":
+        settle_tf32(bundle.manifest.capture.precision == "tf32", bundle.manifest.name)
     if wanted.engine_name is None:
         executable = open_choice(bundle, chosen, device, wanted.threads, wanted.instances)
         name = record.choice()
