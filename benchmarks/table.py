@@ -45,14 +45,15 @@ class Panel:
 
 
 def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], base: str) -> Panel:
-    """Contestants as rows, one column a size, ratios to the contestant `base`."""
+    """Contestants as rows, one column a size, ratios to the contestant `base` where it is there."""
     names = list(dict.fromkeys(name for race in races.values() for name in race))
 
     def cell(name: str, race: Mapping[str, Timing]) -> Cell | None:
         if name not in race:
             return None
         t = race[name]
-        return Cell(t.median_us, t.p05_us, t.p95_us, t.median_us / race[base].median_us)
+        ratio = t.median_us / race[base].median_us if base in race else None
+        return Cell(t.median_us, t.p05_us, t.p95_us, ratio)
 
     rows = {name: tuple(cell(name, race) for race in races.values()) for name in names}
     return Panel(title, x, "time of a call", "µs", "log lines", tuple(races), rows)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from engines.engine import ENGINES, Engine, Executable, Portable, engine
+from engines.engine import DEFAULT_ENGINES, ENGINES, Engine, Executable, Portable, engine
 from engines.errors import EngineError, TargetError
 from engines.target import Target, check_host_runs, choose_target, host_cpu_levels, host_runs
 
 __all__ = [
+    "DEFAULT_ENGINES",
     "ENGINES",
     "Engine",
     "EngineError",

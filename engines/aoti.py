@@ -24,7 +24,8 @@ from engines.weights import writable, write_weights
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 _MARCH = {"aarch64": "armv8-a"}
 TARGET = "target.txt"
-_TUNED = "max_autotune"  # packs weights in layouts of its own, inside the library
+# Where set, Inductor packs weights in layouts of its own, inside the library.
+_PACKS = ("max_autotune", "freezing")
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
@@ -45,25 +46,34 @@ class AotiEngine(Engine):
         self.name = name
         self._preset = dict(preset)
 
+    def rewritten(self, program: torch.export.ExportedProgram) -> Mapping[str, Any]:
+        """What an engine changes in the program, in place, and the settings that go with it.
+
+        Raises EngineError where it has nothing to change.
+        """
+        return {}
+
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
-        files = self._compile(source, target, {**self._preset, **options}, out)
+        files = self._compile(source, target, options, out)
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
         return [*files, TARGET]
 
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        with quiet_torch():
+        # Inductor folds constants only where no gradient can be asked for.
+        with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
             if target.device != "cpu":
                 from torch.export.passes import move_to_device_pass
 
                 program = move_to_device_pass(program, "cuda")
-            configs = _inductor_configs(target, options)
-            if target.device != "cpu" or configs.get(_TUNED):
+            settings = {**self._preset, **self.rewritten(program), **options}
+            configs = _inductor_configs(target, settings)
+            if target.device != "cpu" or any(configs.get(name) for name in _PACKS):
                 return _build(program, configs, out)
             files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
             weights = _constants(program, out / files[0])

@@ -21,12 +21,17 @@ from engines.target import Target
 _FILES = {
     "aoti": "engines.aoti",
     "aoti-autotune": "engines.aoti_autotune",
+    "aoti-folded": "engines.aoti_folded",
     "torchscript": "engines.torchscript",
     "onnxruntime": "engines.onnxruntime",
     "exported": "engines.exported",
+    "tensorrt": "engines.tensorrt",
 }
 
 ENGINES: tuple[str, ...] = tuple(_FILES)
+
+# The candidates where nobody names any.
+DEFAULT_ENGINES: tuple[str, ...] = tuple(name for name in ENGINES if name != "tensorrt")
 
 FACTS = "facts.json"
 """A file an artifact may hold: what its engine records for the manifest, names and plain values."""

@@ -17,6 +17,29 @@ class TargetError(SoaPipelineError):
     """A target that is unknown, or that this host cannot build or run."""
 
 
+# How torch's allocators, the C++ runtime, the compiler driver and the linker say it.
+_OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "out of memory",
+    "killed signal terminated program",
+    "memory exhausted",
+    "ld terminated with signal 9",
+)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception, or one that caused it, says that memory ran out."""
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen).lower()
+        if isinstance(seen, MemoryError) or any(said in text for said in _OUT_OF_MEMORY):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

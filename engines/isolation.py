@@ -21,7 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engines.errors import out_of_memory
 from soa.errors import SoaPipelineError
+
+_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Outcome:
     log: Path
     script: Path
     killed: bool = False
-    """By the time limit, or by SIGKILL as for want of memory: it may end otherwise next time."""
+    """By the time limit or for want of memory: it may end otherwise next time."""
 
     @property
     def ok(self) -> bool:
@@ -85,14 +88,19 @@ def run_isolated(
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     if code < 0:
         found = signal.Signals(-code)
-        return Outcome(None, f"killed by {found.name}", log, script, killed=found is signal.SIGKILL)
+        why = f"killed by {found.name}"
+        if found is signal.SIGKILL:
+            why += f", as the kernel does where memory runs out: {_MEMORY}"
+        return Outcome(None, why, log, script, killed=found is signal.SIGKILL)
     try:
         data = json.loads(answer.read_text())
     except (OSError, ValueError):
         lines = log.read_text(errors="replace").strip().splitlines()
         last = lines[-1] if lines else "nothing in its log"
         return Outcome(None, f"exit code {code} without an answer: {last}", log, script)
-    return Outcome(data.get("value"), data.get("error"), log, script)
+    return Outcome(
+        data.get("value"), data.get("error"), log, script, killed=data.get("out_of_memory", False)
+    )
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -116,12 +124,16 @@ def _main(job: Path, answer: Path) -> int:
     result: dict[str, Any]
     try:
         result = {"value": getattr(importlib.import_module(module), name)(**data["payload"])}
-    except SoaPipelineError as error:
-        result = {"error": str(error)}
     except Exception as error:  # the log has the traceback, the answer its last line
-        traceback.print_exc()
         text = str(error).strip().splitlines() or [""]
         result = {"error": f"{type(error).__name__}: {text[0]}"}
+        if isinstance(error, SoaPipelineError):
+            result = {"error": str(error)}
+        else:
+            traceback.print_exc()
+        if out_of_memory(error):
+            said = f" ({text[0]})" if text[0] else ""
+            result = {"error": f"out of memory{said}: {_MEMORY}", "out_of_memory": True}
     partial = answer.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.replace(answer)

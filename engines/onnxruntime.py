@@ -254,7 +254,10 @@ def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict
         wanted = ["MIGraphXExecutionProvider", "ROCMExecutionProvider"]
     for name in wanted:
         if name in available:
-            return name, {"device_id": device.index or 0}
+            settings = {"device_id": device.index or 0}
+            if name == "CUDAExecutionProvider":  # it would take TF32 by itself
+                settings["use_tf32"] = int(torch.backends.cuda.matmul.allow_tf32)
+            return name, settings
     raise EngineError(
         f"this build of ONNX Runtime has no {' or '.join(wanted)}; it has {', '.join(available)}"
     )

@@ -14,7 +14,7 @@ from soa.layout import Column, Layout
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.expressions import Features
-from stages.precision import DTYPES
+from stages.precision import precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs
 from stages.source import ModelSource, load_callable
 
@@ -49,7 +49,7 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
         given = output.tolerance
         own = default_tolerance(bound.plan.dtypes[0])
-        reduced = default_tolerance(DTYPES[config.precision])
+        reduced = precision_tolerance(config.precision)
         # Integers and booleans agree exactly, in whatever precision they were found.
         base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
         found[output.name] = Tolerance(

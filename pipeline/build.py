@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.engine import ENGINES
+from engines.engine import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.cache import StageCache, content_key
@@ -102,7 +102,7 @@ def captured_in(bundle: Bundle) -> Capture:
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     """The version's own: engines and options of its config, tolerances of its manifest."""
     config = manifest.provenance.config
-    chosen = tuple(dict.fromkeys(engines or config.get("engines") or ENGINES))
+    chosen = tuple(dict.fromkeys(engines or config.get("engines") or DEFAULT_ENGINES))
     if unknown := [name for name in chosen if name not in ENGINES]:
         raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(ENGINES)}")
     settings = config.get("compile") or {}

@@ -22,6 +22,7 @@ from stages.benchmark import BenchmarkReport, benchmark
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.package import TargetResult
+from stages.precision import tf32_switches
 from stages.reference import Reference
 from stages.validate import ValidationReport, validate_candidate
 
@@ -148,6 +149,7 @@ def _validate(
                 folder / "child",
                 recipe.timeout_s,
                 target.torch_device,
+                captured.precision,
             )
         made.append(report)
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
@@ -181,7 +183,7 @@ def _benchmark(
     )
 
     def build(folder: Path) -> None:
-        with work.step(f"benchmark on {target}"):
+        with work.step(f"benchmark on {target}"), tf32_switches(captured.precision):
             device = torch.device(target.torch_device)
             sessions = {
                 name: Session(

@@ -27,7 +27,10 @@ from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
 
-ENGINES = ("aoti", "aoti-autotune", "torchscript", "onnxruntime", "exported")
+DEFAULT_ENGINES = (
+    "aoti", "aoti-autotune", "aoti-folded", "torchscript", "onnxruntime", "exported",
+)  # fmt: skip
+ENGINES = (*DEFAULT_ENGINES, "tensorrt")
 
 Dtype = Literal[
     "bool",
@@ -163,13 +166,15 @@ class ReferenceConfig(_Part):
 
 
 class CompileConfig(_Part):
-    """`options.aoti` and `options.aoti-autotune`: any setting of Inductor.
+    """`options.aoti`, `.aoti-autotune` and `.aoti-folded`: any setting of Inductor.
 
-    `options.onnxruntime`: `opset`.
+    `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """
 
     timeout_s: Positive = 600.0
-    options: dict[Literal["aoti", "aoti-autotune", "onnxruntime"], dict[str, Any]] = {}
+    options: dict[
+        Literal["aoti", "aoti-autotune", "aoti-folded", "onnxruntime", "tensorrt"], dict[str, Any]
+    ] = {}
 
 
 class SessionConfig(_Part):
@@ -197,8 +202,8 @@ class Config(_Part):
     rows: Annotated[dict[str, RowsConfig], Field(min_length=1)]
     reference: ReferenceConfig = ReferenceConfig()
     targets: Names = ("cpu",)
-    engines: Names = ENGINES
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    engines: Names = DEFAULT_ENGINES
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
     session: SessionConfig = SessionConfig()

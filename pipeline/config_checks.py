@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 TARGET = re.compile(r"cpu|cpu/x86-64-v[234]|cpu/aarch64|cuda/sm_\d+|rocm/gfx\w+", re.ASCII)
 _TARGETS = "cpu, cpu/x86-64-v2, -v3 or -v4, cpu/aarch64, cuda/sm_<digits>, rocm/gfx<name>"
+_CUDA = re.compile(r"cuda/sm_(\d+)")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -119,7 +120,18 @@ def _check_names(config: Config, engines: Sequence[str]) -> Iterator[Problem]:
         for i, target in enumerate(targets):
             if not TARGET.fullmatch(target):
                 yield (*at, i), f"found {shown(target)}; allowed: {_TARGETS}"
+            elif config.precision == "tf32" and not _has_tf32(target):
+                yield (
+                    (*at, i),
+                    f"found {shown(target)} with precision: tf32; only CUDA GPUs have it, from "
+                    "cuda/sm_80 on",
+                )
     yield from _repeats(("engines",), config.engines)
+
+
+def _has_tf32(target: str) -> bool:
+    found = _CUDA.fullmatch(target)
+    return found is not None and int(found[1]) >= 80
 
 
 def _check_collections(config: Config) -> Iterator[Problem]:

@@ -87,6 +87,7 @@ def _optional() -> list[Finding]:
     extras = {
         "onnxruntime": "cpu",
         "onnxscript": "onnx",
+        "torch_tensorrt": "cuda",
         "mlflow.server": "mlflow",
         "uproot": "data",
     }

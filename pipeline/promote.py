@@ -245,6 +245,7 @@ def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Itera
                     Path(folder),
                     _VALIDATION_LIMIT_S,
                     Target.parse(target).torch_device,
+                    manifest.capture.precision,
                 )
             yield SetResult(inputs.name, target, name, _worst(manifest, report))
 
@@ -270,6 +271,7 @@ def revalidate(
             Path(folder),
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
+            manifest.capture.precision,
         )
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engines.errors import out_of_memory
 from pipeline.assemble import (
     classifiers_of,
     reference_fingerprint,
@@ -27,6 +28,7 @@ from registry.manifest import SessionSettings
 from registry.store import Registry
 from registry.version import Version
 from stages.capture import Capture, capture
+from stages.errors import CaptureError
 from stages.package import package
 from stages.source import build_model, loaded_sources
 
@@ -174,15 +176,24 @@ def _capture(state: _Run, key: str) -> Capture:
     def build(folder: Path) -> None:
         with state.work.step("capture"):
             signature = signature_of(config)
-            capture(
-                build_model(source_of(config)),
-                signature,
-                reference_inputs(config, signature),
-                folder,
-                config.model.torchscript_route,
-                say=lambda text: state.work.say(f"  {text}"),
-                precision=config.precision,
-            )
+            try:
+                capture(
+                    build_model(source_of(config)),
+                    signature,
+                    reference_inputs(config, signature),
+                    folder,
+                    config.model.torchscript_route,
+                    say=lambda text: state.work.say(f"  {text}"),
+                    precision=config.precision,
+                )
+            except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
+                if not out_of_memory(error):
+                    raise
+                largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
+                raise CaptureError(
+                    f"out of memory while the model is captured with {largest}: give it more "
+                    "memory, or build for fewer rows (rows: max)"
+                ) from error
 
     folder, _ = state.work.cache.folder("capture", key, build, loaded_sources)
     state.files = state.work.cache.files(folder)

@@ -52,7 +52,7 @@ class Capture(Record):
     program: Literal["torch.export"] = "torch.export"
     torchscript: Literal["scripted", "traced"] | None = None
     torchscript_note: str | None = None
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
 
 
 class Worst(Record):

@@ -40,6 +40,7 @@ from runtime.lookup import (
 from runtime.pinned_open import open_pinned
 from runtime.ranged import RangedExecutable
 from runtime.session import Origin, Session
+from runtime.tf32 import settle_tf32
 from runtime.trust import require_trusted
 from soa.signature import Signature
 
@@ -273,6 +274,8 @@ def _open(
         raise type(error)(f"{error}{waiting(bundle, version)}") from None
     production, engine_name = wanted.mode == "production", wanted.options.get("engine_name")
     name = choose_engine(bundle, chosen, record, engine_name, production=production)
+    if device.type == "cuda":
+        settle_tf32(bundle.manifest.capture.precision == "tf32", bundle.manifest.name)
     if engine_name is None:
         executable = open_choice(bundle, chosen, device, threads, instances)
         name = record.choice()

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from engines.errors import out_of_memory
+
 
 def mutation_line(exported: ExportedProgram) -> str:
     """` at file:line (code)` of the first in-place operation in the graph, or nothing."""
@@ -110,5 +112,8 @@ def where_raised(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
+    """The first line of what it says; that memory ran out, where it says so in many words."""
+    if out_of_memory(error):
+        return "out of memory; give it more, or build for fewer rows (rows: max)"
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -14,6 +14,7 @@ from engines.errors import EngineError
 from engines.isolation import run_isolated
 from engines.target import Target, check_host_runs
 from stages.capture import Capture
+from stages.precision import Precision, check_precision, tf32_switches
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def compile_candidate(
             "target": str(target),
             "options": dict(options),
             "out": str(artifact.resolve()),
+            "precision": capture.precision,
         },
         folder / "compile",
         timeout_s,
@@ -82,15 +84,18 @@ def compile_here(
     target: str,
     options: dict[str, Any],
     out: str,
+    precision: Precision = "fp32",
 ) -> list[str]:
     """What the child does: the engine's own compile."""
     chosen = Target.parse(target)
+    check_precision(precision, chosen)
     made_by = engine(name)
     if not made_by.anywhere:
         check_host_runs(chosen)
     source = Portable(Path(program), Path(torchscript) if torchscript else None)
     folder = Path(out)
-    files = made_by.compile(source, chosen, options, folder)
+    with tf32_switches(precision):
+        files = made_by.compile(source, chosen, options, folder)
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")

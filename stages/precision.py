@@ -6,16 +6,54 @@ The reference stays the model as it is, so validation shows what the precision c
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 
+from engines.errors import TargetError
+from engines.target import Target
+from runtime.compare import Tolerance, default_tolerance
 from stages.preprocess import Preprocessed
 
-Precision = Literal["fp32", "fp16", "bf16"]
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
-DTYPES: dict[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPES: dict[Precision, str] = {
+    "fp32": "float32",
+    "tf32": "float32",  # stored so: a GPU rounds what it multiplies to ten bits behind the point
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+
+
+def precision_tolerance(precision: Precision) -> Tolerance:
+    """What an output may differ by for the precision alone."""
+    # A product in TF32 has the mantissa of float16, and float32's range and sums.
+    return default_tolerance("float16" if precision == "tf32" else DTYPES[precision])
+
+
+@contextmanager
+def tf32_switches(precision: Precision) -> Iterator[None]:
+    """Compile and run in TF32 exactly if that is the precision. Of the whole process."""
+    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def check_precision(precision: Precision, target: Target) -> None:
+    """Raise TargetError where a target has no such arithmetic."""
+    capability = target.arch.removeprefix("sm_").rstrip("abcdef")
+    if precision == "tf32" and (target.device != "cuda" or int(capability) < 80):
+        raise TargetError(
+            f"precision tf32: {target} has no TF32, which CUDA GPUs have from sm_80 on; "
+            "use fp32 there"
+        )
 
 
 class Reduced(torch.nn.Module):
@@ -41,7 +79,7 @@ class Reduced(torch.nn.Module):
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
     """The model itself, or a copy in `precision`; what prepares its inputs stays as it is."""
-    if precision == "fp32":
+    if DTYPES[precision] == "float32":
         return model
     if isinstance(model, Preprocessed):
         return model.around(in_precision(model.model, precision))

@@ -28,6 +28,7 @@ from runtime.session import Session
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
 from stages.errors import ReferenceDataError
+from stages.precision import Precision, tf32_switches
 from stages.reference import Arrays, Case, Reference, check_inputs
 from stages.validate import ValidationReport, validate_session
 
@@ -42,6 +43,7 @@ def validate_on_set(
     folder: Path,
     timeout_s: float,
     device: str = "cpu",
+    precision: Precision = "fp32",
 ) -> ValidationReport:
     """In a child process, as `validate_candidate`; a file that does not fit raises here."""
     read_set(signature, inputs)
@@ -55,6 +57,7 @@ def validate_on_set(
             "signature": signature.to_dict(),
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},
             "device": device,
+            "precision": precision,
         },
         folder,
         timeout_s,
@@ -72,9 +75,23 @@ def validate_here(
     signature: dict[str, Any],
     tolerances: dict[str, dict[str, float]],
     device: str,
+    precision: Precision = "fp32",
 ) -> dict[str, Any]:
     """What the child does."""
     torch.set_num_threads(1)
+    with tf32_switches(precision):
+        return _validated(name, file, program, inputs, signature, tolerances, device)
+
+
+def _validated(
+    name: str,
+    file: str,
+    program: str,
+    inputs: str,
+    signature: dict[str, Any],
+    tolerances: dict[str, dict[str, float]],
+    device: str,
+) -> dict[str, Any]:
     kept, cpu = Signature.from_dict(signature), torch.device("cpu")
     portable = Session(kept, engine("exported").open(Path(program), cpu))
     session = Session(kept, engine(name).open(Path(file), torch.device(device)), device)

@@ -26,6 +26,7 @@ from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
+from stages.precision import Precision, tf32_switches
 from stages.reference import Arrays, Case, Reference, label
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
@@ -100,6 +101,7 @@ def validate_candidate(
     folder: Path,
     timeout_s: float,
     device: str = "cpu",
+    precision: Precision = "fp32",
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only."""
     outcome = run_isolated(
@@ -112,6 +114,7 @@ def validate_candidate(
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},
             "classifiers": sorted(classifiers),
             "device": device,
+            "precision": precision,
         },
         folder,
         timeout_s,
@@ -142,19 +145,21 @@ def validate_here(
     tolerances: dict[str, dict[str, float]],
     classifiers: list[str],
     device: str,
+    precision: Precision,
 ) -> dict[str, Any]:
     """What the child does."""
     torch.set_num_threads(1)
     where = torch.device(device)
-    session = Session(Signature.from_dict(signature), engine(name).open(Path(file), where), where)
-    report = validate_session(
-        session,
-        name,
-        Reference.load(Path(reference)),
-        {key: Tolerance(**t) for key, t in tolerances.items()},
-        frozenset(classifiers),
-        say=lambda text: print(text, flush=True),
-    )
+    with tf32_switches(precision):
+        executable = engine(name).open(Path(file), where)
+        report = validate_session(
+            Session(Signature.from_dict(signature), executable, where),
+            name,
+            Reference.load(Path(reference)),
+            {key: Tolerance(**t) for key, t in tolerances.items()},
+            frozenset(classifiers),
+            say=lambda text: print(text, flush=True),
+        )
     return report.to_dict()
 
 

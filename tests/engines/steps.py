@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -26,6 +27,16 @@ def where(variable: str) -> dict[str, Any]:
 def kill_itself() -> None:
     print("about to crash", flush=True)
     os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def ends_as_for_want_of_memory() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def ask_for_too_much(limit: int) -> int:
+    """More than this process may have: the limit of the address space is its own."""
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    return len(bytearray(2 * limit))
 
 
 def read_address_zero() -> bytes:

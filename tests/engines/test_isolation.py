@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from engines.errors import out_of_memory
 from engines.isolation import Outcome, run_isolated
 
 STEPS = "tests.engines.steps"
@@ -154,3 +156,32 @@ def test_an_end_without_an_answer(tmp_path: Path, name: str, error: str) -> None
     outcome = run(tmp_path, name)
     assert outcome.error is not None
     assert outcome.error.startswith(error)
+
+
+def test_a_step_that_runs_out_of_memory(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "ask_for_too_much", limit=1 << 32)
+    assert outcome.error == (
+        "out of memory: give it more memory, or build for fewer rows (rows: max)"
+    )
+    assert outcome.killed  # it may end otherwise where there is more
+    assert "MemoryError" in outcome.log.read_text()
+
+
+def test_a_step_that_the_kernel_ends(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "ends_as_for_want_of_memory")
+    assert outcome.error == (
+        "killed by SIGKILL, as the kernel does where memory runs out: "
+        "give it more memory, or build for fewer rows (rows: max)"
+    )
+    assert outcome.killed
+
+
+def test_torch_says_it_in_words_of_its_own() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 50)
+    assert out_of_memory(refused.value)
+    wrapped = ValueError("no tensor")
+    wrapped.__cause__ = refused.value
+    assert out_of_memory(wrapped)
+    assert out_of_memory(RuntimeError("g++: fatal error: Killed signal terminated program cc1plus"))
+    assert not out_of_memory(RuntimeError("the memory is fine"))

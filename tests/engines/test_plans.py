@@ -9,14 +9,13 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from engines import ENGINES
 from runtime.compare import Tolerance
 from soa.dtypes import DTYPES
 from soa.transfer import read_block
 from stages.reference import Reference
 from stages.validate import validate_session
 from tests.models import all_dtypes, detector
-from tests.models.building import Built, build
+from tests.models.building import ENGINES, Built, build
 from tests.models.signatures import Problem, problems
 from tests.soa.strategies import ROWS, values_of
 

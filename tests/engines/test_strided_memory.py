@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch.export import Dim
 
-from engines import ENGINES
 from engines.torch_quiet import quiet_torch
 from soa.collection import Collection
-from tests.models.building import Built
+from tests.models.building import ENGINES, Built
 from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
 
 SIZES = (0, 1, 2, 31, 32, 33, 1000, 4099)

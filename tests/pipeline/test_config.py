@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import engines
-from pipeline.config import ENGINES, Config, load_config
+from pipeline.config import DEFAULT_ENGINES, ENGINES, Config, load_config
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import CoreLoader
 
@@ -53,7 +53,8 @@ def test_every_key_is_read(folder: Path) -> None:
 def test_defaults(folder: Path) -> None:
     config = load(folder, MINIMAL)
     assert config.targets == ("cpu",)
-    assert config.engines == ("aoti", "aoti-autotune", "torchscript", "onnxruntime", "exported")
+    assert config.engines == engines.DEFAULT_ENGINES == DEFAULT_ENGINES
+    assert "tensorrt" not in config.engines
     assert config.rows["n"].min == 0
     assert config.collections["c"].alignment == 128
     assert config.collections["c"].storage == "buffer"

@@ -9,12 +9,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engines import ENGINES
 from runtime.binding import Binding
 from runtime.session import Origin, Session
 from soa import Collection
 from tests.models import rogues
-from tests.models.building import JETS, TAGS, Built, mlp_signature
+from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import FEATURES
 
 

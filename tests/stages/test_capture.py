@@ -89,6 +89,17 @@ def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
     assert "no detector, no answer" in refusal(mlps.Raises(), tmp_path)
 
 
+class TooLarge(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, :3] + x.new_zeros(1 << 50).sum()
+
+
+def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
+    text = refusal(TooLarge(), tmp_path)
+    assert text.startswith("the model fails on its reference inputs (")
+    assert text.endswith("out of memory; give it more, or build for fewer rows (rows: max)")
+
+
 def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:
     """What the refusals advise does help."""
     captured(mlps.FailsWithoutRows(), tmp_path, signature=mlp_signature(lowest=1))

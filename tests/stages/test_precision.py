@@ -9,13 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from engines.engine import engine
+from engines.errors import TargetError
+from engines.target import Target
 from pipeline.assemble import signature_of, tolerances_of
 from pipeline.config import load_config
+from pipeline.errors import ConfigError
+from runtime import tf32
 from runtime.compare import Tolerance, default_tolerance
+from runtime.errors import LoadError
 from runtime.session import Session
 from soa import Signature
 from stages.capture import Capture, capture
-from stages.precision import Precision, in_precision
+from stages.compile import compile_here
+from stages.precision import Precision, check_precision, in_precision, tf32_switches
 from stages.reference import Reference, random_inputs
 from stages.validate import ValidationReport, validate_session
 from tests.models import mlps
@@ -66,6 +72,48 @@ def test_an_overflow_is_refused_with_its_output_and_row(tmp_path: Path) -> None:
     assert report.reason is not None
     assert "output 'probabilities' at n=" in report.reason
     assert "NaN or Inf where the reference has none" in report.reason
+
+
+def test_tf32_is_of_cuda_gpus_only(tmp_path: Path) -> None:
+    check_precision("tf32", Target.parse("cuda/sm_90a"))
+    for target in ("cpu/x86-64-v3", "rocm/gfx90a", "cuda/sm_75"):
+        check_precision("bf16", Target.parse(target))
+        with pytest.raises(TargetError, match=f"precision tf32: {target} has no TF32"):
+            check_precision("tf32", Target.parse(target))
+    with pytest.raises(TargetError, match="use fp32 there"):
+        compile_here("exported", "absent", None, "cpu/x86-64-v3", {}, str(tmp_path), "tf32")
+
+
+def test_tf32_keeps_the_model_and_sets_torch_for_its_time_alone() -> None:
+    model = mlps.PointwiseFirst()
+    assert in_precision(model, "tf32") is model
+    backends = torch.backends
+    before = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    for precision, allowed in (("tf32", True), ("fp32", False)):
+        with tf32_switches(precision):  # type: ignore[arg-type]
+            assert backends.cudnn.allow_tf32 is backends.cuda.matmul.allow_tf32 is allowed
+    assert (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32) == before
+
+
+def test_a_config_with_tf32(tmp_path: Path) -> None:
+    project = write_project(tmp_path, config=CONFIG + "precision: tf32\n")
+    with pytest.raises(ConfigError, match=r"targets\[0\].*with precision: tf32; only CUDA GPUs"):
+        load_config(project.config)
+    there = CONFIG.replace("targets: [cpu]", "targets: [cuda/sm_90]") + "precision: tf32\n"
+    config = load_config(write_project(tmp_path / "there", config=there).config)
+    tolerances = tolerances_of(config, signature_of(config))
+    assert tolerances["probabilities"] == default_tolerance("float16")
+
+
+def test_one_process_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf32, "_settled", [])
+    with tf32_switches("fp32"):  # which puts back what it finds
+        tf32.settle_tf32(True, "jets")
+        assert torch.backends.cuda.matmul.allow_tf32
+        tf32.settle_tf32(True, "tags")
+        with pytest.raises(LoadError, match="tracks computes in float32, and this process has"):
+            tf32.settle_tf32(False, "tracks")
+        assert torch.backends.cuda.matmul.allow_tf32
 
 
 def test_the_model_itself_is_left_as_it_is() -> None:

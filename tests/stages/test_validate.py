@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines import ENGINES, Executable, engine
+from engines import Executable, engine
 from runtime.checked import CheckedSession
 from runtime.compare import Tolerance
 from runtime.session import Session
@@ -23,7 +23,7 @@ from stages.capture import capture
 from stages.reference import Reference, random_inputs
 from stages.validate import ValidationReport, validate_candidate, validate_session
 from tests.models import mlps, rogues
-from tests.models.building import Built, build, mlp_signature
+from tests.models.building import ENGINES, Built, build, mlp_signature
 
 TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
 

@@ -1,0 +1,175 @@
+"""The `tensorrt` engine: a TensorRT engine inside an AOTInductor package, by torch-tensorrt.
+
+Written by the documentation of torch-tensorrt 2.13 and never run: no machine of this project has
+had its libraries and a GPU at once. Outputs are returned, a tensor for each column component, and
+copied into the columns: `facts.json` counts those bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._sympy.numbers import int_oo
+
+from engines.engine import FACTS, Engine, Executable, Portable
+from engines.errors import EngineError, first_line
+from engines.onnx_program import OnnxProgram, Output, returning_columns
+from engines.program_archive import load_program
+from engines.target import Target
+from engines.torch_quiet import quiet_torch
+
+_PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
+
+
+class TensorRtEngine(Engine):
+    name = "tensorrt"
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """Options: any setting of `torch_tensorrt.dynamo.compile`."""
+        if target.device != "cuda":
+            raise EngineError(f"tensorrt builds for CUDA targets; found {target}")
+        library = _library()
+        from torch.export.passes import move_to_device_pass
+
+        with quiet_torch(), torch.no_grad():
+            rewritten = returning_columns(load_program(source.program))
+            shapes = _shapes(rewritten)
+            program = move_to_device_pass(rewritten.program, "cuda")
+            # It would take TF32 by itself.
+            settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
+            given = [
+                library.Input(
+                    min_shape=shape.least,
+                    opt_shape=shape.typical,
+                    max_shape=shape.largest,
+                    dtype=shape.dtype,
+                )
+                for shape in shapes
+            ]
+            try:
+                compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
+                library.save(
+                    compiled,
+                    str(out / _PACKAGE),
+                    output_format="aot_inductor",
+                    arg_inputs=given,
+                    retrace=True,
+                )
+            except Exception as error:  # torch-tensorrt names no common type
+                raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
+        described = {
+            "inputs": rewritten.inputs,
+            "largest": [shape.largest for shape in shapes],
+            "outputs": [output.to_dict() for output in rewritten.outputs],
+        }
+        (out / _COLUMNS).write_text(json.dumps(described))
+        (out / FACTS).write_text(json.dumps(_copied(rewritten)))
+        return [_PACKAGE, _COLUMNS, FACTS]
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return None
+
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
+        if device.type != "cuda":
+            raise EngineError(f"{file.name}: tensorrt runs on a CUDA device; found {device}")
+        _library()  # registers the operation that the package calls
+        try:
+            described = json.loads((file.parent / _COLUMNS).read_text())
+            run = torch._inductor.aoti_load_package(str(file), device_index=device.index or 0)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise EngineError(f"{file.name} cannot be opened: {first_line(error)}") from error
+        return _TensorRt(run, described)
+
+
+class _TensorRt:
+    def __init__(self, run: Any, described: Mapping[str, Any]) -> None:
+        self._run = run
+        self._inputs = list(zip(described["inputs"], described["largest"], strict=True))
+        self._outputs = [Output.from_dict(each) for each in described["outputs"]]
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        given = [_within(arguments[i], largest) for i, largest in self._inputs]
+        with torch.no_grad():
+            found = self._run(*given)
+        for output, value in zip(self._outputs, found, strict=True):
+            place = arguments[output.argument]
+            column = place if place.dim() == 1 else place[output.component]
+            flat = value.reshape(-1)
+            column.narrow(0, 0, flat.shape[0]).copy_(flat)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    least: tuple[int, ...]
+    typical: tuple[int, ...]
+    largest: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _library() -> Any:
+    """torch_tensorrt; EngineError where it, or a library of TensorRT, is not there."""
+    try:
+        import torch_tensorrt
+    except (ImportError, OSError) as error:  # OSError: libnvinfer is found by the dynamic loader
+        raise EngineError(
+            f"torch-tensorrt cannot be imported ({first_line(error)}): "
+            "pip install 'soa-pipeline[cuda]'"
+        ) from error
+    return torch_tensorrt
+
+
+def _shapes(rewritten: OnnxProgram) -> list[_Shape]:
+    """The range of every input. Where the padded length has no bound, room for the most rows."""
+    graph = rewritten.program.graph
+    names = set(rewritten.program.graph_signature.user_inputs)
+    values = [n.meta["val"] for n in graph.find_nodes(op="placeholder") if n.name in names]
+    bounds = [[_bounds(size) for size in value.shape] for value in values]
+    rows = max((high for shape in bounds for _, high in shape if high is not None), default=1)
+    made = []
+    for value, shape in zip(values, bounds, strict=True):
+        # An aligned line more than the rows: the program holds S to be another size than n.
+        largest = tuple(rows + low if high is None else high for low, high in shape)
+        least = tuple(low for low, _ in shape)
+        typical = tuple((low + high) // 2 for low, high in zip(least, largest, strict=True))
+        made.append(_Shape(least, typical, largest, value.dtype))
+    return made
+
+
+def _bounds(size: Any) -> tuple[int, int | None]:
+    if isinstance(size, int):
+        return size, size
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    return int(found.lower), None if found.upper is int_oo else int(found.upper)
+
+
+def _within(argument: torch.Tensor, largest: Sequence[int]) -> torch.Tensor:
+    """A matrix padded beyond what the engine was built for, cut: the rows in use are in front."""
+    if argument.dim() < 2 or argument.shape[1] <= largest[1]:
+        return argument
+    return argument.narrow(1, 0, largest[1]).contiguous()
+
+
+def _copied(rewritten: OnnxProgram) -> dict[str, Any]:
+    """Bytes of outputs that a call copies, for each row dimension, and once."""
+    values = rewritten.program.graph.output_node().args[0]
+    per_row = [0] * max((o.rows + 1 for o in rewritten.outputs if o.rows is not None), default=0)
+    once = 0
+    for output, value in zip(rewritten.outputs, values, strict=True):
+        itemsize = value.meta["val"].dtype.itemsize
+        if output.rows is None:
+            once += itemsize * torch.Size(output.shape).numel()
+        else:
+            per_row[output.rows] += itemsize
+    return {"copied_bytes_out_per_row": per_row, "copied_bytes_out_once": once}
+
+
+ENGINE = TensorRtEngine()

@@ -1,0 +1,61 @@
+"""TensorRT: what is refused where it cannot run, and the engine itself where it can."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import EngineError, Portable, Target, engine
+from engines.onnx_program import returning_columns
+from engines.program_archive import load_program
+from engines.tensorrt import _copied, _shapes
+from tests.models.building import Built
+
+INSTALLED = importlib.util.find_spec("torch_tensorrt") is not None
+
+
+def test_a_cpu_target_is_refused(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="builds for CUDA targets; found cpu/x86-64-v3"):
+        engine("tensorrt").compile(
+            Portable(mlp.capture.program, None), Target("cpu", "x86-64-v3"), {}, tmp_path
+        )
+
+
+@pytest.mark.skipif(INSTALLED, reason="torch-tensorrt is installed")
+def test_a_missing_library_names_the_extra(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"pip install 'soa-pipeline\[cuda\]'"):
+        engine("tensorrt").compile(
+            Portable(mlp.capture.program, None), Target("cuda", "sm_90"), {}, tmp_path
+        )
+    with pytest.raises(EngineError, match="torch-tensorrt cannot be imported"):
+        engine("tensorrt").open(tmp_path / "tensorrt.pt2", torch.device("cuda:0"))
+
+
+def test_the_ranges_it_is_built_for(mlp: Built) -> None:
+    rewritten = returning_columns(load_program(mlp.capture.program))
+    carrier, matrix = _shapes(rewritten)
+    assert (carrier.least, carrier.largest) == ((0, 0), (5000, 0))
+    assert (matrix.least[0], matrix.largest[0]) == (6, 6)
+    assert matrix.largest[1] > 5000  # room for every padded length of 5000 rows
+    assert _copied(rewritten) == {"copied_bytes_out_per_row": [12], "copied_bytes_out_once": 0}
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not INSTALLED, reason="torch-tensorrt is not installed")
+def test_an_engine_on_a_gpu(mlp: Built, tmp_path: Path) -> None:
+    from engines.target import gpu_target
+    from runtime.session import Session
+
+    device = torch.device("cuda:0")
+    made = engine("tensorrt")
+    files = made.compile(Portable(mlp.capture.program, None), gpu_target(0), {}, tmp_path)
+    session = Session(mlp.signature, made.open(tmp_path / files[0], device), device)
+    given, written = mlp.collections({"n": 33})
+    there = {name: collection.to(device) for name, collection in written.items()}
+    session.run({name: c.to(device) for name, c in given.items()}, there)
+    rows = torch.stack([given["jets"][c.name] for c in given["jets"].layout.columns], dim=1)
+    found = torch.stack([there["tags"][c.name] for c in written["tags"].layout.columns], dim=1)
+    torch.testing.assert_close(found.cpu(), mlp.model(rows), atol=1e-4, rtol=1e-3)
