@@ -1,0 +1,389 @@
+"""A session over several places, against servers that are well, away, slow, full or wrong."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+import pipeline
+from engines.errors import RunError
+from runtime.checked import CheckedSession
+from runtime.errors import BindError, LoadError
+from runtime.loader import load as load_here
+from runtime.session import Session
+from serving.errors import NowhereError
+from serving.site import Site
+from serving.site_session import SiteSession
+from tests.models import tagged
+from tests.models.tagged import Event, Tags
+from tests.serving.grpc_server import Server
+
+POLICY = {"deadline_s": 3.0, "attempt_s": 1.0, "health_s": 0.1}
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory: pytest.TempPathFactory) -> Tags:
+    return tagged.make(tmp_path_factory.mktemp("tagged"))
+
+
+@pytest.fixture(scope="module")
+def local(tags: Tags) -> Iterator[Session]:
+    session = load_here("tagged/1", registry=tags.registry)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def one(tags: Tags, local: Session) -> Server:
+    return Server(local, tags.deployed.service)
+
+
+@pytest.fixture
+def two(tags: Tags, local: Session) -> Server:
+    return Server(local, tags.deployed.service)
+
+
+def site(*urls: str, fall_back: bool = True, **policy: Any) -> Site:
+    servers = [{"name": f"s{i}", "url": url} for i, url in enumerate(urls)]
+    return Site.model_validate(
+        {"servers": servers, "local": {"fall_back": fall_back}, "policy": {**POLICY, **policy}}
+    )
+
+
+def load(tags: Tags, where: Site) -> SiteSession:
+    return pipeline.load("tagged/1", site=where, registry=tags.registry)
+
+
+def right(local: Session, event: Event) -> bool:
+    mine = Event.make(local, event.number, event.found.n)
+    local.run(mine.given, mine.found)
+    return all(torch.equal(a, b) for a, b in zip(event.answers(), mine.answers(), strict=True))
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def nobody() -> str:
+    """An address where nobody listens; the port may be taken by others, but hardly is."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"triton://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        events = [Event.make(session, i, i % 50 + 1) for i in range(60)]
+        futures = [session.run_async(e.given, e.found) for e in events]
+        for event, future in zip(events, futures, strict=True):
+            assert future.result()["found"] is event.found
+            assert right(local, event)
+        report = session.report()
+        assert report.answered == 60 and report.fell_back == 0
+        assert {p.state for p in report.places} == {"good"}
+        assert one.requests and two.requests
+        session.close()
+
+
+def test_a_binding_runs_again_on_fewer_rows_and_here(
+    tags: Tags, local: Session, one: Server
+) -> None:
+    """The local call behind a binding follows the rows and memory of the binding."""
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 5, 40)
+        binding = session.bind(event.given, event.found)
+        binding()
+        assert right(local, event)
+    until(lambda: session.report().place("s0").state == "bad")
+    for n in (40, 7, 20):
+        event.spoil()
+        binding(n)
+        assert (event.found.numpy("event")[:n] == 5).all()
+        assert (event.found.numpy("event")[n:] == -1).all()
+    other = Event.make(session, 6, 30)
+    binding.rebind(other.given, other.found)
+    binding()
+    assert right(local, other)
+    assert session.report().fell_back == 4
+    session.close()
+
+
+def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
+    session = load(tags, site(nobody()))
+    events = [Event.make(session, i, 10) for i in range(20)]
+    session.run_many([session.bind(e.given, e.found) for e in events])
+    assert all(right(local, event) for event in events)
+    report = session.report()
+    assert (report.fell_back, report.retried) == (20, 0)
+    assert report.place("s0").state == "bad" and not report.place("s0").failed
+    session.close()
+
+
+def test_bad_memory_is_refused_as_ever(tags: Tags) -> None:
+    session = load(tags, site(nobody()))
+    with pytest.raises(BindError, match="rows"):
+        session.run(session.collection("given", 3), session.collection("found", 2))
+    session.close()
+
+
+def test_a_server_that_dies_and_comes_back(
+    tags: Tags, local: Session, one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "soa_pipeline.site")
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+    for i in range(20):
+        event = Event.make(session, i, 5)
+        session.run(event.given, event.found)
+        assert right(local, event)
+    assert session.report().place("s0").state == "bad"
+    before = one.requests
+    with one.listening(url.removeprefix("triton://")):
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert session.report().place("s0").state == "good"
+    assert one.requests > before and session.report().fell_back == 20
+    said = [record.getMessage() for record in caplog.records]
+    assert any("tagged/1: s0 is bad (was good): server 127.0.0.1" in text for text in said)
+    assert any("tagged/1: s0 is good (was trial): answers" in text for text in said)
+    session.close()
+
+
+def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> None:
+    """A server answers, wrongly, after the request was given up and run here."""
+    late = threading.Event()
+
+    def hang(answer: Any, context: Any) -> Any:
+        late.wait(30)
+        answer.raw_output_contents[1] = b"\x7f" * len(answer.raw_output_contents[1])
+        return answer
+
+    with one.listening() as url:
+        session = load(tags, site(url, attempt_s=0.3))
+        one.fault = hang
+        event = Event.make(session, 3, 9)
+        session.run(event.given, event.found)
+        assert right(local, event)
+        late.set()
+        time.sleep(0.2)
+        assert right(local, event)
+        report = session.report()
+        assert report.place("s0").failed == {"DeadlineError": 1} and report.fell_back == 1
+        session.close()
+
+
+def test_a_wrong_answer_is_asked_for_elsewhere(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    def nan(answer: Any, context: Any) -> Any:
+        answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
+        return answer
+
+    def short(answer: Any, context: Any) -> Any:
+        answer.outputs[0].shape[0] -= 1
+        return answer
+
+    one.fault, two.fault = nan, short
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        for i in range(20):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        report = session.report()
+        assert report.fell_back == 20
+        # Three in a row, and they are left alone but for a trial now and then.
+        for place in report.places:
+            assert 3 <= place.failed["AnswerError"] < 20 and place.answered == 0
+        session.close()
+
+
+def test_one_event_that_servers_refuse_closes_none(tags: Tags, local: Session, one: Server) -> None:
+    poison = [True]
+
+    def refuse(answer: Any, context: Any) -> Any:
+        if poison.pop() if poison else False:
+            context.abort(grpc.StatusCode.INTERNAL, "the kernel failed")
+        return answer
+
+    one.fault = refuse
+    with one.listening() as url:
+        session = load(tags, site(url))
+        for i in range(3):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        report = session.report()
+        assert (report.fell_back, report.place("s0").answered) == (1, 2)
+        assert report.place("s0").state == "good"
+        session.close()
+
+
+def test_a_full_queue_is_left_alone_for_a_while(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    def full(answer: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size")
+
+    one.fault = full
+    with one.listening() as a, two.listening() as b:
+        where = site(a, b, health_s=30.0)
+        session = load(tags, where)
+        for i in range(30):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        first = session.report().place("s0")
+        assert first.state == "busy" and first.failed == {"BusyError": 1}
+        assert session.report().place("s1").answered == 30
+        session.close()
+
+
+def test_a_server_with_another_version_is_not_used(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        until(lambda: {p.state for p in session.report().places} == {"good"})
+        one.core._digest = "f" * 64  # restarted with other files, and nobody has looked yet
+        for i in range(10):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        session.close()
+    one.service = two.service.__class__(**{**two.service.__dict__, "digest": "e" * 64})
+    with one.listening() as a:
+        session = load(tags, site(a))
+        place = session.report().place("s0")
+        assert place.state == "bad" and "is bundle eeeeeeeeeeee" in place.reason
+        session.close()
+
+
+def test_a_server_that_is_not_ready_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
+    one.ready = False
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert one.requests == 0 and right(local, event)
+        one.ready = True
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert one.requests == 1
+        session.close()
+
+
+def test_without_falling_back_one_clear_error(tags: Tags, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url, fall_back=False, deadline_s=1.0, attempt_s=0.5))
+    event = Event.make(session, 1, 5)
+    with pytest.raises(NowhereError, match=r"^tagged/1: no answer anywhere within .* s, no fall-b"):
+        session.run(event.given, event.found)
+    assert event.untouched and session.report().nowhere == 1
+    future = session.run_async(event.given, event.found)
+    with pytest.raises(NowhereError, match=r"s0: bad, server 127\.0\.0\.1:\d+: no answer"):
+        future.result()
+    assert event.untouched
+    session.close()
+    with pytest.raises(NowhereError, match="s0: "):
+        load(tags, site(nobody(), fall_back=False, deadline_s=0.5, attempt_s=0.5))
+
+
+def test_without_falling_back_it_waits_for_a_server(
+    tags: Tags, local: Session, one: Server
+) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url, fall_back=False, deadline_s=30.0))
+    event = Event.make(session, 1, 5)
+    future = session.run_async(event.given, event.found)
+    until(lambda: session.report().place("s0").state == "bad")
+    with one.listening(url.removeprefix("triton://")):
+        future.result()
+    assert right(local, event)
+    session.close()
+
+
+def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        where = Site.model_validate(
+            {
+                "servers": [
+                    {"name": "far", "url": a, "preference": 2},
+                    {"name": "near", "url": b, "preference": 1},
+                ],
+                "policy": POLICY,
+            }
+        )
+        session = load(tags, where)
+        event = Event.make(session, 1, 5)
+        for _ in range(5):
+            session.run(event.given, event.found)
+        assert (one.requests, two.requests) == (0, 5)
+        session.close()
+
+
+def test_a_device_of_this_host_is_a_place(tags: Tags, local: Session) -> None:
+    where = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
+    session = load(tags, where)
+    event = Event.make(session, 1, 5)
+    session.run(event.given, event.found)
+    assert right(local, event) and session.report().place("cpu").answered == 1
+    session.close()
+
+
+def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        data = site(a, b).model_dump()
+        rule = {"servers": ["s1"], "fall_back": False}
+        session = load(tags, Site.model_validate({**data, "models": {"tagged": rule}}))
+        assert [p.name for p in session.report().places] == ["s1"]
+        assert session._router.fall_back is None
+        session.close()
+
+
+def test_test_mode_compares_wherever_it_ran(tags: Tags, one: Server) -> None:
+    with one.listening() as url:
+        session = pipeline.load("tagged/1", site=site(url), registry=tags.registry, mode="test")
+        assert isinstance(session, CheckedSession)
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert session.report.events == 1 and one.requests == 1
+        session.close()
+
+
+def test_a_closed_session(tags: Tags, one: Server) -> None:
+    threads = threading.active_count()
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.close()
+        with pytest.raises(RunError, match="the session is closed"):
+            session.run(event.given, event.found)
+    assert event.untouched
+    until(lambda: threading.active_count() <= threads)
+
+
+def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="target with device 'site'"):
+        pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)  # type: ignore[call-overload]
+    with pytest.raises(LoadError, match="a site with device 'cuda'"):
+        pipeline.load("tagged/1", site=site(), device="cuda", registry=tags.registry)  # type: ignore[call-overload]
+    with pytest.raises(LoadError, match="device 'auto' in a site"):
+        where = Site.model_validate({"local": {"devices": ["auto"]}})
+        load(tags, where)
