@@ -25,7 +25,7 @@ SIGNATURE = Signature.build(
         "found": Layout([column("event", "int64"), column("score", "float32")]),
     },
     [Block("event", "given", ("event",)), Block("values", "given", ("x", "y"))],
-    [Block("event", "found", ("event",)), Block("score", "found", ("score",))],
+    [Block("tag", "found", ("event",)), Block("score", "found", ("score",))],
     {"n": RowRange(0, MOST, (50,))},
 )
 
