@@ -81,10 +81,11 @@ class RemoteModel(Executable):
         else:
             try:
                 found = self._ask_shared(given, rows)
-            except RefusedError as error:
+            except (RefusedError, VersionMismatchError) as error:
                 if "shared memory region" not in str(error):
                     raise
-                found = self._ask_shared(given, rows)  # a new server does not know the region
+                self._regions.forget()  # a new server knows none of them
+                found = self._ask_shared(given, rows)
         self._check_values(found, given)
         for t in self._wire.outputs:
             t.scatter(self._written[t.name].parts(arguments), 0, found[t.name])

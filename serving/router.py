@@ -88,9 +88,11 @@ class Router(Executable):
         self.watchers: dict[Place, Watcher] = {}
         self._what = what
         self._changed = threading.Condition()
-        self._counting = threading.Lock()
         self._closed = False
-        self._fell_back = self._retried = self._nowhere = 0
+        self._retried = self._nowhere = 0
+        self.counting = threading.Lock()
+        self.fell_back = 0
+        """Requests that ran on the local CPU for want of a place; under `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare(arguments).run()
@@ -99,9 +101,9 @@ class Router(Executable):
         return Call(self, arguments)
 
     def report(self) -> SiteReport:
-        with self._changed, self._counting:
+        with self._changed, self.counting:
             places = tuple(PlaceReport.of(place) for place in self.places)
-            return SiteReport(places, self._fell_back, self._retried, self._nowhere)
+            return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
         with self._changed:
@@ -144,10 +146,6 @@ class Router(Executable):
         if whys:
             log.info("%s: runs here: %s", self._what, "; ".join(whys.values()))
         call.here()
-
-    def fell_back(self) -> None:
-        with self._counting:
-            self._fell_back += 1
 
     def _attempt(self, place: Place, generation: int, call: Call) -> Exception | None:
         begun = time.perf_counter()
@@ -282,7 +280,8 @@ class Call:
             router.run(self)
         else:  # nowhere to go, as before: no more than a local session does
             self._local()
-            router.fell_back()
+            with router.counting:
+                router.fell_back += 1
 
     def here(self) -> None:
         """On the local CPU."""
@@ -296,7 +295,8 @@ class Call:
             else:
                 self._local = lambda: fall_back(self.arguments)
         self._local()
-        self._router.fell_back()
+        with self._router.counting:
+            self._router.fell_back += 1
 
     def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
         if self._prepared is not None:

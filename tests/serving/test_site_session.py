@@ -23,16 +23,10 @@ from runtime.session import Session
 from serving.errors import NowhereError
 from serving.site import Site
 from serving.site_session import SiteSession
-from tests.models import tagged
 from tests.models.tagged import Event, Tags
 from tests.serving.grpc_server import Server
 
 POLICY = {"deadline_s": 3.0, "attempt_s": 1.0, "health_s": 0.1}
-
-
-@pytest.fixture(scope="module")
-def tags(tmp_path_factory: pytest.TempPathFactory) -> Tags:
-    return tagged.make(tmp_path_factory.mktemp("tagged"))
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from typing import Any
 
 import pipeline
 from runtime.loader import load as load_here
-from serving.server import TritonServer
 from serving.site import Site
 from serving.site_session import SiteSession
 from tests.models import tagged
@@ -40,7 +39,7 @@ from tests.serving.proxy import Proxy
 
 POLICY = {"deadline_s": 5.0, "attempt_s": 1.0, "health_s": 0.25, "queue_us": 50_000}
 _RECOVER_S = 60.0
-_SHARES = {"direct": 0.25, "behind": 0.4, "liar": 0.35}
+_SHARES = {"direct": 0.18, "liar": 0.4}  # the rest is behind's
 
 
 class Faults(threading.Thread):
@@ -71,35 +70,38 @@ class Faults(threading.Thread):
             raise
 
 
-def run(faults: int, seed: int, folder: Path, say: Callable[[str], None]) -> bool:
-    """Whether all was in order; `say` gets the faults as they come, and the counts."""
+def run(
+    plan: dict[str, int], seed: int, tags: Tags, folder: Path, say: Callable[[str], None]
+) -> bool:
+    """Whether all was in order; `say` gets the faults as they come, and the counts.
+
+    `plan`: faults by server; `direct` may be left out, and is not started then.
+    """
     begun = time.monotonic()
-    tags = tagged.make(folder / "tagged")
     chance = random.Random(seed)
     with ExitStack() as stack:
         local = load_here("tagged/1", registry=tags.registry)
         stack.callback(local.close)
-        tritons = []
-        for name in ("direct", "behind"):
-            (folder / name).mkdir()
-            tritons.append(Triton(tags, folder / name, random.Random(chance.random())))
-            stack.callback(tritons[-1].stop)
-        direct, far = tritons
-        proxy = stack.enter_context(Proxy(far.ports.grpc))
+        tritons: dict[str, Triton] = {}
+        for name in sorted(plan.keys() - {"liar"}):
+            tritons[name] = Triton(tags, folder / name, random.Random(chance.random()))
+            stack.callback(tritons[name].stop)
+        proxy = stack.enter_context(Proxy(tritons["behind"].ports.grpc))
         liar = Server(local, tags.deployed.service)
         address = stack.enter_context(liar.listening())
-        sessions = [_session(tags, direct, far, proxy, address, fall_back=b) for b in (True, False)]
-        for session in sessions:
-            stack.callback(session.close)
-        behind = Behind(far, proxy, random.Random(chance.random()))
+        behind = Behind(tritons["behind"], proxy, random.Random(chance.random()))
         kinds: dict[str, Any] = {
-            "direct": direct.faults(),
             "behind": behind.faults(),
             "liar": Liar(liar, random.Random(chance.random())).faults(),
         }
+        if "direct" in tritons:
+            kinds["direct"] = tritons["direct"].faults()
+        sessions = [_session(tags, tritons, proxy, address, fall_back=b) for b in (True, False)]
+        for session in sessions:
+            stack.callback(session.close)
         threads = [
-            Faults(name, kinds[name], count, random.Random(chance.random()), say)
-            for name, count in _split(faults).items()
+            Faults(name, kinds[name], count, random.Random(f"{seed} {name}"), say)
+            for name, count in plan.items()
         ]
         tally = Tally()
         clients = [
@@ -127,24 +129,24 @@ def run(faults: int, seed: int, folder: Path, say: Callable[[str], None]) -> boo
     return tally.clean and all(back) and not stuck and not broken
 
 
-def _split(faults: int) -> dict[str, int]:
+def _plan(faults: int) -> dict[str, int]:
     counts = {name: max(1, int(faults * share)) for name, share in _SHARES.items()}
-    counts["behind"] += max(0, faults - sum(counts.values()))
-    return counts
+    return {**counts, "behind": max(1, faults - sum(counts.values()))}
 
 
 def _session(
-    tags: Tags, direct: Triton, far: Triton, proxy: Proxy, liar: str, *, fall_back: bool
+    tags: Tags, tritons: dict[str, Triton], proxy: Proxy, liar: str, *, fall_back: bool
 ) -> SiteSession:
-    def metrics(server: TritonServer) -> str:
-        return server.endpoints()["metrics"]
-
     servers = [
-        {"name": "direct", "url": direct.server.url, "shared_memory": True,
-         "metrics": metrics(direct.server)},
-        {"name": "behind", "url": proxy.url, "metrics": metrics(far.server)},
-        {"name": "liar", "url": liar},
-    ]  # fmt: skip
+        {
+            "name": name,
+            "url": proxy.url if name == "behind" else triton.server.url,
+            "metrics": triton.server.endpoints()["metrics"],
+            "shared_memory": name == "direct",
+        }
+        for name, triton in tritons.items()
+    ]
+    servers.append({"name": "liar", "url": liar})
     where = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
     return pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
 
@@ -195,7 +197,9 @@ def main() -> int:
     if given.log:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory(prefix="soa-faults-") as folder:
-        clean = run(given.faults, given.seed, Path(folder), lambda text: print(text, flush=True))
+        tags = tagged.make(Path(folder) / "tagged")
+        plan = _plan(given.faults)
+        clean = run(plan, given.seed, tags, Path(folder), lambda text: print(text, flush=True))
     print("clean" if clean else "NOT CLEAN")
     return 0 if clean else 1
 

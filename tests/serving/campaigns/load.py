@@ -20,7 +20,7 @@ from tests.models.tagged import Event
 
 _KEPT = 200  # answers of a client that are looked at once more, later
 _AHEAD = 12  # requests of an asynchronous client at one moment
-_PAUSE_S = 0.002
+_PAUSE_S = 0.005
 _NUMBERS = itertools.count(1)
 
 

@@ -34,6 +34,7 @@ class Triton:
     """A real one that always comes back on the same ports."""
 
     def __init__(self, tags: Tags, folder: Path, chance: random.Random) -> None:
+        folder.mkdir()
         self._tags, self._chance = tags, chance
         self._narrow = narrow(tags.repository, folder / "narrow")
         self._tls = certificate(folder)
