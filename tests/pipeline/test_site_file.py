@@ -60,7 +60,7 @@ BAD = [
     ("triton://gpu-1.somewhere:8001", "gpu-1:8001", 4, "is not the address of a server: write tr"),
     ("http://gpu-1", "gpu-1", 5, "servers[0].metrics: found 'gpu-1.somewhere:8002/metrics'; write"),
     ("compression: none", "compression: zip", 8, "found 'zip' (did you mean 'gzip'?); allowed: no"),
-    ("true               # run", "yes  # run", 16, "found 'yes'; expected true or false"),
+    ("true                 # run here", "yes  # run here", 16, "found 'yes'; expected true or false"),
     ("deadline_s: 10.0", "deadline_s: 0", 18, "policy.deadline_s: found 0; it should be greater"),
     ("deadline_s: 10.0", "deadline_s: 1.0", 17, "policy: found attempt_s 2 above deadline_s 1"),
     ("in_flight: 8", "in_flight: 0", 22, "policy.in_flight: found 0; it should be greater than 0"),

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from runtime.checked import CheckedSession
 from runtime.errors import BindError, LoadError
 from runtime.loader import load as load_here
 from runtime.session import Session
-from serving.errors import NowhereError
+from serving.errors import NowhereError, ServingError
+from serving.places import OnDevice
 from serving.site import Site
 from serving.site_session import SiteSession
 from tests.models.tagged import Event, Tags
 from tests.serving.grpc_server import Server
+from tests.serving.proxy import Proxy
 
 POLICY = {"deadline_s": 3.0, "attempt_s": 1.0, "health_s": 0.1}
 
@@ -381,3 +384,136 @@ def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) ->
     with pytest.raises(LoadError, match="device 'auto' in a site"):
         where = Site.model_validate({"local": {"devices": ["auto"]}})
         load(tags, where)
+
+
+class Metrics:
+    """Triton's metrics page, with numbers that a test sets."""
+
+    def __init__(self) -> None:
+        self.waited_us = self.answered = self.pending = 0
+        page = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(page.text().encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
+
+    def text(self) -> str:
+        labels = '{model="tagged",version="1"}'
+        return (
+            f"# HELP nv_inference_queue_duration_us Cumulative\n"
+            f"nv_inference_queue_duration_us{labels} {self.waited_us}\n"
+            f'nv_inference_queue_duration_us{{model="other",version="1"}} 1e12\n'
+            f"nv_inference_request_success{labels} {self.answered}\n"
+            f"nv_inference_pending_request_count{labels} {self.pending}\n"
+        )
+
+    def __enter__(self) -> Metrics:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url, Metrics() as page:
+        data = site(url, queue_us=1000.0).model_dump()
+        data["servers"][0]["metrics"] = page.url
+        session = load(tags, Site.model_validate(data))
+
+        def state(wanted: str, waited_us: int, answered: int, pending: int = 0) -> None:
+            """At each look so many more have waited so long."""
+            page.pending = pending
+
+            def there() -> bool:
+                page.waited_us += waited_us
+                page.answered += answered
+                return session.report().place("s0").state == wanted
+
+            until(there)
+
+        event = Event.make(session, 1, 5)
+        state("good", 900, 1)
+        session.run(event.given, event.found)
+        assert one.requests == 1
+        state("busy", 50_000, 10)
+        session.run(event.given, event.found)
+        assert one.requests == 1 and session.report().fell_back == 1
+        assert right(local, event)
+        state("good", 400, 1)
+        session.run(event.given, event.found)
+        assert one.requests == 2
+        state("busy", 0, 0, pending=3)  # nothing comes out of it any more
+        state("good", 0, 0)
+        session.close()
+
+
+def test_a_request_that_is_too_large_for_a_message(
+    tags: Tags, local: Session, one: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url))
+        monkeypatch.setattr("serving.client.LARGEST", 1000)
+        event = Event.make(session, 1, 100)
+        session.run(event.given, event.found)
+        assert right(local, event)
+        place = session.report().place("s0")
+        assert place.failed == {"TooLargeError": 1} and place.state == "good"
+        session.close()
+
+
+def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path) -> None:
+    with one.listening() as url:
+        data = site(url).model_dump()
+        data["servers"][0]["tls"] = {}
+        session = load(tags, Site.model_validate(data))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert right(local, event) and session.report().place("s0").state == "bad"
+        assert one.requests == 0
+        session.close()
+        data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
+        with pytest.raises(ServingError, match=r"root\.pem: No such file"):
+            load(tags, Site.model_validate(data))
+
+
+def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url, Proxy(int(url.rpartition(":")[2])) as proxy:
+        session = load(tags, site(proxy.url, attempt_s=0.3))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        proxy.forget()
+        event.spoil()
+        session.run(event.given, event.found)
+        assert right(local, event) and session.report().fell_back == 1
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert session.report().place("s0").answered == 2
+        session.close()
+
+
+def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:
+    event = Event.make(local, 1, 5)
+    binding = local.bind(event.given, event.found)
+    OnDevice(local.executable, torch.device("cpu"), local.signature)(binding._arguments)
+    assert right(local, event)
+    event.spoil()
+
+    def fails(arguments: Any) -> None:
+        for argument in arguments[1:]:
+            argument.zero_()
+        raise RuntimeError("out of memory")
+
+    meta = torch.device("meta")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        OnDevice(fails, meta, local.signature)(binding._arguments)
+    assert event.untouched
