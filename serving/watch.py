@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serving.errors import DeadlineError, ServingError
@@ -49,7 +50,7 @@ class Watch:
         self._wanted, self._metrics = wanted, metrics
         self._every_s = router.policy.health_s
         self._within_s = router.policy.attempt_s
-        self._before: tuple[float, Mapping[str, float]] | None = None
+        self._before: _Counters | None = None
         self._silent = 0
         self._woken = threading.Event()
         self._ended = False
@@ -112,23 +113,35 @@ class Watch:
         """What requests have waited since the last look; None where the metrics do not say."""
         if self._metrics is None:
             return None
-        try:
-            text = get(self._metrics, self._within_s).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
-            self._before = None
-            return None
-        now = time.monotonic()
-        found = model_counters(text, self._wanted.name)
-        before, self._before = self._before, (now, found)
-        if before is None:
+        before = self._before
+        if before is None:  # the first look, or the metrics were away: two readings now
+            before = self._counters(self._metrics)
+            self._woken.wait(_FIRST_PAUSE_S)
+        self._before = now = self._counters(self._metrics)
+        if before is None or now is None:
             return None
         waited, answered = (
-            found.get(name, 0.0) - before[1].get(name, 0.0) for name in (_WAITED, _ANSWERED)
+            now.found.get(name, 0.0) - before.found.get(name, 0.0) for name in (_WAITED, _ANSWERED)
         )
         if answered < 0 or waited < 0:  # a new server counts from 0
             return None
         if answered:
             return waited / answered
         # Nothing has come out; what is inside has waited since the last look at least.
-        stuck = found.get(_PENDING, 0.0) and before[1].get(_PENDING, 0.0)
-        return (now - before[0]) * 1e6 if stuck else 0.0
+        stuck = now.found.get(_PENDING, 0.0) and before.found.get(_PENDING, 0.0)
+        return (now.at - before.at) * 1e6 if stuck else 0.0
+
+    def _counters(self, url: str) -> _Counters | None:
+        try:
+            text = get(url, self._within_s).decode("utf-8", "replace")
+        except (OSError, http.client.HTTPException):
+            return None
+        return _Counters(time.monotonic(), model_counters(text, self._wanted.name))
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """A model's counters `at` a moment of the monotonic clock."""
+
+    at: float
+    found: Mapping[str, float]
