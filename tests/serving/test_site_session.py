@@ -17,6 +17,7 @@ import torch
 
 import pipeline
 from engines.errors import RunError
+from pipeline.errors import ConfigError
 from runtime.checked import CheckedSession
 from runtime.errors import BindError, LoadError
 from runtime.loader import load as load_here
@@ -374,6 +375,25 @@ def test_a_closed_session(tags: Tags, one: Server) -> None:
             session.run(event.given, event.found)
     assert event.untouched
     until(lambda: threading.active_count() <= threads)
+
+
+def test_the_site_of_this_host(
+    tags: Tags, local: Session, one: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "site.yaml"
+    monkeypatch.setenv("PIPELINE_SITE", str(file))
+    with one.listening() as url:
+        file.write_text(f"servers:\n  - {{name: here, url: '{url}', compression: gzip}}\n")
+        session = pipeline.load("tagged/1", device="site", registry=tags.registry)
+        assert isinstance(session, SiteSession) and session.origin is not None
+        assert (session.origin.target, session.origin.engine) == ("site", "here")
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert right(local, event) and one.requests == 1
+        session.close()
+    file.write_text("servers: 3")
+    with pytest.raises(ConfigError, match=r"site\.yaml:1: servers: found 3; expected a list"):
+        pipeline.load("tagged/1", device="site", registry=tags.registry)
 
 
 def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) -> None:
