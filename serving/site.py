@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
@@ -57,7 +58,14 @@ class SiteServer(_Part):
     @field_validator("metrics")
     @classmethod
     def _a_page(cls, metrics: str | None) -> str | None:
-        if metrics is not None and not metrics.startswith(("http://", "https://")):
+        if metrics is None:
+            return None
+        try:
+            parts = urlsplit(metrics)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
             raise ValueError(f"found {metrics!r}; write http://HOST:8002/metrics")
         return metrics
 

@@ -67,7 +67,8 @@ class Watch:
         self._woken.set()
 
     def join(self) -> None:
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def look(self) -> None:
         problem = self._problem()
@@ -99,9 +100,8 @@ class Watch:
             served_target(self._client, wanted, self._within_s)
         except DeadlineError as error:
             self._silent += 1
-            if (
-                self._silent > 1 and not self._ended
-            ):  # it hangs, or the connection is dead and nobody has closed it
+            # Twice: it hangs, or the connection is dead and nobody has closed it.
+            if self._silent > 1 and not self._ended:
                 self._client.reconnect()
             return str(error)
         except ServingError as error:
@@ -134,9 +134,9 @@ class Watch:
     def _counters(self, url: str) -> _Counters | None:
         try:
             text = get(url, self._within_s).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
+            return _Counters(time.monotonic(), model_counters(text, self._wanted.name))
+        except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
             return None
-        return _Counters(time.monotonic(), model_counters(text, self._wanted.name))
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _session(
             "name": name,
             "url": proxy.url if name == "behind" else triton.server.url,
             "metrics": triton.server.endpoints()["metrics"],
-            "shared_memory": name == "direct",
+            "shared_memory": name == list(tritons)[-1],  # direct, where there is one
         }
         for name, triton in tritons.items()
     ]
