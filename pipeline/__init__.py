@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.loading import load
     from pipeline.promote import promote
     from pipeline.runner import RunResult, run
+    from pipeline.site_file import load_site
     from registry import Registry
     from registry.push import push
     from runtime import (
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     )
     from serving.remote import RemoteSession
     from serving.remote_options import RemoteOptions, Tls
+    from serving.site import Site
+    from serving.site_session import SiteSession
     from soa import Block, Collection, Layout, Signature, SoaPipelineError, column, eigen, scalar
 
 _HOME = {
@@ -66,8 +69,11 @@ _HOME = {
     "RemoteSession": "serving.remote",
     "Scheduler": "runtime.scheduler",
     "Session": "runtime.session",
+    "Site": "serving.site",
+    "SiteSession": "serving.site_session",
     "Staging": "runtime.staging",
     "load": "pipeline.loading",
+    "load_site": "pipeline.site_file",
     "Block": "soa.block",
     "Collection": "soa.collection",
     "Layout": "soa.layout",
@@ -100,6 +106,8 @@ __all__ = [
     "Scheduler",
     "Session",
     "Signature",
+    "Site",
+    "SiteSession",
     "SoaPipelineError",
     "Staging",
     "Tls",
@@ -108,6 +116,7 @@ __all__ = [
     "eigen",
     "load",
     "load_config",
+    "load_site",
     "promote",
     "push",
     "run",

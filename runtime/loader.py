@@ -295,14 +295,8 @@ def _open(
 
 
 def _quiet_torch(threads: int) -> None:
-    """The caller's thread does the work: torch starts none of its own beyond `threads`.
-
-    And float32 is float32: cuDNN would take TF32 for convolutions by itself.
-    """
+    """The caller's thread does the work: torch starts none of its own beyond `threads`."""
     torch.set_num_threads(threads)
-    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cuda.matmul.allow_tf32 = False
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # torch takes this setting once, before its first use
             torch.set_num_interop_threads(1)

@@ -57,6 +57,11 @@ class Session:
         self.origin = origin
         self._executable = executable
 
+    @property
+    def executable(self) -> Executable:
+        """The opened artifact; it lives as long as the session is open."""
+        return self._executable
+
     def layout(self, collection: str) -> Layout:
         """The layout of one of the model's collections."""
         return self.signature.layouts[collection]

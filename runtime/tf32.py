@@ -1,6 +1,7 @@
 """TF32 on a CUDA GPU: a setting of the whole process, so all of its sessions must agree.
 
-A version in fp32 whose process lets another one use TF32 would silently lose half of its digits.
+By itself cuDNN takes TF32 for convolutions in float32. A version in fp32 whose process lets another
+one use TF32 would silently lose half of its digits.
 """
 
 from __future__ import annotations

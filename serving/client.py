@@ -13,6 +13,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from serving.errors import (
+    BusyError,
     DeadlineError,
     RefusedError,
     RemoteError,
@@ -48,11 +49,26 @@ class Client:
     def __init__(self, address: str, options: RemoteOptions) -> None:
         self.address = address
         self.options = options
-        if options.tls is None:
-            self._channel = grpc.insecure_channel(address, _CHANNEL)
+        self._closed = False
+        self._credentials = None if options.tls is None else _credentials(options.tls)
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """A new connection; requests on their way over the old one fail.
+
+        For one that is dead though nobody has closed it, as when a proxy or a route is gone: TCP
+        takes a quarter of an hour to notice.
+        """
+        old = getattr(self, "_channel", None)
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self.address, _CHANNEL)
         else:
-            self._channel = grpc.secure_channel(address, _credentials(options.tls), _CHANNEL)
+            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        if old is not None:
+            old.close()
+        if self._closed:  # meanwhile
+            self._channel.close()
 
     def infer(self, request: Any) -> Any:
         """ModelInferRequest to ModelInferResponse; raises RemoteError."""
@@ -64,10 +80,21 @@ class Client:
             )
         return self._call(self._stub.ModelInfer, request)
 
-    def model_config(self, name: str, version: str) -> Any:
-        """Triton's ModelConfig of a model in the server; raises RemoteError."""
+    def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
+        """Triton's ModelConfig of a model in the server; raises RemoteError.
+
+        `within_s` takes the place of the options' deadline.
+        """
         request = service_pb2.ModelConfigRequest(name=name, version=version)
-        return self._call(self._stub.ModelConfig, request).config
+        return self._call(self._stub.ModelConfig, request, within_s).config
+
+    def ready(self, name: str, version: str, within_s: float) -> bool:
+        """Whether the server says that it is ready, and the model too; raises RemoteError."""
+        server = service_pb2.ServerReadyRequest()
+        if not self._call(self._stub.ServerReady, server, within_s).ready:
+            return False
+        model = service_pb2.ModelReadyRequest(name=name, version=version)
+        return bool(self._call(self._stub.ModelReady, model, within_s).ready)
 
     def share(self, name: str, key: str, size: int) -> None:
         """Make a region of system shared memory known to the server."""
@@ -83,10 +110,12 @@ class Client:
         return method.future(request, timeout=self.options.deadline_s)
 
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
 
-    def _call(self, method: Any, request: Any) -> Any:
-        until = time.monotonic() + self.options.deadline_s
+    def _call(self, method: Any, request: Any, within_s: float | None = None) -> Any:
+        within_s = within_s or self.options.deadline_s
+        until = time.monotonic() + within_s
         attempt = 0
         while True:
             left = until - time.monotonic()
@@ -100,19 +129,22 @@ class Client:
                 pause = _FIRST_PAUSE_S * 2**attempt
                 again = error.code() is grpc.StatusCode.UNAVAILABLE
                 if not again or attempt >= self.options.retries or pause >= left:
-                    raise self._typed(error, attempt + 1) from None
+                    raise self._typed(error, attempt + 1, within_s) from None
             except ValueError as error:  # gRPC's word for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
             attempt += 1
             time.sleep(pause)
 
-    def _typed(self, error: Any, attempts: int) -> RemoteError:
+    def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
         code, said = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
         if code is grpc.StatusCode.UNAVAILABLE:
-            return ServerGoneError(f"{where}: no answer after {attempts} attempts: {said}")
+            kind = BusyError if "maximum queue size" in said else ServerGoneError
+            return kind(f"{where}: no answer after {attempts} attempts: {said}")
+        if code is grpc.StatusCode.CANCELLED:
+            return ServerGoneError(f"{where}: the connection was given up")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineError(f"{where}: no answer within {self.options.deadline_s:g} s")
+            return DeadlineError(f"{where}: no answer within {within_s:g} s")
         if code is grpc.StatusCode.NOT_FOUND:
             return VersionMismatchError(f"{where}: {said}")
         if code is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -29,6 +29,10 @@ class ServerGoneError(RemoteError):
     """No server answers there, or it takes no more requests, after all retries."""
 
 
+class BusyError(ServerGoneError):
+    """The server's queue is full: it takes no more requests now."""
+
+
 class DeadlineError(RemoteError):
     """No answer within the deadline: the server hangs, or is too slow."""
 
@@ -47,3 +51,7 @@ class AnswerError(RemoteError):
 
 class TooLargeError(RemoteError):
     """A request or an answer beyond the size that gRPC carries."""
+
+
+class NowhereError(RemoteError):
+    """No server or device of the site gave an answer; the text says why for each."""

@@ -7,7 +7,7 @@ is bound is checked here too, and test mode compares the server's answers with t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +15,19 @@ import numpy as np
 import torch
 
 from engines.engine import Executable, engine
+from registry.bundle import Bundle
 from registry.promoted import read_promoted
 from registry.reference import Ref, parse_ref
 from registry.store import Registry
 from registry.version import Version
-from runtime.binding import Binding
 from runtime.checked import CheckedSession
 from runtime.loader import Mode, open_bundle, require_promoted, tolerances_of
-from runtime.memory_rules import Collections
-from runtime.session import Origin, Session
+from runtime.session import Origin
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.model_config import DIGEST, TARGET
+from serving.pooled_session import PooledSession
 from serving.remote_options import RemoteOptions, address_of
 from serving.wire import Array, Wire, WireTensor, locations
-from soa.collection import Collection
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -37,45 +36,13 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64  # of each array in shared memory
 
 
-class RemoteSession(Session):
+class RemoteSession(PooledSession):
     """Runs one model in a server, on CPU collections. Any number of threads may bind and run."""
 
     def __init__(
         self, signature: Signature, model: RemoteModel, origin: Origin | None = None
     ) -> None:
-        super().__init__(signature, model, "cpu", origin)
-        self._pool = ThreadPoolExecutor(model.options.in_flight, "soa-remote")
-
-    def run_async(
-        self, inputs: Collections, outputs: Collections
-    ) -> Future[Mapping[str, Collection]]:
-        """Bind now, send as soon as fewer than `in_flight` requests are on their way.
-
-        The future gives the output collections once they are written, or raises what `run` would.
-        Until then the memory belongs to the request. Futures taken in the order of the calls give
-        the answers in that order, whichever comes first from the server.
-        """
-        return self._pool.submit(_run, self.bind(inputs, outputs))
-
-    def run_many(
-        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
-    ) -> None:
-        """Send all, `in_flight` at a time, and wait; raises the error of the first that failed."""
-        sent = [self._pool.submit(_run, binding) for binding in bindings]
-        for future in sent:
-            future.exception()  # every request has ended before the caller gets its memory back
-        for future in sent:
-            future.result()
-
-    def close(self) -> None:
-        """Wait for the requests in flight and close the connection."""
-        self._pool.shutdown()
-        super().close()
-
-
-def _run(binding: Binding) -> Mapping[str, Collection]:
-    binding()
-    return binding.outputs
+        super().__init__(signature, model, model.options.in_flight, origin)
 
 
 class RemoteModel(Executable):
@@ -114,10 +81,11 @@ class RemoteModel(Executable):
         else:
             try:
                 found = self._ask_shared(given, rows)
-            except RefusedError as error:
+            except (RefusedError, VersionMismatchError) as error:
                 if "shared memory region" not in str(error):
                     raise
-                found = self._ask_shared(given, rows)  # a new server does not know the region
+                self._regions.forget()  # a new server knows none of them
+                found = self._ask_shared(given, rows)
         self._check_values(found, given)
         for t in self._wire.outputs:
             t.scatter(self._written[t.name].parts(arguments), 0, found[t.name])
@@ -234,30 +202,62 @@ def connect(
     Raises RemoteError, ServingError, or what `runtime.load` raises about `ref`.
     """
     address = address_of(url)
-    client = _client(address, options or RemoteOptions())
-    bundle, version = open_bundle(ref, registry)
-    if mode == "production":
-        require_promoted(ref, bundle, version)
-    name, number = bundle.manifest.name, _number(bundle.path, version)
-    if version is not None:
-        name = version.name
+    client = open_client(address, options or RemoteOptions())
     try:
-        target = _served(client, name, number, bundle.digest)
-        signature = Signature.from_dict(bundle.manifest.signature)
-        model = RemoteModel(signature, client, name, number, bundle.digest)
+        wanted = find_wanted(ref, mode, registry)
+        target = served_target(client, wanted)
+        model = RemoteModel(wanted.signature, client, wanted.name, wanted.number, wanted.digest)
     except BaseException:
         client.close()
         raise
-    origin = Origin(name, number or None, bundle.digest, target, f"triton at {address}")
+    origin = wanted.origin(target, f"triton at {address}")
     if mode == "production":
-        return RemoteSession(signature, model, origin)
+        return RemoteSession(wanted.signature, model, origin)
+    return checked(wanted, model, origin)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a server must have: `name` and `number` are Triton's; number "" is any."""
+
+    bundle: Bundle
+    version: Version | None
+    signature: Signature
+    name: str
+    number: str
+
+    @property
+    def digest(self) -> str:
+        return self.bundle.digest
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}/{self.number}" if self.number else self.name
+
+    def origin(self, target: str, engine_name: str) -> Origin:
+        return Origin(self.name, self.number or None, self.digest, target, engine_name)
+
+
+def find_wanted(ref: str | Path, mode: Mode, registry: Registry | str | None) -> Wanted:
+    """By the registry, or the folder; raises what `runtime.load` raises about `ref`."""
+    bundle, version = open_bundle(ref, registry)
+    if mode == "production":
+        require_promoted(ref, bundle, version)
+    name = bundle.manifest.name if version is None else version.name
+    signature = Signature.from_dict(bundle.manifest.signature)
+    return Wanted(bundle, version, signature, name, _number(bundle.path, version))
+
+
+def checked(wanted: Wanted, model: Executable, origin: Origin) -> CheckedSession:
+    """A session in test mode: every answer is compared with the reference program's here."""
+    bundle = wanted.bundle
     reference = engine("exported").open(bundle.file(bundle.manifest.program), torch.device("cpu"))
-    return CheckedSession(
-        signature, model, reference, tolerances_of(bundle.manifest), "cpu", origin
-    )
+    tolerances = tolerances_of(bundle.manifest)
+    return CheckedSession(wanted.signature, model, reference, tolerances, "cpu", origin)
 
 
-def _client(address: str, options: RemoteOptions) -> Client:
+def open_client(address: str, options: RemoteOptions) -> Client:
+    """A connection; raises ServingError where tritonclient or a certificate is missing."""
     try:
         from serving.client import Client
     except ImportError as error:
@@ -276,11 +276,11 @@ def _number(folder: Path, version: Version | None) -> str:
     return str(found.version) if isinstance(found, Ref) and found.version else ""
 
 
-def _served(client: Client, name: str, number: str, digest: str) -> str:
+def served_target(client: Client, wanted: Wanted, within_s: float | None = None) -> str:
     """The target that the server runs; raises VersionMismatchError if it is not that bundle."""
-    what = f"{name}/{number}" if number else name
+    what = wanted.label
     try:
-        config = client.model_config(name, number)
+        config = client.model_config(wanted.name, wanted.number, within_s)
     except RefusedError as error:
         raise VersionMismatchError(f"{what} is not served there: {error}") from None
     found = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
@@ -288,9 +288,9 @@ def _served(client: Client, name: str, number: str, digest: str) -> str:
         raise VersionMismatchError(
             f"server {client.address}: its {what} was not made by `pipeline deploy`"
         )
-    if found != digest:
+    if found != wanted.digest:
         raise VersionMismatchError(
             f"server {client.address}: its {what} is bundle {found[:12]}, the registry's is "
-            f"{digest[:12]}: deploy that version there"
+            f"{wanted.digest[:12]}: deploy that version there"
         )
     return str(config.parameters[TARGET].string_value)

@@ -11,21 +11,17 @@ import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from serving.errors import ServerError
+from serving.metrics import get, model_counters
 from serving.triton_binary import TritonBinary, find_triton
 
 _STOP_S = 15.0
 _POLL_S = 0.05
-_METRIC = re.compile(
-    r'^(nv_\w+)\{[^}]*model="(?P<model>[^"]*)"[^}]*\} (?P<value>\S+)$', re.MULTILINE
-)
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
 
 _NO_GPU = r"initialize NVML|CudaDriverHelper"  # what every start without a GPU says
@@ -117,14 +113,10 @@ class TritonServer:
     def metrics(self, model: str) -> dict[str, float]:
         """Triton's own counters for a model, summed over its versions. Raises ServerError."""
         try:
-            text = _get(self.endpoints()["metrics"]).decode()
+            text = get(self.endpoints()["metrics"]).decode()
         except OSError as error:
             raise ServerError(f"the server's metrics cannot be read: {error}") from None
-        found: dict[str, float] = {}
-        for match in _METRIC.finditer(text):
-            if match[2] == model:
-                found[match[1]] = found.get(match[1], 0.0) + float(match[3])
-        return found
+        return model_counters(text, model)
 
     def stop(self) -> None:
         """Ask it to end, and kill what is left of it after 15 s. May be called again."""
@@ -183,8 +175,8 @@ class TritonServer:
             if not self.alive():
                 raise ServerError(f"tritonserver ended before it was ready: {self._why()}")
             with contextlib.suppress(OSError):
-                _get(f"{self.endpoints()['HTTP']}/v2/health/ready")
-                _get(self.endpoints()["metrics"])  # its door opens last
+                get(f"{self.endpoints()['HTTP']}/v2/health/ready")
+                get(self.endpoints()["metrics"])  # its door opens last
                 return
             time.sleep(_POLL_S)
         raise ServerError(
@@ -223,9 +215,3 @@ def _port(held: contextlib.ExitStack, host: str, port: int) -> int:
             "name another, or none for a free one"
         ) from None
     return int(bound.getsockname()[1])
-
-
-def _get(url: str) -> bytes:
-    """GET, within 2 s; raises OSError, also for an error status."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as reply:
-        return bytes(reply.read())

@@ -59,15 +59,21 @@ class Regions:
         with self._lock:
             self._free.append(region)
 
+    def forget(self) -> None:
+        """Let go of those that nobody uses now: a server that was started anew knows none."""
+        self._let_all_go()
+
     def close(self) -> None:
-        with self._lock:
-            regions, self._free = self._free, []
-        told = [self._let_go(region) for region in regions]
-        for answer in told:
+        for answer in self._let_all_go():
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
                 answer.result(_CLOSE_S)
+
+    def _let_all_go(self) -> list[Any]:
+        with self._lock:
+            regions, self._free = self._free, []
+        return [self._let_go(region) for region in regions]
 
     def _make(self, size: int) -> Region:
         from tritonclient.utils import shared_memory

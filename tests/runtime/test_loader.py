@@ -18,6 +18,7 @@ from pipeline.pull import pull
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.promoted import Promoted, write_promoted
 from registry.store import Registry
+from runtime import tf32
 from runtime.checked import CheckedSession
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
@@ -261,9 +262,13 @@ def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
     assert done.stdout.split() == ["1", "1"]
 
 
-def test_a_process_in_production_still_exports(pulled: Path) -> None:
-    """What one process does, or a build at first use does beside a loaded model."""
+def test_a_process_in_production_still_exports(
+    pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one process does, or a build at first use does beside a loaded model on a GPU."""
+    monkeypatch.setattr(tf32, "_settled", [])
     load(pulled)
+    tf32.settle_tf32(False, "jets")
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
     torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))

@@ -12,7 +12,7 @@ from registry.store import Registry
 from serving.errors import ServerError
 from serving.server import ServerOptions, TritonServer
 from serving.triton_binary import find_triton
-from tests.models import served
+from tests.models import served, tagged
 from tests.models.project import PASSED, Built
 
 
@@ -40,6 +40,11 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
         version = registry.promote(registry.register(bundle), "production", PASSED)
         deployed[name] = deploy(registry, version.ref, folder / "repository")
     return Shop(registry, bundles, folder / "repository", deployed)
+
+
+@pytest.fixture(scope="session")
+def tags(tmp_path_factory: pytest.TempPathFactory) -> tagged.Tags:
+    return tagged.make(tmp_path_factory.mktemp("tagged"))
 
 
 @pytest.fixture(scope="session")

@@ -27,8 +27,16 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.service = service
         self.core = Core(session, merge=service.merge, digest=service.digest)
         self.fault: Fault = lambda answer, context: answer
+        self.ready = True
         self.requests = 0
         self._lock = threading.Lock()
+
+    def ServerReady(self, request: Any, context: Any) -> Any:
+        return service_pb2.ServerReadyResponse(ready=self.ready)
+
+    def ModelReady(self, request: Any, context: Any) -> Any:
+        known = request.name == self.service.name and request.version == str(self.service.number)
+        return service_pb2.ModelReadyResponse(ready=known)
 
     def ModelConfig(self, request: Any, context: Any) -> Any:
         if request.name != self.service.name or request.version not in (

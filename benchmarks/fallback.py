@@ -1,0 +1,88 @@
+"""What a site's session costs when it falls back: `python -m benchmarks.fallback`.
+
+The same version on this CPU, opened directly and through a site whose only server is away: a bound
+call, and a call that binds first. Needs the demo in the registry (`make demo`).
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from pipeline.loading import load
+from registry.store import Registry
+from runtime.loader import open_bundle
+from runtime.session import Session
+from serving.site import Site, SiteServer
+from soa.collection import Collection
+from soa.errors import SoaPipelineError
+from soa.transfer import fill_column
+from stages.benchmark import race
+from stages.reference import Arrays, Reference
+
+CAPTION = f"Local CPU fall-back against a local session; ratios to it; {SPREAD}."
+_DIRECT = "local session, bound"
+_SIZES = (1, 10, 100, 1000)
+
+
+def main(ref: str) -> int:
+    print_machine()
+    registry = Registry()
+    try:
+        bundle, _ = open_bundle(ref, registry)
+        inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+        direct = load(ref, registry=registry)
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # bound, but nobody listens
+            url = f"triton://127.0.0.1:{nobody.getsockname()[1]}"
+            where = Site(servers=(SiteServer(name="away", url=url),))
+            falling = load(ref, site=where, registry=registry)
+            most = min(each.max for each in direct.signature.ranges.values())
+            sizes = [n for n in _SIZES if n <= most]
+            panel = measure(direct, falling, inputs, sizes, seconds=2.0)
+            falling.close()
+        direct.close()
+    except SoaPipelineError as error:
+        print(f"benchmarks.fallback: {error}", file=sys.stderr)
+        return 1
+    print_panels(CAPTION, [panel])
+    return 0
+
+
+def measure(
+    direct: Session, falling: Session, inputs: Arrays, sizes: Sequence[int], seconds: float
+) -> Panel:
+    """Both sessions at each size, `seconds` for a size; `falling` has nowhere to send a request."""
+    races = {}
+    for n in sizes:
+        runs: dict[str, Callable[[], object]] = {}
+        for name, session in (("local session", direct), ("fall-back", falling)):
+            given, written = _collections(session, inputs, n)
+            runs[f"{name}, bound"] = session.bind(given, written)
+            runs[f"{name}, binding each time"] = partial(session.run, given, written)
+        races[n] = race(runs, seconds)
+    return race_panel("", "rows", races, _DIRECT)
+
+
+def _collections(
+    session: Session, inputs: Arrays, n: int
+) -> tuple[Mapping[str, Collection], Mapping[str, Collection]]:
+    """The first n rows of the reference, and outputs; a collection that is both is one."""
+    signature = session.signature
+    given = {name: session.collection(name, n) for name in signature.input_collections}
+    for name, collection in given.items():
+        for column in collection.layout.columns:
+            if column.name in inputs[name]:
+                fill_column(collection, column, inputs[name][column.name])
+    written = {
+        name: given.get(name) or session.collection(name, n)
+        for name in signature.output_collections
+    }
+    return given, written
+
+
+if __name__ == "__main__":
+    sys.exit(main(*(sys.argv[1:] or ["jet-tagger@production"])))

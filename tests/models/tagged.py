@@ -1,0 +1,107 @@
+"""A tiny model whose answers say which event they belong to, in a registry and a repository."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.deploy import Deployed, deploy
+from registry.bundle import Bundle
+from registry.store import Registry
+from runtime.session import Session
+from soa import Block, Layout, RowRange, Signature, column
+from tests.models import served
+from tests.models.project import PASSED, described
+
+NAME = "tagged"
+MOST = 200
+SIGNATURE = Signature.build(
+    {
+        "given": Layout([column("event", "int64"), column("x", "float32"), column("y", "float32")]),
+        "found": Layout([column("event", "int64"), column("score", "float32")]),
+    },
+    [Block("event", "given", ("event",)), Block("values", "given", ("x", "y"))],
+    [Block("tag", "found", ("event",)), Block("score", "found", ("score",))],
+    {"n": RowRange(0, MOST, (50,))},
+)
+
+
+class Tagged(nn.Module):
+    """Hands the event's number on, and scores every row for itself."""
+
+    def forward(self, event: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        score = torch.sigmoid(values[:, 0:1] * 2 - values[:, 1:2]) + (event % 97).to(values.dtype)
+        return event.clone(), score
+
+
+@dataclass(frozen=True)
+class Tags:
+    """tagged/1 and tagged/2 in production; `repository` serves the first, `newer` the second.
+
+    `forged` serves another bundle under the first one's number.
+    """
+
+    registry: Registry
+    bundle: Bundle
+    repository: Path
+    newer: Path
+    forged: Path
+    deployed: Deployed
+
+
+def make(folder: Path) -> Tags:
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    bundle = served.make_bundle(folder / "first", NAME, Tagged(), SIGNATURE)
+    other = described(bundle, folder / "second", "another")
+    done = {}
+    for label, each in (("repository", bundle), ("newer", other)):
+        version = registry.promote(registry.register(each), "production", PASSED)
+        done[label] = deploy(registry, version.ref, folder / label)
+    elsewhere = Registry(f"sqlite:///{folder}/elsewhere.db")
+    version = elsewhere.promote(elsewhere.register(other), "production", PASSED)
+    deploy(elsewhere, version.ref, folder / "forged")
+    return Tags(
+        registry,
+        bundle,
+        folder / "repository",
+        folder / "newer",
+        folder / "forged",
+        done["repository"],
+    )
+
+
+@dataclass(frozen=True)
+class Event:
+    """Collections of one event, its number in every row, and outputs that hold something else."""
+
+    number: int
+    given: Any
+    found: Any
+
+    @classmethod
+    def make(cls, session: Session, number: int, n: int) -> Event:
+        given = session.collection("given", n)
+        spread = torch.arange(n, dtype=torch.float32)
+        given.numpy("event")[:] = number
+        given.numpy("x")[:] = torch.sin(spread + number).numpy()
+        given.numpy("y")[:] = torch.cos(spread * number).numpy()
+        event = cls(number, given, session.collection("found", n))
+        event.spoil()
+        return event
+
+    def spoil(self) -> None:
+        self.found.numpy("event")[:] = -1
+        self.found.numpy("score")[:] = -2.0
+
+    @property
+    def untouched(self) -> bool:
+        return bool(
+            (self.found.numpy("event") == -1).all() and (self.found.numpy("score") == -2.0).all()
+        )
+
+    def answers(self) -> tuple[Tensor, Tensor]:
+        return self.found["event"].clone(), self.found["score"].clone()

@@ -1,0 +1,208 @@
+"""Fault campaign: a site's servers fail in every way while clients run events through it.
+
+    python -m tests.serving.campaigns.faults --faults 100 --seed 1
+
+Two real Tritons and a server that lies (campaigns/servers.py), each with its own seeded list of
+faults, which overlap. Clients call `run` and `run_async`, with falling back and without; every
+event's number stands in each row of its input and comes back in each row of its output. At the end
+all servers must have been taken in again, no event may be lost, done twice, mixed with another or
+other than the local session's answer, and no output may have changed after it was given. The seed
+decides the faults, their order and lengths; what they hit depends on the machine's timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import logging
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from runtime.loader import load as load_here
+from serving.site import Site
+from serving.site_session import SiteSession
+from tests.models import tagged
+from tests.models.tagged import Tags
+from tests.serving.campaigns.load import Client, Tally
+from tests.serving.campaigns.servers import Behind, Liar, Triton
+from tests.serving.grpc_server import Server
+from tests.serving.proxy import Proxy
+
+POLICY = {"deadline_s": 5.0, "attempt_s": 1.0, "health_s": 0.25, "queue_us": 50_000}
+_RECOVER_S = 60.0
+_SHARES = {"direct": 0.15, "liar": 0.4}  # the rest is behind's
+
+
+class Faults(threading.Thread):
+    """One server's faults, one after the other, each kind before any comes again."""
+
+    def __init__(
+        self, server: str, faults: dict[str, Callable[[], None]], count: int,
+        chance: random.Random, say: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        super().__init__(name=f"faults-{server}", daemon=True)
+        self._faults, self._chance, self._say, self._server = faults, chance, say, server
+        kinds = itertools.chain.from_iterable(
+            chance.sample(sorted(faults), len(faults)) for _ in itertools.count()
+        )
+        self.planned = list(itertools.islice(kinds, count))
+        self.done: Counter[str] = Counter()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for kind in self.planned:
+                self._say(f"{self._server}: {kind}")
+                self._faults[kind]()
+                self.done[kind] += 1
+                time.sleep(self._chance.uniform(0.1, 1.0))
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def run(
+    plan: dict[str, int], seed: int, tags: Tags, folder: Path, say: Callable[[str], None]
+) -> bool:
+    """Whether all was in order; `say` gets the faults as they come, and the counts.
+
+    `plan`: faults by server; `direct` may be left out, and is not started then.
+    """
+    begun = time.monotonic()
+    chance = random.Random(seed)
+    with ExitStack() as stack:
+        local = load_here("tagged/1", registry=tags.registry)
+        stack.callback(local.close)
+        tritons: dict[str, Triton] = {}
+        for name in sorted(plan.keys() - {"liar"}):
+            tritons[name] = Triton(tags, folder / name, random.Random(chance.random()))
+            stack.callback(tritons[name].stop)
+        proxy = stack.enter_context(Proxy(tritons["behind"].ports.grpc))
+        liar = Server(local, tags.deployed.service)
+        address = stack.enter_context(liar.listening())
+        behind = Behind(tritons["behind"], proxy, random.Random(chance.random()))
+        kinds: dict[str, Any] = {
+            "behind": behind.faults(),
+            "liar": Liar(liar, random.Random(chance.random())).faults(),
+        }
+        if "direct" in tritons:
+            kinds["direct"] = tritons["direct"].faults()
+        sessions = [_session(tags, tritons, proxy, address, fall_back=b) for b in (True, False)]
+        for session in sessions:
+            stack.callback(session.close)
+        threads = [
+            Faults(name, kinds[name], count, random.Random(f"{seed} {name}"), say)
+            for name, count in plan.items()
+        ]
+        tally = Tally()
+        clients = [
+            Client(sessions[falls], local, tally, seed * 100 + i, ahead=ahead, patient=bool(falls))
+            for i, (falls, ahead) in enumerate(
+                [(0, False), (0, False), (0, False), (0, True), (1, False)]
+            )
+        ]
+        for thread in (*clients, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        back = [_recovered(session) for session in sessions]
+        for client in clients:
+            client.ended.set()
+        for client in clients:
+            client.join(60)
+        stuck = sum(client.is_alive() for client in clients)
+        _tell(say, threads, sessions, tally, begun)
+    broken = [thread.error for thread in threads if thread.error]
+    for what, bad in (("clients stuck", stuck), ("servers not taken in again", not all(back)),
+                      ("faults that failed", broken)):  # fmt: skip
+        if bad:
+            say(f"{what}: {bad}")
+    return tally.clean and all(back) and not stuck and not broken
+
+
+def _plan(faults: int) -> dict[str, int]:
+    counts = {name: max(1, int(faults * share)) for name, share in _SHARES.items()}
+    return {**counts, "behind": max(1, faults - sum(counts.values()))}
+
+
+def _session(
+    tags: Tags, tritons: dict[str, Triton], proxy: Proxy, liar: str, *, fall_back: bool
+) -> SiteSession:
+    servers = [
+        {
+            "name": name,
+            "url": proxy.url if name == "behind" else triton.server.url,
+            "metrics": triton.server.endpoints()["metrics"],
+            "shared_memory": name == list(tritons)[-1],  # direct, where there is one
+        }
+        for name, triton in tritons.items()
+    ]
+    servers.append({"name": "liar", "url": liar})
+    where = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
+    return pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
+
+
+def _recovered(session: SiteSession) -> bool:
+    """Whether every server answers requests again, under the load that goes on."""
+    before = {p.name: p.answered for p in session.report().places}
+    until = time.monotonic() + _RECOVER_S
+    while time.monotonic() < until:
+        now = session.report().places
+        if all(p.state == "good" and p.answered > before[p.name] for p in now):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _tell(
+    say: Callable[[str], None],
+    threads: list[Faults],
+    sessions: list[SiteSession],
+    tally: Tally,
+    begun: float,
+) -> None:
+    done = Counter[str]()
+    for thread in threads:
+        done += thread.done
+    say(f"faults {done.total()}: " + ", ".join(f"{k} {n}" for k, n in sorted(done.items())))
+    for label, session in zip(("falling back", "not falling back"), sessions, strict=True):
+        report = session.report()
+        say(
+            f"{label}: fell back {report.fell_back}, retried {report.retried}, "
+            f"nowhere {report.nowhere}"
+        )
+        for place in report.places:
+            failed = ", ".join(f"{kind} {n}" for kind, n in sorted(place.failed.items()))
+            say(f"  {place.name}: answered {place.answered}; failed: {failed or 'none'}")
+    for line in tally.lines():
+        say(line)
+    say(f"{time.monotonic() - begun:.0f} s")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log", action="store_true", help="print each change of a server's state")
+    given = parser.parse_args()
+    if given.log:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with tempfile.TemporaryDirectory(prefix="soa-faults-") as folder:
+        tags = tagged.make(Path(folder) / "tagged")
+        plan = _plan(given.faults)
+        clean = run(plan, given.seed, tags, Path(folder), lambda text: print(text, flush=True))
+    print("clean" if clean else "NOT CLEAN")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

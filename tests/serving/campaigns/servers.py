@@ -1,0 +1,266 @@
+"""Three servers of a site with the faults that each can have.
+
+`direct` is a Triton that shares memory with its clients, `behind` one behind a proxy, `liar` a
+server of the same protocol in this process that can be told to answer wrongly.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from serving.errors import ServerError
+from serving.server import Ports, ServerOptions, TritonServer
+from tests.models.tagged import NAME, Tags
+from tests.serving.grpc_server import Server
+from tests.serving.proxy import Proxy
+
+Fault = Callable[[], None]
+
+
+class Triton:
+    """A real one that always comes back on the same ports."""
+
+    def __init__(self, tags: Tags, folder: Path, chance: random.Random) -> None:
+        folder.mkdir()
+        self._tags, self._chance = tags, chance
+        self._narrow = narrow(tags.repository, folder / "narrow")
+        self._tls = certificate(folder)
+        self.ports = free_ports()
+        self._server: TritonServer | None = None
+        self.start(tags.repository)
+
+    def start(self, repository: Path, *extra: str) -> None:
+        until = time.monotonic() + 120
+        while True:  # a port may be somebody's for a moment
+            try:
+                options = ServerOptions(ports=self.ports, extra=extra)
+                self._server = TritonServer(repository, options).__enter__()
+                return
+            except ServerError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.2)
+
+    @property
+    def server(self) -> TritonServer:
+        assert self._server is not None
+        return self._server
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def faults(self) -> dict[str, Fault]:
+        found = {
+            "killed": self.kill,
+            "ended in order": lambda: self._other(self._tags.repository, kill=False),
+            "hung": self.hang,
+            "its Python hung": self.hang_stub,
+            "another version": lambda: self._other(self._tags.newer),
+            "another bundle under the number": lambda: self._other(self._tags.forged),
+            "a queue of one": lambda: self._other(self._narrow),
+            "its port taken": self.lose_port,
+        }
+        if self._tls:
+            found["asks for TLS"] = lambda: self._other(self._tags.repository, *self._tls)
+        return found
+
+    def kill(self) -> None:
+        os.killpg(self.server.pid, signal.SIGKILL)
+        self.stop()
+        self._pause()
+        self.start(self._tags.repository)
+
+    def hang(self) -> None:
+        self._freeze([-self.server.pid])
+
+    def hang_stub(self) -> None:
+        """The server itself answers that all is well."""
+        self._freeze(children(self.server.pid))
+
+    def lose_port(self) -> None:
+        os.killpg(self.server.pid, signal.SIGKILL)
+        self.stop()
+        with socket.socket() as stranger:
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            stranger.bind(("127.0.0.1", self.ports.grpc))
+            stranger.listen()
+            self._pause()
+        self.start(self._tags.repository)
+
+    def _freeze(self, pids: list[int]) -> None:
+        for signal_ in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, signal_)
+            if signal_ == signal.SIGSTOP:
+                time.sleep(self._chance.uniform(0.3, 3.0))
+
+    def _other(self, repository: Path, *extra: str, kill: bool = True) -> None:
+        """Restarted with something else, for a while."""
+        for where, options in ((repository, extra), (self._tags.repository, ())):
+            if kill:
+                os.killpg(self.server.pid, signal.SIGKILL)
+            self.stop()
+            self.start(where, *options)
+            self._pause()
+            if where == self._tags.repository and not options:
+                return
+
+    def _pause(self) -> None:
+        time.sleep(self._chance.uniform(0.2, 1.5))
+
+
+class Behind:
+    """A Triton behind a proxy: faults of the way to it."""
+
+    def __init__(self, triton: Triton, proxy: Proxy, chance: random.Random) -> None:
+        self._triton, self._proxy, self._chance = triton, proxy, chance
+
+    def faults(self) -> dict[str, Fault]:
+        return {
+            "connections cut": self._proxy.cut,
+            "connections forgotten": self._proxy.forget,
+            "slow": lambda: self._mode("delay"),
+            "a hole": lambda: self._mode("hole"),
+            "a stranger on the port": lambda: self._mode("junk", cut=True),
+            "proxy gone": self._gone,
+            "killed behind the proxy": self._triton.kill,
+        }
+
+    def _mode(self, mode: Any, cut: bool = False) -> None:
+        self._proxy.mode = mode
+        if cut:
+            self._proxy.cut()
+        time.sleep(self._chance.uniform(0.3, 2.5))
+        self._proxy.mode = "pass"
+
+    def _gone(self) -> None:
+        self._proxy.go()
+        time.sleep(self._chance.uniform(0.3, 2.0))
+        self._proxy.come_back()
+
+
+class Liar:
+    """Answers of every wrong kind that can be seen."""
+
+    def __init__(self, server: Server, chance: random.Random) -> None:
+        self._server, self._chance = server, chance
+
+    def faults(self) -> dict[str, Fault]:
+        return {
+            "NaN": lambda: self._lie(_nan),
+            "a wrong shape": lambda: self._lie(_shape),
+            "a wrong dtype": lambda: self._lie(_dtype),
+            "an array missing": lambda: self._lie(_missing),
+            "an error": lambda: self._lie(_error),
+            "late, and wrong": lambda: self._lie(_late),
+            "full": lambda: self._lie(_full),
+        }
+
+    def _lie(self, fault: Any) -> None:
+        """For some of the answers only, so that right ones come between."""
+        often = self._chance.choice((1.0, 0.5))
+
+        def sometimes(answer: Any, context: Any) -> Any:
+            return fault(answer, context) if random.random() < often else answer
+
+        self._server.fault = sometimes
+        time.sleep(self._chance.uniform(0.3, 2.0))
+        self._server.fault = lambda answer, context: answer
+
+
+def _nan(answer: Any, context: Any) -> Any:
+    answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
+    return answer
+
+
+def _shape(answer: Any, context: Any) -> Any:
+    answer.outputs[1].shape[0] += 1
+    return answer
+
+
+def _dtype(answer: Any, context: Any) -> Any:
+    answer.outputs[1].datatype = "INT32"
+    return answer
+
+
+def _missing(answer: Any, context: Any) -> Any:
+    del answer.raw_output_contents[1]
+    return answer
+
+
+def _error(answer: Any, context: Any) -> Any:
+    context.abort(grpc.StatusCode.INTERNAL, "the kernel failed")
+
+
+def _full(answer: Any, context: Any) -> Any:
+    context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+
+
+def _late(answer: Any, context: Any) -> Any:
+    time.sleep(1.5)
+    answer.raw_output_contents[0] = b"\x55" * len(answer.raw_output_contents[0])
+    return answer
+
+
+def free_ports() -> Ports:
+    held = [socket.socket() for _ in range(3)]
+    for each in held:
+        each.bind(("127.0.0.1", 0))
+    found = Ports(*(each.getsockname()[1] for each in held))
+    for each in held:
+        each.close()
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started, by /proc."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def narrow(repository: Path, folder: Path) -> Path:
+    """The same model with a queue for one request, which waits there for company."""
+    shutil.copytree(repository, folder)
+    file = folder / NAME / "config.pbtxt"
+    config = text_format.Parse(file.read_text(), model_config_pb2.ModelConfig())
+    batching = config.dynamic_batching
+    batching.max_queue_delay_microseconds = 100_000
+    batching.default_queue_policy.max_queue_size = 1
+    del batching.preferred_batch_size[:]
+    file.write_text(text_format.MessageToString(config))
+    return folder
+
+
+def certificate(folder: Path) -> tuple[str, ...]:
+    """Triton's options for TLS; none where there is no openssl."""
+    if shutil.which("openssl") is None:
+        return ()
+    key, found = folder / "key.pem", folder / "certificate.pem"
+    if not found.exists():
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+             "-subj", "/CN=localhost", "-keyout", key, "-out", found],
+            check=True, capture_output=True,
+        )  # fmt: skip
+    return ("--grpc-use-ssl=1", f"--grpc-server-cert={found}", f"--grpc-server-key={key}")

@@ -1,0 +1,142 @@
+"""A TCP proxy in front of a server, which can be told to misbehave."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from types import TracebackType
+from typing import Literal, Self
+
+Mode = Literal["pass", "delay", "hole", "junk"]
+"""`delay`: 0.1 s for each piece. `hole`: nothing gets through, nothing is closed. `junk`: a
+stranger on the port, who greets in no known language and hangs up."""
+
+_PIECE = 1 << 16
+_POLL_S = 0.02
+
+
+class Proxy:
+    """Listens on a port of 127.0.0.1 and hands on to another, while it is entered."""
+
+    def __init__(self, target: int, port: int = 0) -> None:
+        self.mode: Mode = "pass"
+        self._target = target
+        self._listener = _listen(port)
+        self.port = int(self._listener.getsockname()[1])
+        self._links: list[_Link] = []
+        self._gone = self._ended = False
+        self._thread = threading.Thread(target=self._accept, name="proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"triton://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """End every connection, wherever in a message it is."""
+        for link in self._current():
+            link.close()
+
+    def forget(self) -> None:
+        """Connections there are carry nothing more, and nobody is told; new ones work."""
+        for link in self._current():
+            link.forgotten = True
+
+    def go(self) -> None:
+        """Nobody listens any more."""
+        self._gone = True
+        self._listener.close()
+        self.cut()
+
+    def come_back(self) -> None:
+        self._listener = _listen(self.port)
+        self._gone = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended = True
+        self._thread.join()
+        self._listener.close()
+        self.cut()
+
+    def _current(self) -> list[_Link]:
+        self._links = [link for link in self._links if not link.closed]
+        return list(self._links)
+
+    def _accept(self) -> None:
+        while not self._ended:
+            if self._gone:
+                time.sleep(_POLL_S)
+                continue
+            try:
+                if not select.select([self._listener], [], [], _POLL_S)[0]:
+                    continue
+                near, _ = self._listener.accept()
+            except (OSError, ValueError):  # gone meanwhile
+                continue
+            if self.mode == "junk":
+                with contextlib.suppress(OSError):
+                    near.sendall(b"220 welcome to the wrong door\r\n")
+                near.close()
+                continue
+            try:
+                far = socket.create_connection(("127.0.0.1", self._target), 1.0)
+            except OSError:
+                near.close()
+                continue
+            self._links.append(_Link(self, near, far))
+
+
+class _Link:
+    """One connection, both ways."""
+
+    def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
+        self._proxy, self._ends = proxy, (near, far)
+        self.forgotten = self.closed = False
+        for end in self._ends:
+            end.settimeout(5.0)
+        threading.Thread(target=self._carry, name="proxy-link", daemon=True).start()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _carry(self) -> None:
+        near, far = self._ends
+        try:
+            while not self.closed:
+                if self.forgotten or self._proxy.mode == "hole":
+                    time.sleep(_POLL_S)
+                    continue
+                for end in select.select([near, far], [], [], _POLL_S)[0]:
+                    piece = end.recv(_PIECE)
+                    if not piece:
+                        return
+                    if self._proxy.mode == "delay":
+                        time.sleep(0.1)
+                    if self.closed:  # in the middle of a message
+                        piece = piece[: len(piece) // 2]
+                    (far if end is near else near).sendall(piece)
+        except (OSError, ValueError):
+            pass
+        finally:
+            self.closed = True
+            near.close()
+            far.close()
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener

@@ -1,0 +1,19 @@
+"""A few of the campaign's faults on a real Triton and a server that lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models.tagged import Tags
+from tests.serving.campaigns import faults
+
+
+def test_no_event_is_lost_done_twice_or_mixed(
+    tags: Tags, real_triton: None, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    if not faults.run({"behind": 4, "liar": 5}, 3, tags, tmp_path, said.append):
+        pytest.fail("\n".join(said))
+    assert "behind: killed behind the proxy" in said
