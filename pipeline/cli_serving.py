@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli_cluster import cluster_files, cluster_options
 from pipeline.cli_options import F, json_option, registry_at, registry_option, say
 
 
@@ -41,7 +42,8 @@ def _service_options(command: F) -> F:
     help="The model repository; the model becomes the folder DIR/NAME.",
 )  # fmt: skip
 @_service_options
-@click.option("--replace", is_flag=True, help="Replace the model if it is in DIR already.")
+@click.option("--replace", is_flag=True, help="Replace what is there already.")
+@cluster_options
 @registry_option
 @json_option
 def deploy(
@@ -54,6 +56,7 @@ def deploy(
     replace: bool,
     registry_uri: str | None,
     as_json: bool,
+    **cluster: Any,
 ) -> None:
     """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
 
@@ -61,16 +64,20 @@ def deploy(
     """
     from pipeline.deploy import deploy as write
 
+    files = cluster_files(replace=replace, **cluster)
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
         queue_delay_us=queue_delay_us, target=target, replace=replace,
     )  # fmt: skip
+    said = files.write(done) if files else []
     if as_json:
         click.echo(json.dumps(_described(done), indent=1))
         return
     service = done.service
     click.echo(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
     click.echo(_batching(done))
+    for line in said:
+        click.echo(line)
 
 
 def _described(done: Any) -> dict[str, Any]:

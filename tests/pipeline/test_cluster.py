@@ -1,0 +1,48 @@
+"""`pipeline deploy` for a cluster: what it writes beside the repository, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from registry.store import Registry
+from serving.cluster.helm_values import check_values
+from tests.models.project import PASSED, cli, refusal
+
+IMAGE = ("--image", "registry.example/soa-triton:1")
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Registry:
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    return registry
+
+
+def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    file = tmp_path / "b" / "values.yaml"
+    more = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
+    said = cli("deploy", "jets@production", *where, "--helm", file, *IMAGE, *more).stdout
+    assert f"values for the SuperSONIC chart are in {file}" in said
+    values = yaml.safe_load(file.read_text())
+    check_values(values)
+    assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
+    assert values["serverLoadThreshold"] == 40
+    assert "--model-repository=/models/models" in values["triton"]["args"]
+    assert "helm install jets fastml/supersonic" in file.read_text()
+    assert (tmp_path / "a" / "jets" / "config.pbtxt").is_file()
+
+    assert "exists already" in refusal("deploy", "jets", *where, "--helm", file, *IMAGE)
+    cli("deploy", "jets", *where, "--helm", file, *IMAGE, "--replace")
+    assert yaml.safe_load(file.read_text())["keda"]["maxReplicaCount"] == 10
+
+
+def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
+    assert "use pvc:CLAIM" in refusal("deploy", "jets", *where, *IMAGE, "--models", "here")
+    assert "0 to 3 servers" in refusal("deploy", "jets", *where, *IMAGE, "--servers", "0-3")
+    for more in ((), (*IMAGE, "--servers", "many")):
+        assert cli("deploy", "jets", *where, *more, code=2).stdout == ""
+    assert not (tmp_path / "a").exists() and not (tmp_path / "v.yaml").exists()
