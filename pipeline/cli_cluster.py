@@ -22,6 +22,10 @@ def cluster_options(command: F) -> F:
             help="Also write values for the SuperSONIC Helm chart. Default FILE: values.yaml.",
         ),
         click.option(
+            "--manifests", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+            help="Also write plain Kubernetes manifests into the new folder DIR.",
+        ),
+        click.option(
             "--image", metavar="IMAGE",
             help="For a cluster: a container image with Triton, torch and soa-pipeline.",
         ),
@@ -56,20 +60,26 @@ def cluster_options(command: F) -> F:
 
 
 def cluster_files(
-    *, helm: Path | None, image: str | None, servers: str, replace: bool, **rest: Any
+    *,
+    helm: Path | None,
+    manifests: Path | None,
+    image: str | None,
+    servers: str,
+    replace: bool,
+    **rest: Any,
 ) -> ClusterFiles | None:
     """What was asked for, checked; None where nothing was. Raises ServingError."""
-    if helm is None:
+    if helm is None and manifests is None:
         return None
     from pipeline.cluster import ClusterFiles
     from serving.cluster.plan import Wanted
 
     if image is None:
-        raise click.UsageError("--helm needs --image: one with Triton, torch and soa-pipeline")
+        raise click.UsageError("a cluster needs --image: one with Triton, torch and soa-pipeline")
     least, _, most = servers.partition("-")
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
     wanted = Wanted(image, min_servers=int(least), max_servers=int(most or least), **rest)
-    files = ClusterFiles(wanted, helm, replace)
+    files = ClusterFiles(wanted, helm, manifests, replace)
     files.check()
     return files

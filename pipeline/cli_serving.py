@@ -101,6 +101,9 @@ def _batching(done: Any) -> str:
 @click.command()
 @click.argument("ref")
 @_service_options
+@click.option(
+    "--servers", default=1, show_default=True, help="Tritons; several stand behind an Envoy."
+)
 @click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--grpc-port", default=0, help="Default: a free one.")
@@ -121,6 +124,7 @@ def serve(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    servers: int,
     check: bool,
     host: str,
     grpc_port: int,
@@ -137,19 +141,19 @@ def serve(
     """
     from pipeline.deploy import deploy as write
     from pipeline.serve import check_answers
-    from serving.server import Ports, ServerOptions, TritonServer
+    from serving.fleet import serve_by
+    from serving.server import Ports, ServerOptions
     from serving.triton_binary import find_triton
 
     find_triton(tritonserver)  # before any work
-    ports = Ports(grpc_port, http_port, metrics_port)
+    options = ServerOptions(host, Ports(grpc_port, http_port, metrics_port), ready_s, tritonserver)
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(
             registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
             queue_delay_us=queue_delay_us, target=target,
         )  # fmt: skip
         say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
-        options = ServerOptions(host, ports, ready_s, tritonserver)
-        with TritonServer(Path(scratch), options) as server:
+        with serve_by(servers, Path(scratch), options) as server:
             say("comparing its answers with the reference")
             report = check_answers(server, done)
             found = {

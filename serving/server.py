@@ -7,18 +7,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from serving.errors import ServerError
+from serving.local_process import free_ports, get
 from serving.triton_binary import TritonBinary, find_triton
 
 _STOP_S = 15.0
@@ -65,7 +63,9 @@ class TritonServer:
     def __enter__(self) -> Self:
         self._scratch = Path(tempfile.mkdtemp(prefix="soa-triton-"))
         try:
-            self.ports = _choose(self.options.host, self.options.ports)
+            wanted = self.options.ports
+            found = free_ports(self.options.host, wanted.grpc, wanted.http, wanted.metrics)
+            self.ports = Ports(*found)
             self._start(self._scratch)
             self._wait_until_ready()
         except BaseException:
@@ -117,7 +117,7 @@ class TritonServer:
     def metrics(self, model: str) -> dict[str, float]:
         """Triton's own counters for a model, summed over its versions. Raises ServerError."""
         try:
-            text = _get(self.endpoints()["metrics"]).decode()
+            text = get(self.endpoints()["metrics"]).decode()
         except OSError as error:
             raise ServerError(f"the server's metrics cannot be read: {error}") from None
         found: dict[str, float] = {}
@@ -183,8 +183,8 @@ class TritonServer:
             if not self.alive():
                 raise ServerError(f"tritonserver ended before it was ready: {self._why()}")
             with contextlib.suppress(OSError):
-                _get(f"{self.endpoints()['HTTP']}/v2/health/ready")
-                _get(self.endpoints()["metrics"])  # its door opens last
+                get(f"{self.endpoints()['HTTP']}/v2/health/ready")
+                get(self.endpoints()["metrics"])  # its door opens last
                 return
             time.sleep(_POLL_S)
         raise ServerError(
@@ -200,32 +200,3 @@ class TritonServer:
         lines = [line for line in log.splitlines() if line.strip() and not re.search(_NO_GPU, line)]
         errors = [line for line in lines if line.startswith(("E", "error", "Error"))]
         return (errors or lines or ["it said nothing"])[-1].strip()
-
-
-def _choose(host: str, wanted: Ports) -> Ports:
-    """Free ports where none is wanted; raises ServerError for one that is taken.
-
-    They are held until all three are known, so that they differ.
-    """
-    with contextlib.ExitStack() as held:
-        found = [_port(held, host, port) for port in (wanted.grpc, wanted.http, wanted.metrics)]
-        return Ports(*found)
-
-
-def _port(held: contextlib.ExitStack, host: str, port: int) -> int:
-    try:
-        bound = held.enter_context(socket.socket())
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except (OSError, OverflowError) as error:
-        raise ServerError(
-            f"port {port} of {host} cannot be used ({getattr(error, 'strerror', error)}): "
-            "name another, or none for a free one"
-        ) from None
-    return int(bound.getsockname()[1])
-
-
-def _get(url: str) -> bytes:
-    """GET, within 2 s; raises OSError, also for an error status."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as reply:
-        return bytes(reply.read())

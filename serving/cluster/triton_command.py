@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serving.cluster.envoy_config import SERVER_OPTION
 from serving.cluster.plan import Plan
 
 HTTP, GRPC, METRICS = 8000, 8001, 8002
@@ -21,4 +22,5 @@ def arguments(plan: Plan) -> list[str]:
         f"--grpc-port={GRPC}",
         f"--metrics-port={METRICS}",
         f"--exit-timeout-secs={EXIT_S}",
+        SERVER_OPTION,
     ]
