@@ -28,8 +28,8 @@ SHM_MIB = 64
 """The /dev/shm that Kubernetes gives a container by itself."""
 
 _GIB = 2**30
-# Memory, by measurement of Triton 2.51 with torch 2.13: the server holds some 0.2 GiB, a process of
-# the Python backend 0.5 GiB on a CPU. A CUDA context takes several GiB of the host's memory more.
+# Memory, with room: Triton 2.51 itself was seen to hold 0.04 GiB, a process of the Python backend
+# with a small model on a CPU 0.3 GiB. A GPU's share of the host's memory has not been measured.
 _SERVER_GIB = 0.5
 _PROCESS_GIB: dict[Vendor, float] = {"cpu": 1.0, "nvidia": 4.0, "amd": 4.0}
 _COPIES = 4  # of the artifact's bytes: mapped, read, packed by the engine, and its work memory

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from serving.cluster.helm_values import SCHEMA, check_values, helm_values, remarks
 from serving.cluster.metrics import queue_query
@@ -25,6 +27,24 @@ def test_they_are_valid_and_of_known_names(plan: Plan) -> None:
     # What the chart's templates read, but its schema leaves out.
     allowed = ("'nvidia.com/gpu'", "'amd.com/gpu'", "storageType", "metricType", "timeoutSeconds")
     assert [e.message for e in found if not any(name in e.message for name in allowed)] == []
+
+
+@pytest.mark.parametrize("plan", ALL.values(), ids=ALL)
+def test_helm_itself_takes_them(plan: Plan, tmp_path: Path) -> None:
+    """In a chart with the schema, of which one template says the whole of the values."""
+    helm = pytest.importorskip("helm_python")
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "Chart.yaml").write_text("{apiVersion: v2, name: supersonic, version: 0.3.1}")
+    (tmp_path / "values.yaml").write_text("{}")
+    (tmp_path / "values.schema.json").write_bytes(SCHEMA.read_bytes())
+    template = "kind: ConfigMap\ndata:\n  all: {{ toYaml .Values | quote }}\n"
+    (tmp_path / "templates" / "all.yaml").write_text(template)
+    values = helm_values(plan)
+    with helm.Chart.load(tmp_path) as chart:
+        (text,) = chart.render(values=values, name=plan.name).values()
+        assert yaml.safe_load(yaml.safe_load(text)["data"]["all"]) == values
+        with pytest.raises(helm.HelmError, match="maxReplicaCount"):
+            chart.render(values={**values, "keda": {**values["keda"], "maxReplicaCount": "ten"}})
 
 
 def _closed(schema: Any) -> Any:
