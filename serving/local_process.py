@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import socket
@@ -72,8 +73,12 @@ class LocalProcess:
 
 def get(url: str) -> bytes:
     """GET, within 2 s and past any proxy; raises OSError, also for an error status."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=2) as reply:
-        return bytes(reply.read())
+    try:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url, timeout=2) as reply:
+            return bytes(reply.read())
+    except http.client.HTTPException as error:  # as from a port where another protocol is spoken
+        raise OSError(f"{url} does not answer in HTTP: {error!r}") from None
 
 
 def free_ports(host: str, *wanted: int) -> list[int]:
