@@ -22,7 +22,7 @@ from serving.envoy import VARIABLE, EnvoyProxy, find_envoy
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.fleet import Fleet
 from serving.remote import RemoteSession
-from serving.server import Ports, TritonServer
+from serving.server import Ports, ServerOptions, TritonServer
 from stages.reference import Reference
 from tests.models.building import reference_collections
 from tests.serving.cluster.conftest import Stall
@@ -71,6 +71,12 @@ def test_no_envoy_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(ServerError, match="nowhere is no Envoy"):
         find_envoy()
+
+
+@pytest.mark.parametrize(("count", "ports"), [(0, Ports()), (2, Ports(http=8000))])
+def test_fleets_that_cannot_be(count: int, ports: Ports, tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="only the proxy's gRPC port can be named"):
+        Fleet(tmp_path, count, ServerOptions(ports=ports))
 
 
 def test_a_proxy_without_servers_says_so(envoy: Path, stall: Stall) -> None:
