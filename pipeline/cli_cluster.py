@@ -70,6 +70,8 @@ def cluster_files(
 ) -> ClusterFiles | None:
     """What was asked for, checked; None where nothing was. Raises ServingError."""
     if helm is None and manifests is None:
+        if image is not None:
+            raise click.UsageError("--image is for a cluster: add --helm or --manifests")
         return None
     from pipeline.cluster import ClusterFiles
     from serving.cluster.plan import Wanted

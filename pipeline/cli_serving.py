@@ -71,7 +71,8 @@ def deploy(
     )  # fmt: skip
     said = files.write(done) if files else []
     if as_json:
-        click.echo(json.dumps(_described(done), indent=1))
+        found = _described(done) | ({"cluster": said} if files else {})
+        click.echo(json.dumps(found, indent=1))
         return
     service = done.service
     click.echo(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")

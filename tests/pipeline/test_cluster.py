@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     assert (tmp_path / "a" / "jets" / "config.pbtxt").is_file()
 
     assert "exists already" in refusal("deploy", "jets", *where, "--helm", file, *IMAGE)
-    cli("deploy", "jets", *where, "--helm", file, *IMAGE, "--replace")
+    said = cli("deploy", "jets", *where, "--helm", file, *IMAGE, "--replace", "--json").stdout
+    assert json.loads(said)["cluster"] == [f"values for the SuperSONIC chart are in {file}"]
     assert yaml.safe_load(file.read_text())["keda"]["maxReplicaCount"] == 10
 
 
@@ -67,6 +69,7 @@ def test_mistakes_leave_nothing(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
     assert "use pvc:CLAIM" in refusal("deploy", "jets", *where, *IMAGE, "--models", "here")
     assert "0 to 3 servers" in refusal("deploy", "jets", *where, *IMAGE, "--servers", "0-3")
+    assert cli("deploy", "jets", *where[:4], *IMAGE, code=2).stdout == ""
     for more in ((), (*IMAGE, "--servers", "many")):
         assert cli("deploy", "jets", *where, *more, code=2).stdout == ""
     assert not (tmp_path / "a").exists() and not (tmp_path / "v.yaml").exists()
