@@ -50,8 +50,8 @@ def envoy() -> Path:
         pytest.skip(str(error))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def fleet(real_triton: None, envoy: Path, stall: Stall) -> Iterator[Fleet]:
-    """Two real Tritons behind a real Envoy."""
+    """Two real Tritons behind a real Envoy; of a module's own, since one of them kills."""
     with Fleet(stall.repository, 2) as started:
         yield started
