@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from pipeline.cli_cluster import cluster_files, cluster_options
 from pipeline.cli_options import F, json_option, registry_at, registry_option, say
 
 
@@ -41,7 +42,8 @@ def _service_options(command: F) -> F:
     help="The model repository; the model becomes the folder DIR/NAME.",
 )  # fmt: skip
 @_service_options
-@click.option("--replace", is_flag=True, help="Replace the model if it is in DIR already.")
+@click.option("--replace", is_flag=True, help="Replace what is there already.")
+@cluster_options
 @registry_option
 @json_option
 def deploy(
@@ -54,6 +56,7 @@ def deploy(
     replace: bool,
     registry_uri: str | None,
     as_json: bool,
+    **cluster: Any,
 ) -> None:
     """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
 
@@ -61,16 +64,21 @@ def deploy(
     """
     from pipeline.deploy import deploy as write
 
+    files = cluster_files(replace=replace, **cluster)
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
         queue_delay_us=queue_delay_us, target=target, replace=replace,
     )  # fmt: skip
+    said = files.write(done) if files else []
     if as_json:
-        click.echo(json.dumps(_described(done), indent=1))
+        found = _described(done) | ({"cluster": said} if files else {})
+        click.echo(json.dumps(found, indent=1))
         return
     service = done.service
     click.echo(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
     click.echo(_batching(done))
+    for line in said:
+        click.echo(line)
 
 
 def _described(done: Any) -> dict[str, Any]:
@@ -94,6 +102,9 @@ def _batching(done: Any) -> str:
 @click.command()
 @click.argument("ref")
 @_service_options
+@click.option(
+    "--servers", default=1, show_default=True, help="Tritons; several stand behind an Envoy."
+)
 @click.option("--check", is_flag=True, help="Stop after the comparison with the reference.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--grpc-port", default=0, help="Default: a free one.")
@@ -114,6 +125,7 @@ def serve(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    servers: int,
     check: bool,
     host: str,
     grpc_port: int,
@@ -130,19 +142,19 @@ def serve(
     """
     from pipeline.deploy import deploy as write
     from pipeline.serve import check_answers
-    from serving.server import Ports, ServerOptions, TritonServer
+    from serving.fleet import serve_by
+    from serving.server import Ports, ServerOptions
     from serving.triton_binary import find_triton
 
     find_triton(tritonserver)  # before any work
-    ports = Ports(grpc_port, http_port, metrics_port)
+    options = ServerOptions(host, Ports(grpc_port, http_port, metrics_port), ready_s, tritonserver)
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(
             registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
             queue_delay_us=queue_delay_us, target=target,
         )  # fmt: skip
         say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
-        options = ServerOptions(host, ports, ready_s, tritonserver)
-        with TritonServer(Path(scratch), options) as server:
+        with serve_by(servers, Path(scratch), options) as server:
             say("comparing its answers with the reference")
             report = check_answers(server, done)
             found = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.deploy import Deployed
 from runtime.loader import tolerances_of
 from serving.errors import ServerError
+from serving.fleet import Fleet
 from serving.remote import connect
 from serving.remote_options import RemoteOptions
 from serving.server import TritonServer
@@ -14,7 +15,7 @@ from stages.validate import ValidationReport, validate_session
 _CALL_S = 60.0  # the largest batch of a large model
 
 
-def check_answers(server: TritonServer, deployed: Deployed) -> ValidationReport:
+def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> ValidationReport:
     """Send the whole reference through the server, by the rules that validate an artifact.
 
     Raises ServerError where an answer is out of the version's tolerances.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import urllib.request
 
@@ -12,10 +13,13 @@ _LARGEST = 1 << 24
 
 
 def get(url: str, within_s: float = 2.0) -> bytes:
-    """GET, up to 16 MB; raises OSError, also for an error status."""
+    """GET past any proxy, up to 16 MB; raises OSError, also for an error status."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=within_s) as reply:
-        return bytes(reply.read(_LARGEST))
+    try:
+        with opener.open(url, timeout=within_s) as reply:
+            return bytes(reply.read(_LARGEST))
+    except http.client.HTTPException as error:  # as from a port where another protocol is spoken
+        raise OSError(f"{url} does not answer in HTTP: {error!r}") from None
 
 
 def model_counters(text: str, model: str) -> dict[str, float]:

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from serving.errors import ServerError
+from serving.local_process import free_ports
 from serving.metrics import get, model_counters
 from serving.triton_binary import TritonBinary, find_triton
 
@@ -61,7 +61,9 @@ class TritonServer:
     def __enter__(self) -> Self:
         self._scratch = Path(tempfile.mkdtemp(prefix="soa-triton-"))
         try:
-            self.ports = _choose(self.options.host, self.options.ports)
+            wanted = self.options.ports
+            found = free_ports(self.options.host, wanted.grpc, wanted.http, wanted.metrics)
+            self.ports = Ports(*found)
             self._start(self._scratch)
             self._wait_until_ready()
         except BaseException:
@@ -192,26 +194,3 @@ class TritonServer:
         lines = [line for line in log.splitlines() if line.strip() and not re.search(_NO_GPU, line)]
         errors = [line for line in lines if line.startswith(("E", "error", "Error"))]
         return (errors or lines or ["it said nothing"])[-1].strip()
-
-
-def _choose(host: str, wanted: Ports) -> Ports:
-    """Free ports where none is wanted; raises ServerError for one that is taken.
-
-    They are held until all three are known, so that they differ.
-    """
-    with contextlib.ExitStack() as held:
-        found = [_port(held, host, port) for port in (wanted.grpc, wanted.http, wanted.metrics)]
-        return Ports(*found)
-
-
-def _port(held: contextlib.ExitStack, host: str, port: int) -> int:
-    try:
-        bound = held.enter_context(socket.socket())
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-    except (OSError, OverflowError) as error:
-        raise ServerError(
-            f"port {port} of {host} cannot be used ({getattr(error, 'strerror', error)}): "
-            "name another, or none for a free one"
-        ) from None
-    return int(bound.getsockname()[1])

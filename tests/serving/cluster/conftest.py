@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline.deploy import Deployed, deploy
+from registry.store import Registry
+from serving.envoy import find_envoy
+from serving.errors import ServerError
+from serving.fleet import Fleet
+from serving.remote import RemoteSession
+from serving.remote_options import RemoteOptions
+from tests.models import served
+from tests.models.project import PASSED
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A repository with mixed/1 alone, which is quick to make and to load."""
+
+    registry: Registry
+    repository: Path
+    deployed: Deployed
+
+    def connect(self, url: str) -> RemoteSession:
+        options = RemoteOptions(retries=8, deadline_s=60, in_flight=16)
+        return pipeline.load("mixed@production", device=url, registry=self.registry, remote=options)
+
+
+@pytest.fixture(scope="session")
+def stall(tmp_path_factory: pytest.TempPathFactory) -> Stall:
+    folder = tmp_path_factory.mktemp("stall")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    bundle = served.make_bundle(folder / "mixed", "mixed", served.Mixed(), served.MIXED)
+    version = registry.promote(registry.register(bundle), "production", PASSED)
+    return Stall(
+        registry, folder / "repository", deploy(registry, version.ref, folder / "repository")
+    )
+
+
+@pytest.fixture(scope="session")
+def envoy() -> Path:
+    try:
+        return find_envoy()
+    except ServerError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def fleet(real_triton: None, envoy: Path, stall: Stall) -> Iterator[Fleet]:
+    """Two real Tritons behind a real Envoy; of a module's own, since one of them kills."""
+    with Fleet(stall.repository, 2) as started:
+        yield started
