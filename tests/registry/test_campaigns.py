@@ -62,7 +62,7 @@ def test_damage_to_a_bundle(jets: Built) -> None:
     reason="takes Debian's postgresql, psycopg2-binary and the mlflow extra",
 )
 def test_postgresql_and_its_server_killed_under_load() -> None:
-    size = ("--kills", "1", "--writers", "2", "--lease", "8")
+    size = ("--kills", "1", "--writers", "2", "--lease", "12")
     said = campaign("postgres", "--seed", "7", *size)
     first = "seed 7: 2 writers, server killed 1 times, PostgreSQL once, "
     assert said.startswith(first)
