@@ -154,9 +154,9 @@ class Campaign:
         entries = self._journal()
         found["operations that returned"] = sum(bool(entry["label"]) for entry in entries)
         found["operations that failed in one line"] = sum(not entry["label"] for entry in entries)
-        for entry in entries:
-            if said := entry.get("said"):
-                self.say(said)
+        for said, count in Counter(entry.get("said", "") for entry in entries).items():
+            if said:
+                self.say(f"said {count} times: {said}")
         return found
 
 
