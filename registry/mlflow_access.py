@@ -369,17 +369,15 @@ def _reason(error: BaseException) -> str:
         cause = cause.__cause__
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
-    text = _one_line(error)
     # requests: four exceptions in each other's text, of which the innermost is the one to read.
-    system = re.search(r"\[Errno -?\d+\] ([^'\")]+)", text)
-    if system:
+    whole = " ".join(str(error).split())
+    if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
         return system[1]
-    status = re.search(r"too many (\d+) error responses", text)
-    if status:
+    if status := re.search(r"too many (\d+) error responses", whole):
         return f"the server answers HTTP {status[1]}"
-    if "Read timed out" in text:
+    if "Read timed out" in whole:
         return "the server did not answer in time"
-    return "the server broke off" if "RemoteDisconnected" in text else text
+    return "the server broke off" if "Connection aborted" in whole else _one_line(error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -90,7 +90,7 @@ class Campaign:
         self._wait_for_work()
 
     def _wait_for_work(self) -> None:
-        begun, end = len(self._journal()), time.monotonic() + 300
+        begun, end = len(self._journal()), time.monotonic() + 600
         while sum(bool(e["label"]) for e in self._journal()[begun:]) < len(self.writers):
             for pid in self.writers:
                 if os.waitpid(pid, os.WNOHANG)[0]:
@@ -154,9 +154,9 @@ class Campaign:
         entries = self._journal()
         found["operations that returned"] = sum(bool(entry["label"]) for entry in entries)
         found["operations that failed in one line"] = sum(not entry["label"] for entry in entries)
-        for entry in entries:
-            if said := entry.get("said"):
-                self.say(said)
+        for said, count in Counter(entry.get("said", "") for entry in entries).items():
+            if said:
+                self.say(f"said {count} times: {said}")
         return found
 
 
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=20, help="Of the server; one of PostgreSQL.")
     parser.add_argument("--writers", type=int, default=4)
-    parser.add_argument("--lease", type=float, default=16.0, metavar="S", help="For lock.LEASE_S.")
+    parser.add_argument("--lease", type=float, default=30.0, metavar="S", help="For lock.LEASE_S.")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-postgres-") as folder:
         begun = time.monotonic()
