@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 
 from engines.errors import RunError
-from registry.version import Version
+from registry.bundle import Bundle
 from runtime.binding import Binding, Rows
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
@@ -44,7 +44,7 @@ class LiveSession:
     It has a session's methods; `current` is the session in place, with its origin and its report.
     """
 
-    def __init__(self, name: Name, open_: Callable[[Found], AnySession]) -> None:
+    def __init__(self, name: Name, open_: Callable[[Found, Bundle], AnySession]) -> None:
         self._name = name
         self._open = open_
         self._refreshing = threading.Lock()
@@ -52,8 +52,8 @@ class LiveSession:
         self._bindings: weakref.WeakSet[LiveBinding] = weakref.WeakSet()
         self._watchers: list[Watcher] = []
         self._closed = False
-        self._found = name.find()
-        self.current: AnySession = open_(self._found)
+        self._found, bundle = name.open(name.find())
+        self.current: AnySession = open_(self._found, bundle)
         """Set by `refresh` alone, at once for all bindings."""
         self.signature = self.current.signature
 
@@ -84,11 +84,12 @@ class LiveSession:
             if self._closed:
                 return False
             found = self._name.find(now=True)
-            if _same(found.version, self._found.version):
+            if not self._is_news(found):
                 return False
-            if found.lookup.at < self._found.lookup.at:  # not asked, and known from before
+            found, bundle = self._name.open(found)
+            if not self._is_news(found):  # its files could not be had
                 return False
-            coming = self._open(found)
+            coming = self._open(found, bundle)
             try:
                 self._require_fits(found, coming)
             except BaseException:
@@ -146,6 +147,12 @@ class LiveSession:
         with self._refreshing:
             self._closed = True
             self.current.close()
+
+    def _is_news(self, found: Found) -> bool:
+        """Another version, and not one known from before the one in place was asked for."""
+        now = self._found
+        same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
+        return not same and found.lookup.at >= now.lookup.at
 
     def _require_fits(self, found: Found, coming: AnySession) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
@@ -254,10 +261,6 @@ class Watcher:
                 log.warning("not refreshed, %s goes on serving: %s", self._session.ref, self.error)
             else:
                 self.error = None
-
-
-def _same(one: Version, other: Version) -> bool:
-    return (one.ref, one.digest) == (other.ref, other.digest)
 
 
 def _contract(signature: Signature) -> dict[str, Any]:

@@ -141,13 +141,13 @@ def load(
             raise LoadError(f"{ref} is a folder, which means the same for ever: load it as it is")
         return _folder_session(wanted)
     if not live:
-        return _session(name, name.find(), wanted)
+        return _session(name, *name.open(name.find()), wanted)
     if name.ref.version is not None:
         raise LoadError(
             f"{ref} means the same for ever: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
-    return LiveSession(name, lambda found: _session(name, found, wanted))
+    return LiveSession(name, lambda found, bundle: _session(name, found, bundle, wanted))
 
 
 def _check(options: Options, device: str | torch.device, target: str | None) -> None:
@@ -197,9 +197,10 @@ class _Wanted:
         return self.options.get("mode", "production")
 
 
-def _session(name: Name, found: Found, wanted: _Wanted) -> Session | MultiDeviceSession:
+def _session(
+    name: Name, found: Found, bundle: Bundle, wanted: _Wanted
+) -> Session | MultiDeviceSession:
     """A session of what was found, once it has passed the gates of its mode."""
-    found, bundle = name.open(found)
     unsigned = frozenset[str]()
     if wanted.mode == "production":
         try:

@@ -39,9 +39,14 @@ class MlflowServer:
             raise
 
     def stop(self) -> None:
+        """It has a child for each worker."""
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)  # it has a child for each worker
-            self._process.wait(30)
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
     def _wait(self, log: Path) -> None:
         end = time.monotonic() + 120

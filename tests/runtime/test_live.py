@@ -18,7 +18,7 @@ import torch
 from engines.errors import RunError
 from registry.bundle import Bundle
 from registry.cache import Cache, cache_root
-from registry.errors import NotFoundError
+from registry.errors import NotFoundError, RegistryUnavailableError
 from registry.store import Registry
 from runtime.errors import BindError, LoadError
 from runtime.live import LiveSession, Watcher
@@ -245,6 +245,23 @@ class TestRefused:
             assert kept.refresh() is False
         assert "the registry cannot be asked, so jets/1 is served" in caplog.text
         self.still_serves(kept)
+
+    def test_the_files_cannot_be_had(
+        self, registry: Registry, second: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The registry answers, its store does not: when it does again, the session moves."""
+        session = live_session(registry, lookup="prefer-cache")
+        promoted(registry, second)
+
+        def away(*_: object) -> None:
+            raise RegistryUnavailableError("the store is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("registry.artifacts._download", away)
+            assert session.refresh() is False
+        self.still_serves(session)
+        assert session.refresh() is True
+        assert session.ref == "jets/2"
 
     def test_a_target_that_is_not_there(
         self, registry: Registry, second: Bundle, jets: Built, tmp_path: Path
