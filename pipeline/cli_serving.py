@@ -8,15 +8,24 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli_options import F, json_option, registry_at, registry_option, say
 
+if TYPE_CHECKING:
+    from serving.wire import Form
+
 
 def _service_options(command: F) -> F:
     for option in (
+        click.option(
+            "--requests", default="columns", show_default=True,
+            type=click.Choice(["columns", "rows", "blocks"]),
+            help="What a request carries: a tensor for each column, the model's own (n, F) "
+            "tensors, or the SoA blocks (F, n), which are never merged.",
+        ),
         click.option("--target", help="Serve this target. Default: the best for the devices."),
         click.option(
             "--queue-delay-us", default=0, show_default=True,
@@ -51,6 +60,7 @@ def deploy(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    requests: Form,
     replace: bool,
     registry_uri: str | None,
     as_json: bool,
@@ -63,7 +73,7 @@ def deploy(
 
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
-        queue_delay_us=queue_delay_us, target=target, replace=replace,
+        queue_delay_us=queue_delay_us, target=target, requests=requests, replace=replace,
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(_described(done), indent=1))
@@ -78,6 +88,7 @@ def _described(done: Any) -> dict[str, Any]:
         "version": f"{done.service.name}/{done.service.number}",
         "digest": done.service.digest,
         "target": done.service.target,
+        "requests": done.service.requests,
         "folder": str(done.folder),
         "max_batch_size": done.service.max_batch_size,
         "preferred_batch_size": list(done.service.preferred) if done.service.merge else [],
@@ -114,6 +125,7 @@ def serve(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    requests: Form,
     check: bool,
     host: str,
     grpc_port: int,
@@ -138,7 +150,7 @@ def serve(
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(
             registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
-            queue_delay_us=queue_delay_us, target=target,
+            queue_delay_us=queue_delay_us, target=target, requests=requests,
         )  # fmt: skip
         say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
         options = ServerOptions(host, ports, ready_s, tritonserver)

@@ -21,9 +21,9 @@ from runtime.loader import open_bundle, require_promoted, tolerances_of
 from runtime.session import Session
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
-from serving.model_config import Service, preferred_sizes
+from serving.model_config import BLOCKS_ALONE, Service, preferred_sizes
 from serving.repository import write_repository
-from serving.wire import mergeable
+from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.reference import Reference
 
@@ -47,6 +47,7 @@ def deploy(
     instances: int = 1,
     queue_delay_us: int = 0,
     target: str | None = None,
+    requests: Form = "columns",
     replace: bool = False,
 ) -> Deployed:
     """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
@@ -59,7 +60,8 @@ def deploy(
     manifest = bundle.manifest
     chosen = _target(manifest, devices, target)
     signature = Signature.from_dict(manifest.signature)
-    why_alone = _why_alone(bundle, signature)
+    Wire.of(signature, requests)  # refuses what does not travel in that form
+    why_alone = BLOCKS_ALONE if requests == "blocks" else _why_alone(bundle, signature)
     service = Service(
         name=name,
         number=number,
@@ -71,6 +73,7 @@ def deploy(
         devices=tuple(devices),
         instances=instances,
         queue_delay_us=queue_delay_us,
+        requests=requests,
     )
 
     def place(folder: Path) -> Bundle:

@@ -14,12 +14,15 @@ from typing import Any
 from engines.target import Target
 from registry.manifest import Manifest
 from serving.errors import ServingError
-from serving.wire import Wire, WireTensor, mergeable
+from serving.wire import Form, Wire, WireTensor, mergeable
 from soa.signature import Signature
 
 DIGEST = "digest"
 VERSION = "version"
 TARGET = "target"
+REQUESTS = "requests"
+
+BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
 # What a call of the Python backend costs beside the artifact, in microseconds: measured with
 # benchmarks/serving.py. It makes large batches worth their while for small models.
@@ -34,6 +37,7 @@ class Service:
 
     `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: Triton may put the rows of
     several requests into one run. `queue_delay_us`: how long it may wait for more of them.
+    `requests`: the form of requests and answers, see serving/wire.py.
     """
 
     name: str
@@ -46,6 +50,7 @@ class Service:
     devices: tuple[str, ...] = ("cpu",)
     instances: int = 1
     queue_delay_us: int = 0
+    requests: Form = "columns"
 
     def __post_init__(self) -> None:
         if self.instances < 1 or self.queue_delay_us < 0:
@@ -62,6 +67,12 @@ class Service:
             raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
         if self.merge and not mergeable(self.signature):
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
+        if self.merge and self.requests == "blocks":
+            raise ServingError(f"{self.name}: {BLOCKS_ALONE}")
+
+    @property
+    def wire(self) -> Wire:
+        return Wire.of(self.signature, self.requests)
 
     @property
     def max_batch_size(self) -> int:
@@ -100,7 +111,7 @@ def config_text(service: Service) -> str:
 def config_message(service: Service) -> Any:
     """Triton's `ModelConfig` message."""
     schema = _schema()
-    wire = Wire.of(service.signature)
+    wire = service.wire
     config = schema.ModelConfig(
         name=service.name, backend="python", max_batch_size=service.max_batch_size
     )
@@ -123,6 +134,7 @@ def config_message(service: Service) -> Any:
         DIGEST: service.digest,
         VERSION: f"{service.name}/{service.number}",
         TARGET: service.target,
+        REQUESTS: service.requests,
         # The requests' arrays are read by NumPy.
         "FORCE_CPU_ONLY_INPUT_TENSORS": "yes",
     }
@@ -133,7 +145,7 @@ def config_message(service: Service) -> Any:
 
 def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
     """Without the rows where Triton batches, since it adds them itself."""
-    return t.dims if merge or t.scalar else (-1, *t.dims)
+    return t.dims if merge else t.shape(-1)
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:

@@ -25,9 +25,9 @@ from runtime.loader import Mode, open_bundle, require_promoted, tolerances_of
 from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
-from serving.model_config import DIGEST, TARGET
+from serving.model_config import DIGEST, REQUESTS, TARGET
 from serving.remote_options import RemoteOptions, address_of
-from serving.wire import Array, Wire, WireTensor, locations
+from serving.wire import FORMS, Array, Form, Wire, WireTensor, locations
 from soa.collection import Collection
 from soa.signature import Signature
 
@@ -81,14 +81,21 @@ def _run(binding: Binding) -> Mapping[str, Collection]:
 class RemoteModel(Executable):
     """The executable of a remote session: argument tensors to the server, answers into them.
 
-    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's.
+    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's,
+    `requests` the form that the server takes.
     """
 
     def __init__(
-        self, signature: Signature, client: Client, name: str, version: str, digest: str
+        self,
+        signature: Signature,
+        client: Client,
+        name: str,
+        version: str,
+        digest: str,
+        requests: Form = "columns",
     ) -> None:
         self.options = client.options
-        self._wire = Wire.of(signature)
+        self._wire = Wire.of(signature, requests)
         self._outputs = {t.name: t for t in self._wire.outputs}
         self._dims = signature.dims
         self._client = client
@@ -205,7 +212,9 @@ class RemoteModel(Executable):
             if values.dtype.kind != "f" or not np.isnan(values).any():
                 continue
             if all(np.isfinite(v).all() for v in given.values() if v.dtype.kind == "f"):
-                row = int(np.isnan(values).reshape(len(values), -1).any(axis=1).argmax())
+                nan = np.isnan(values)
+                by_row = nan.T if self._outputs[name].rows_last else nan
+                row = int(by_row.reshape(len(by_row), -1).any(axis=1).argmax())
                 raise AnswerError(
                     f"{self}: output {name} is NaN at row {row}, and no input is NaN or Inf"
                 )
@@ -242,9 +251,9 @@ def connect(
     if version is not None:
         name = version.name
     try:
-        target = _served(client, name, number, bundle.digest)
+        target, requests = _served(client, name, number, bundle.digest)
         signature = Signature.from_dict(bundle.manifest.signature)
-        model = RemoteModel(signature, client, name, number, bundle.digest)
+        model = RemoteModel(signature, client, name, number, bundle.digest, requests)
     except BaseException:
         client.close()
         raise
@@ -276,8 +285,11 @@ def _number(folder: Path, version: Version | None) -> str:
     return str(found.version) if isinstance(found, Ref) and found.version else ""
 
 
-def _served(client: Client, name: str, number: str, digest: str) -> str:
-    """The target that the server runs; raises VersionMismatchError if it is not that bundle."""
+def _served(client: Client, name: str, number: str, digest: str) -> tuple[str, Form]:
+    """The target that the server runs, and the form of its requests.
+
+    Raises VersionMismatchError if it is not that bundle, or another software's.
+    """
     what = f"{name}/{number}" if number else name
     try:
         config = client.model_config(name, number)
@@ -293,4 +305,16 @@ def _served(client: Client, name: str, number: str, digest: str) -> str:
             f"server {client.address}: its {what} is bundle {found[:12]}, the registry's is "
             f"{digest[:12]}: deploy that version there"
         )
-    return str(config.parameters[TARGET].string_value)
+    if config.backend != "python":
+        raise VersionMismatchError(
+            f"server {client.address}: Triton's {config.backend} backend runs its {what}, and it "
+            "cannot check a request's bundle: use tritonclient, or deploy it with --backend python"
+        )
+    given = config.parameters[REQUESTS].string_value or "columns"
+    form = next((form for form in FORMS if form == given), None)
+    if form is None:
+        raise VersionMismatchError(
+            f"server {client.address}: its {what} takes requests of the form {given!r}, which is "
+            f"none of {', '.join(FORMS)}"
+        )
+    return str(config.parameters[TARGET].string_value), form

@@ -47,7 +47,12 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(
                 f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
             )
-        self._core = Core(self._session, merge=config["max_batch_size"] > 0, digest=digest)
+        self._core = Core(
+            self._session,
+            merge=config["max_batch_size"] > 0,
+            digest=digest,
+            requests=facts["requests"],
+        )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         answers = self._core.answer([_request(request) for request in requests])

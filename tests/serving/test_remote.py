@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -31,6 +33,7 @@ from serving.errors import (
 )
 from serving.remote import RemoteSession
 from serving.remote_options import RemoteOptions, Tls
+from serving.wire import Form
 from soa import Collection
 from stages.reference import Reference
 from stages.validate import validate_session
@@ -78,6 +81,41 @@ def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) ->
     )  # fmt: skip
     assert report.valid, report.reason
     assert len(report.cases) > 5
+
+
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
+    bundle = shop.bundles["jets"]
+    service = shop.deployed["jets"].service
+    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    other = Server(session, replace(service, requests=form, merge=form == "rows"))
+    with other.listening() as url:
+        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        report = validate_session(
+            remote, form, Reference.load(bundle.file("reference.safetensors")),
+            tolerances_of(bundle.manifest),
+        )  # fmt: skip
+        assert report.valid, report.reason
+        given, written = collections(bundle, remote, 5)
+
+        def nan(answer: Any, context: Any) -> Any:
+            values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
+            values.reshape(3, 5)[1, 2] = np.nan  # as rows: the third row's third value is next
+            answer.raw_output_contents[0] = values.tobytes()
+            return answer
+
+        other.fault = nan
+        with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
+            remote.run(given, written)
+        remote.close()
+    session.close()
+
+
+def test_a_form_that_this_software_does_not_know(shop: Shop, server: Server, url: str) -> None:
+    before, server.service = server.service, replace(server.service, requests="tiles")  # type: ignore[arg-type]
+    with pytest.raises(VersionMismatchError, match=r"form 'tiles', which is none of columns"):
+        pipeline.load("jets@production", device=url, registry=shop.registry)
+    server.service = before
 
 
 def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
