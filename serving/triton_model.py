@@ -27,7 +27,7 @@ soa_pipeline.check_origins()
 # Arrays cross by DLPack: the stub was built for NumPy 1, and to it NumPy 2 has elements of 0 bytes.
 # As capsules: the protocol's methods take several times as long, for every tensor of every request.
 from torch import from_numpy  # noqa: E402
-from torch.utils.dlpack import from_dlpack, to_dlpack  # noqa: E402
+from torch.utils import dlpack  # noqa: E402
 
 from runtime.loader import load  # noqa: E402
 from serving.backend import Core, Request  # noqa: E402
@@ -67,7 +67,7 @@ class TritonPythonModel:
 
 
 def _request(request: Any) -> Request:
-    inputs = {t.name(): from_dlpack(t.to_dlpack()).numpy() for t in request.inputs()}
+    inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()).numpy() for t in request.inputs()}
     return Request(inputs, _digest(request.parameters()))
 
 
@@ -95,4 +95,4 @@ def _capsule(values: Array) -> Any:
     if not values.size:
         steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
         tensor = tensor.as_strided(values.shape, steps)
-    return to_dlpack(tensor)
+    return dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]
