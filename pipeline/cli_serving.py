@@ -15,6 +15,7 @@ import click
 from pipeline.cli_options import F, json_option, registry_at, registry_option, say
 
 if TYPE_CHECKING:
+    from serving.native import Backend
     from serving.wire import Form
 
 
@@ -50,6 +51,12 @@ def _service_options(command: F) -> F:
     help="The model repository; the model becomes the folder DIR/NAME.",
 )  # fmt: skip
 @_service_options
+@click.option(
+    "--backend", default="python", show_default=True,
+    type=click.Choice(["python", "onnxruntime", "pytorch"]),
+    help="What of Triton runs it: soa-pipeline in its Python backend, or a backend of its own, for "
+    "a version with a valid artifact of onnxruntime or torchscript.",
+)  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace the model if it is in DIR already.")
 @registry_option
 @json_option
@@ -61,6 +68,7 @@ def deploy(
     queue_delay_us: int,
     target: str | None,
     requests: Form,
+    backend: Backend,
     replace: bool,
     registry_uri: str | None,
     as_json: bool,
@@ -73,7 +81,8 @@ def deploy(
 
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
-        queue_delay_us=queue_delay_us, target=target, requests=requests, replace=replace,
+        queue_delay_us=queue_delay_us, target=target, requests=requests,
+        backend=backend, replace=replace,
     )  # fmt: skip
     if as_json:
         click.echo(json.dumps(_described(done), indent=1))
@@ -89,6 +98,7 @@ def _described(done: Any) -> dict[str, Any]:
         "digest": done.service.digest,
         "target": done.service.target,
         "requests": done.service.requests,
+        "backend": done.service.backend,
         "folder": str(done.folder),
         "max_batch_size": done.service.max_batch_size,
         "preferred_batch_size": list(done.service.preferred) if done.service.merge else [],

@@ -36,6 +36,7 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
         "digest": jets.bundle.digest,
         "target": TARGET,
         "requests": "columns",
+        "backend": "python",
         "folder": str(tmp_path / "a" / "jets"),
         "max_batch_size": 1000,
         "preferred_batch_size": [1000],
