@@ -14,6 +14,7 @@ from serving.native import Program
 from serving.wire import Array, Wire, WireTensor
 from soa.signature import Argument, Signature
 
+_INNER = "artifact/"  # of the names in the artifact: a block may have one of them
 _LARGEST = 2**31 - 1
 """Bytes of a protobuf message, and so of an ONNX file that carries its weights itself."""
 
@@ -22,13 +23,13 @@ def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> 
     """Write `file`, weights inside. Raises EngineError."""
     try:
         import onnx
+        import onnx.compose
     except ImportError as error:
         raise EngineError(f"{error.name} is not installed: pip install 'soa-pipeline[onnx]'") from (
             error
         )
-    model = onnx.load(artifact)
-    shell = _Shell(model, signature, wire)
-    shell.put_on()
+    model = onnx.compose.add_prefix(onnx.load(artifact), _INNER)
+    _Shell(model, signature, wire).put_on()
     if model.ByteSize() > _LARGEST:
         raise EngineError(f"{artifact.name} with its weights is larger than 2 GB")
     onnx.save(model, file)
@@ -76,8 +77,8 @@ class _Shell:
         graph = self._graph
         flat = {t.name: self._flat(t) for t in self._wire.inputs}
         for i, argument in enumerate(self._signature.arguments):
-            if input_name(i) in self._given:
-                self._argument(input_name(i), argument, flat)
+            if (name := _INNER + input_name(i)) in self._given:
+                self._argument(name, argument, flat)
         for t in self._wire.outputs:
             self._answer(t)
         steps = [*self._before, *graph.node, *self._after]
@@ -140,7 +141,7 @@ class _Shell:
             name, k = (argument.column, argument.component)
             if argument.kind == "matrix":
                 name, k = bound.plan.components[output.component]
-            places[argument.collection, name, k] = output.name
+            places[argument.collection, name, k] = _INNER + output.name
         columns = [
             self._step(
                 self._after,

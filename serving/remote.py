@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +28,7 @@ from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.model_config import DIGEST, REQUESTS, TARGET
-from serving.remote_options import RemoteOptions, address_of
+from serving.remote_options import HEADERS, RemoteOptions, address_of
 from serving.wire import FORMS, Array, Form, Wire, WireTensor, locations
 from soa.collection import Collection
 from soa.signature import Signature
@@ -82,7 +84,8 @@ class RemoteModel(Executable):
     """The executable of a remote session: argument tensors to the server, answers into them.
 
     Nothing is written unless the whole answer is in order. `name` and `version` are Triton's,
-    `requests` the form that the server takes.
+    `requests` the form that the server takes. `merge`: rows are independent, so that more of them
+    than a message carries go in several.
     """
 
     def __init__(
@@ -93,9 +96,12 @@ class RemoteModel(Executable):
         version: str,
         digest: str,
         requests: Form = "columns",
+        *,
+        merge: bool = False,
     ) -> None:
         self.options = client.options
         self._wire = Wire.of(signature, requests)
+        self._merge = merge
         self._outputs = {t.name: t for t in self._wire.outputs}
         self._dims = signature.dims
         self._client = client
@@ -117,7 +123,7 @@ class RemoteModel(Executable):
         tensors = (*self._wire.inputs, *self._wire.outputs)
         # Triton takes no empty array from shared memory.
         if self._regions is None or not all(t.nbytes(rows[t.rows]) for t in tensors):
-            found = self._ask(given, rows)
+            found = self._ask_in_parts(given, rows)
         else:
             try:
                 found = self._ask_shared(given, rows)
@@ -144,6 +150,32 @@ class RemoteModel(Executable):
         for t in self._wire.outputs:
             request.outputs.add(name=t.name)
         return request
+
+    def _ask_in_parts(
+        self, given: Mapping[str, Array], rows: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """In as many messages as it takes; raises TooLargeError where rows belong together."""
+        largest = max(self._nbytes(self._wire.inputs, rows), self._nbytes(self._wire.outputs, rows))
+        room = self.options.message_bytes - HEADERS
+        if largest <= room:
+            return self._ask(given, rows)
+        if not self._merge:
+            self._client.require_size(
+                largest + HEADERS, "a message, whose rows may not be taken apart,"
+            )
+        ((dim, n),) = rows.items()
+        cuts = np.linspace(0, n, min(n, -(-largest // room)) + 1).astype(int).tolist()
+        found = [
+            self._ask({name: values[i:j] for name, values in given.items()}, {dim: j - i})
+            for i, j in pairwise(cuts)
+        ]
+        return {
+            t.name: np.concatenate([part[t.name] for part in found]) for t in self._wire.outputs
+        }
+
+    @staticmethod
+    def _nbytes(tensors: Sequence[WireTensor], rows: Mapping[str, int]) -> int:
+        return sum(t.nbytes(rows[t.rows]) for t in tensors)
 
     def _ask(self, given: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
         request = self._request(given)
@@ -251,13 +283,15 @@ def connect(
     if version is not None:
         name = version.name
     try:
-        target, requests = _served(client, name, number, bundle.digest)
+        served = _served(client, name, number, bundle.digest)
         signature = Signature.from_dict(bundle.manifest.signature)
-        model = RemoteModel(signature, client, name, number, bundle.digest, requests)
+        model = RemoteModel(
+            signature, client, name, number, bundle.digest, served.requests, merge=served.merge
+        )
     except BaseException:
         client.close()
         raise
-    origin = Origin(name, number or None, bundle.digest, target, f"triton at {address}")
+    origin = Origin(name, number or None, bundle.digest, served.target, f"triton at {address}")
     if mode == "production":
         return RemoteSession(signature, model, origin)
     reference = engine("exported").open(bundle.file(bundle.manifest.program), torch.device("cpu"))
@@ -285,11 +319,15 @@ def _number(folder: Path, version: Version | None) -> str:
     return str(found.version) if isinstance(found, Ref) and found.version else ""
 
 
-def _served(client: Client, name: str, number: str, digest: str) -> tuple[str, Form]:
-    """The target that the server runs, and the form of its requests.
+@dataclass(frozen=True)
+class _Served:
+    target: str
+    requests: Form
+    merge: bool
 
-    Raises VersionMismatchError if it is not that bundle, or another software's.
-    """
+
+def _served(client: Client, name: str, number: str, digest: str) -> _Served:
+    """How the server runs it; raises VersionMismatchError if it is not that bundle, or not ours."""
     what = f"{name}/{number}" if number else name
     try:
         config = client.model_config(name, number)
@@ -317,4 +355,4 @@ def _served(client: Client, name: str, number: str, digest: str) -> tuple[str, F
             f"server {client.address}: its {what} takes requests of the form {given!r}, which is "
             f"none of {', '.join(FORMS)}"
         )
-    return str(config.parameters[TARGET].string_value), form
+    return _Served(config.parameters[TARGET].string_value, form, config.max_batch_size > 0)

@@ -80,6 +80,26 @@ def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path)
     assert {e.name: list(e.dims) for e in config.input} == {"features": [6, -1]}
 
 
+def test_a_repository_for_tritons_own_backend(promoted: Registry, tmp_path: Path) -> None:
+    deploy(promoted, "jets", "--out", tmp_path, "--backend", "pytorch", "--requests", "rows")
+    folder = tmp_path / "jets"
+    assert sorted(p.name for p in (folder / "1").iterdir()) == ["model.pt"]
+    config = text_format.Parse(
+        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (config.backend, config.default_model_filename) == ("pytorch", "model.pt")
+    assert {e.name: list(e.dims) for e in config.input} == {"features__0": [6]}
+    assert {e.name: list(e.dims) for e in config.output} == {"probabilities__0": [3]}
+    assert config.max_batch_size == 1000 and config.HasField("dynamic_batching")
+
+
+def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    said = refusal("deploy", "jets", *where, "--backend", "onnxruntime")
+    assert said.startswith(f"jets has no valid artifact of onnxruntime for {TARGET}")
+    assert not (tmp_path / "a").exists()
+
+
 def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri)
     cli("deploy", "jets", *where)

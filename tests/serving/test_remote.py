@@ -29,10 +29,11 @@ from serving.errors import (
     RemoteError,
     ServerGoneError,
     ServingError,
+    TooLargeError,
     VersionMismatchError,
 )
 from serving.remote import RemoteSession
-from serving.remote_options import RemoteOptions, Tls
+from serving.remote_options import HEADERS, RemoteOptions, Tls
 from serving.wire import Form
 from soa import Collection
 from stages.reference import Reference
@@ -374,6 +375,29 @@ def test_what_was_not_promoted_runs_in_test_mode_only(
     pipeline.load(folder, device=url, mode="test").close()
 
 
+def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
+    """They go in several; where rows belong together, that is refused before anything is sent."""
+    small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=small)
+    event, before = collections(shop.bundles["jets"], session, 1000), server.requests
+    session.run(*event)
+    assert server.requests - before == 4
+    whole = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    same = collections(shop.bundles["jets"], whole, 1000)
+    whole.run(*same)
+    for name in "xyz":
+        assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
+    model: Any = session._executable
+    model._merge = False
+    given, written = collections(shop.bundles["jets"], session, 1000)
+    before = server.requests
+    with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):
+        session.run(given, written)
+    assert server.requests == before and not written["tags"].memory()[0].any()
+    session.close()
+    whole.close()
+
+
 @pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
 def test_an_address_that_is_none(device: str) -> None:
     with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
@@ -388,7 +412,15 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "fault", [{"deadline_s": 0.0}, {"retries": -1}, {"in_flight": 0}, {"compression": "zip"}]
+    "fault",
+    [
+        {"deadline_s": 0.0},
+        {"retries": -1},
+        {"in_flight": 0},
+        {"compression": "zip"},
+        {"message_bytes": 10},
+        {"message_bytes": 2**31},
+    ],
 )
 def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
     with pytest.raises(ServingError):
