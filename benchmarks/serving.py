@@ -1,100 +1,178 @@
-"""A real Triton with the demo model, seen by its clients: `python -m benchmarks.serving`.
+"""Real Tritons on this machine, seen by their clients: `python -m benchmarks.serving [REF ...]`.
 
-Latency of one client at several sizes, beside the same call in this process; then 1, 8 and 32
-clients with one jet a request, batching on and off. Clients are threads of up to 4 processes, which
-share the machine's cores with the server. Needs the demo in the registry (`make demo`).
+For each version: one client's calls at several sizes, beside the same call in this process; then 1,
+8 and 32 clients with one row a request, each request running alone, merged, and merged with a wait
+for more. Clients are processes of their own (benchmarks/serving_clients.py) on the same cores. By
+default the demo's model, ParticleNet and the Particle Transformer, those that are in production.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+import torch
+
+from benchmarks.serving_clients import Seen, drive, make_request
 from benchmarks.table import print_machine
 from pipeline.deploy import deploy
 from pipeline.loading import load
 from pipeline.report import console, microseconds, new_table
+from registry.bundle import Bundle
+from registry.errors import NotFoundError
 from registry.store import Registry
+from runtime.compare import compare
+from runtime.loader import tolerances_of
 from runtime.session import Session
+from serving.errors import ServingError
+from serving.model_config import Service
 from serving.remote_options import RemoteOptions
 from serving.repository import write_repository
 from serving.server import TritonServer
 from soa.errors import SoaPipelineError
 from soa.transfer import fill_column
-from stages.reference import Reference
+from stages.reference import Arrays, Reference
 
-_SECONDS = 4.0
-_SIZES = (1, 10, 100, 1000)
+_REFS = ("jet-tagger@production", "particlenet@production", "zoo-particle-transformer@production")
+_SECONDS = 3.0
+_CALLS_S = 1.0
+_SIZES = (1, 10, 100)
 _CLIENTS = (1, 8, 32)
-_PROCESSES = 4
-_PREPARE_S = 20.0  # to import torch, and to connect
+_WAIT_US = 1000
 
 
 @dataclass(frozen=True)
 class Load:
-    """What clients saw together: requests a second, microseconds, and rows in one execution."""
+    """What clients saw together, and Triton: rows in an execution; CPU in µs for each request."""
 
-    rate: float
-    p50_us: float
-    p99_us: float
+    seen: Seen
     rows_a_run: float
+    server_us: float
+
+    @property
+    def clients_us(self) -> float:
+        return self.seen.cpu_s / len(self.seen.latencies_us) * 1e6
 
 
-def main(ref: str) -> int:
+def main(*refs: str) -> int:
     print_machine()
     registry = Registry()
     try:
-        with tempfile.TemporaryDirectory(prefix="soa-bench-") as folder:
-            _measure(registry, ref, Path(folder))
+        for ref in refs or _in_production(registry):
+            with tempfile.TemporaryDirectory(prefix="soa-bench-") as folder:
+                _measure(registry, ref, Path(folder))
     except SoaPipelineError as error:
         print(f"benchmarks.serving: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+def _in_production(registry: Registry) -> Iterator[str]:
+    for ref in _REFS:
+        try:
+            registry.find(ref)
+        except NotFoundError as error:
+            console().print(f"left out: {error}")
+        else:
+            yield ref
+
+
 def _measure(registry: Registry, ref: str, folder: Path) -> None:
-    done = deploy(registry, ref, folder / "merged")
-    alone = replace(done.service, merge=False)
-    bundle = done.folder / str(alone.number) / "bundle"
-    write_repository(folder / "alone", alone, lambda into: _copy(registry, ref, into))
-    local = load(bundle)
-    with TritonServer(folder / "merged") as server:
-        ways = {"local": local}
-        for name, options in (
-            ("remote", RemoteOptions()),
-            ("remote, shared memory", RemoteOptions(shared_memory=True)),
-        ):
-            ways[name] = load(bundle, device=server.url, remote=options)
-        _print_latency(ways, bundle)
-        for session in ways.values():
-            session.close()
+    done = deploy(registry, ref, folder / "deployed", requests="rows")
+    console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
+    bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
+    reference = Reference.load(bundle.file(bundle.manifest.reference))
     loads = {}
-    name = done.service.name
-    with ProcessPoolExecutor(_PROCESSES, get_context("spawn")) as pool:
-        for batching, repository in (("on", "merged"), ("off", "alone")):
-            with TritonServer(folder / repository) as server:
-                for n in _CLIENTS:
-                    loads[batching, n] = _clients(pool, server, bundle, name, n)
+    for batching, service in _services(done.service).items():
+        with _server(service, folder / batching, bundle) as server:
+            if batching == "off":
+                _print_latency(bundle.path, server.url, reference.inputs)
+            for n in _CLIENTS:
+                loads[batching, n] = _load(server, service, reference, bundle, n)
     _print_loads(loads)
 
 
-def _copy(registry: Registry, ref: str, into: Path) -> Any:
-    from pipeline.pull import pull
+def _services(service: Service) -> dict[str, Service]:
+    """The same version with requests that run alone, merged, and merged with a wait for more."""
+    found = {"off": replace(service, merge=False)}
+    if service.merge:
+        found["on"] = service
+        found[f"on, {_WAIT_US / 1000:g} ms"] = replace(service, queue_delay_us=_WAIT_US)
+    return found
 
-    return pull(registry, ref, into)[1]
+
+@contextlib.contextmanager
+def _server(service: Service, repository: Path, bundle: Bundle) -> Iterator[TritonServer]:
+    def place(into: Path) -> Bundle:
+        shutil.copytree(bundle.path, into)
+        return Bundle.open(into)
+
+    write_repository(repository, service, place)
+    with TritonServer(repository) as server:
+        yield server
 
 
-def _call(session: Session, bundle: Path, n: int) -> Callable[[], None]:
+def _load(
+    server: TritonServer, service: Service, reference: Reference, bundle: Bundle, clients: int
+) -> Load:
+    request = make_request(service, reference.inputs, 1)
+    before, cpu = server.metrics(service.name), _cpu_s(server.pid)
+    seen = drive(server.url.removeprefix("triton://"), request, clients, _SECONDS)
+    after, cpu = server.metrics(service.name), _cpu_s(server.pid) - cpu
+    for answer in seen.answers:
+        _check(answer, service, reference, bundle)
+    rows, runs = (
+        after[f"nv_inference_{key}"] - before[f"nv_inference_{key}"]
+        for key in ("count", "exec_count")
+    )
+    return Load(seen, rows / runs, cpu / len(seen.latencies_us) * 1e6)
+
+
+def _check(answer: bytes, service: Service, reference: Reference, bundle: Bundle) -> None:
+    """Raises ServingError unless an answer to one row is the reference's."""
+    from tritonclient.grpc import service_pb2
+
+    found = service_pb2.ModelInferResponse.FromString(answer)
+    at = [sum(case.values()) for case in reference.cases].index(1)
+    for t, raw in zip(service.wire.outputs, found.raw_output_contents, strict=True):
+        values = torch.from_numpy(np.frombuffer(raw, t.dtype).reshape(t.shape(1)).copy())
+        tolerance = tolerances_of(bundle.manifest)[t.name]
+        wanted = reference.outputs[at][t.name].reshape(values.shape)
+        if compare(values, wanted, tolerance, classifier=False).outside > tolerance.max_outside:
+            raise ServingError(f"the server's {t.name} is not the reference's")
+
+
+def _cpu_s(group: int) -> float:
+    """CPU seconds so far of a process group: the server and its Python backends."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # one that has just ended
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ways(bundle: Path, url: str) -> dict[str, Session]:
+    """Sessions to compare call by call: what else answers, as a fall-back, is one more of them."""
+    return {
+        "local": load(bundle),
+        "remote": load(bundle, device=url, remote=RemoteOptions()),
+        "remote, shared memory": load(bundle, device=url, remote=RemoteOptions(shared_memory=True)),
+    }
+
+
+def _call(session: Session, inputs: Arrays, n: int) -> Callable[[], None]:
     """A bound call on the first n rows of the reference."""
-    inputs = Reference.load(bundle / "reference.safetensors").inputs
     given = {name: session.collection(name, n) for name in session.signature.input_collections}
     for name, collection in given.items():
         for column in collection.layout.columns:
@@ -107,79 +185,56 @@ def _call(session: Session, bundle: Path, n: int) -> Callable[[], None]:
 
 
 def _timed(call: Callable[[], None], seconds: float) -> list[float]:
-    """Microseconds of each call, after one that does not count."""
+    """Microseconds of each call, ten or more, after one that does not count."""
     call()
     times: list[float] = []
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    while time.perf_counter() < until or len(times) < 10:
         begun = time.perf_counter()
         call()
         times.append((time.perf_counter() - begun) * 1e6)
     return times
 
 
-def _clients(
-    pool: ProcessPoolExecutor, server: TritonServer, bundle: Path, name: str, count: int
-) -> Load:
-    """`count` clients, each with a connection and memory of its own, one row a request."""
-    shares = [len(range(i, count, _PROCESSES)) for i in range(min(count, _PROCESSES))]
-    before = server.metrics(name)
-    begin = time.monotonic() + _PREPARE_S
-    sent = [pool.submit(_share, server.url, bundle, share, begin) for share in shares]
-    every = [us for future in sent for us in future.result()]
-    after = server.metrics(name)
-    rows, runs = (
-        after[f"nv_inference_{key}"] - before[f"nv_inference_{key}"]
-        for key in ("count", "exec_count")
-    )
-    return Load(len(every) / _SECONDS, *_quantiles(every), rows / runs)
-
-
-def _share(url: str, bundle: Path, count: int, begin: float) -> list[float]:
-    """In a process of its own: that many clients, from the moment `begin` of the common clock."""
-    sessions = [load(bundle, device=url, remote=RemoteOptions()) for _ in range(count)]
-    calls = [_call(session, bundle, 1) for session in sessions]
-
-    def work(call: Callable[[], None]) -> list[float]:
-        call()
-        if time.monotonic() > begin:
-            raise RuntimeError("the clients were not ready in time")
-        time.sleep(begin - time.monotonic())
-        return _timed(call, _SECONDS)
-
-    with ThreadPoolExecutor(count) as threads:
-        times = list(threads.map(work, calls))
-    for session in sessions:
-        session.close()
-    return [us for each in times for us in each]
-
-
-def _quantiles(times: list[float]) -> tuple[float, float]:
+def _quantiles(times: Sequence[float]) -> tuple[float, float]:
     cuts = statistics.quantiles(times, n=100)
     return cuts[49], cuts[98]
 
 
-def _print_latency(ways: dict[str, Session], bundle: Path) -> None:
-    table = new_table("one client, one call: p50 / p99", "", *(f"n={n}" for n in _SIZES))
+def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
+    ways = _ways(bundle, url)
+    (rows,) = ways["local"].signature.ranges.values()
+    sizes = [n for n in _SIZES if n <= rows.max]
+    table = new_table("one client, one call: p50 / p99", "", *(f"n={n}" for n in sizes))
+    medians: dict[str, list[float]] = {}
     for name, session in ways.items():
         cells = []
-        for n in _SIZES:
-            p50, p99 = _quantiles(_timed(_call(session, bundle, n), _SECONDS / 2))
+        for n in sizes:
+            p50, p99 = _quantiles(_timed(_call(session, inputs, n), _CALLS_S))
+            medians.setdefault(name, []).append(p50)
             cells.append(f"{microseconds(p50)} / {microseconds(p99)}")
+        session.close()
         table.add_row(name, *cells)
+    over = [a - b for a, b in zip(medians["remote"], medians["local"], strict=True)]
+    table.add_row("remote over local", *map(microseconds, over))
     console().print(table)
 
 
 def _print_loads(loads: dict[tuple[str, int], Load]) -> None:
-    table = new_table("one row a request", "batching", "clients", "requests/s", "p50", "p99",
-                      "rows a run")  # fmt: skip
-    for (batching, clients), found in loads.items():
+    table = new_table(
+        "one row a request: clients", "batching", "requests/s", "of off", "p50", "p99",
+        "rows a run", "CPU a request: clients", "server",
+    )  # fmt: skip
+    for (batching, clients), found in sorted(loads.items(), key=lambda each: each[0][1]):
+        p50, p99 = _quantiles(found.seen.latencies_us)
         table.add_row(
-            batching, str(clients), f"{found.rate:.0f}", microseconds(found.p50_us),
-            microseconds(found.p99_us), f"{found.rows_a_run:.2f}",
+            str(clients), batching, f"{found.seen.rate:.0f}",
+            f"{found.seen.rate / loads['off', clients].seen.rate:.2f}",
+            microseconds(p50), microseconds(p99), f"{found.rows_a_run:.2f}",
+            microseconds(found.clients_us), microseconds(found.server_us),
         )  # fmt: skip
     console().print(table)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(sys.argv[1:] or ["jet-tagger@production"])))
+    sys.exit(main(*sys.argv[1:]))

@@ -8,16 +8,26 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli_cluster import cluster_files, cluster_options
 from pipeline.cli_options import F, json_option, registry_at, registry_option, say
 
+if TYPE_CHECKING:
+    from serving.native import Backend
+    from serving.wire import Form
+
 
 def _service_options(command: F) -> F:
     for option in (
+        click.option(
+            "--requests", default="columns", show_default=True,
+            type=click.Choice(["columns", "rows", "blocks"]),
+            help="What a request carries: a tensor for each column, the model's own (n, F) "
+            "tensors, or the SoA blocks (F, n), which are never merged.",
+        ),
         click.option("--target", help="Serve this target. Default: the best for the devices."),
         click.option(
             "--queue-delay-us", default=0, show_default=True,
@@ -42,6 +52,12 @@ def _service_options(command: F) -> F:
     help="The model repository; the model becomes the folder DIR/NAME.",
 )  # fmt: skip
 @_service_options
+@click.option(
+    "--backend", default="python", show_default=True,
+    type=click.Choice(["python", "onnxruntime", "pytorch"]),
+    help="What of Triton runs it: soa-pipeline in its Python backend, or a backend of its own, for "
+    "a version with a valid artifact of onnxruntime or torchscript.",
+)  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace what is there already.")
 @cluster_options
 @registry_option
@@ -53,6 +69,8 @@ def deploy(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    requests: Form,
+    backend: Backend,
     replace: bool,
     registry_uri: str | None,
     as_json: bool,
@@ -67,7 +85,8 @@ def deploy(
     files = cluster_files(replace=replace, **cluster)
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
-        queue_delay_us=queue_delay_us, target=target, replace=replace,
+        queue_delay_us=queue_delay_us, target=target, requests=requests,
+        backend=backend, replace=replace,
     )  # fmt: skip
     said = files.write(done) if files else []
     if as_json:
@@ -86,6 +105,8 @@ def _described(done: Any) -> dict[str, Any]:
         "version": f"{done.service.name}/{done.service.number}",
         "digest": done.service.digest,
         "target": done.service.target,
+        "requests": done.service.requests,
+        "backend": done.service.backend,
         "folder": str(done.folder),
         "max_batch_size": done.service.max_batch_size,
         "preferred_batch_size": list(done.service.preferred) if done.service.merge else [],
@@ -125,6 +146,7 @@ def serve(
     instances: int,
     queue_delay_us: int,
     target: str | None,
+    requests: Form,
     servers: int,
     check: bool,
     host: str,
@@ -151,7 +173,7 @@ def serve(
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(
             registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
-            queue_delay_us=queue_delay_us, target=target,
+            queue_delay_us=queue_delay_us, target=target, requests=requests,
         )  # fmt: skip
         say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
         with serve_by(servers, Path(scratch), options) as server:

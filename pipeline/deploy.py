@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from runtime.loader import open_bundle, require_promoted, tolerances_of
 from runtime.session import Session
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
-from serving.model_config import Service, preferred_sizes
-from serving.repository import write_repository
-from serving.wire import mergeable
+from serving.model_config import BLOCKS_ALONE, Service, preferred_sizes
+from serving.native import Backend, NativeExecutable, artifact_of, make_native
+from serving.repository import write_native_repository, write_repository
+from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.reference import Reference
+from stages.validate import validate_session
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,13 @@ def deploy(
     instances: int = 1,
     queue_delay_us: int = 0,
     target: str | None = None,
+    requests: Form = "columns",
+    backend: Backend = "python",
     replace: bool = False,
 ) -> Deployed:
     """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
 
+    For a `backend` of Triton's own the reference goes through the very file that is written.
     Raises ServingError, LoadError or the registry's errors; nothing is left then.
     """
     bundle, version = open_bundle(ref, registry)
@@ -59,7 +65,8 @@ def deploy(
     manifest = bundle.manifest
     chosen = _target(manifest, devices, target)
     signature = Signature.from_dict(manifest.signature)
-    why_alone = _why_alone(bundle, signature)
+    Wire.of(signature, requests)  # refuses what does not travel in that form
+    why_alone = BLOCKS_ALONE if requests == "blocks" else _why_alone(bundle, signature)
     service = Service(
         name=name,
         number=number,
@@ -71,7 +78,14 @@ def deploy(
         devices=tuple(devices),
         instances=instances,
         queue_delay_us=queue_delay_us,
+        requests=requests,
+        backend=backend,
     )
+    if backend != "python":
+        with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
+            file = _proven(bundle, service, Path(scratch))
+            folder = write_native_repository(out, service, file, replace=replace)
+        return Deployed(service, folder, bundle, why_alone)
 
     def place(folder: Path) -> Bundle:
         if version is not None:
@@ -81,6 +95,26 @@ def deploy(
 
     folder = write_repository(out, service, place, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
+
+
+def _proven(bundle: Bundle, service: Service, scratch: Path) -> Path:
+    """The file for one of Triton's own backends, once it has answered the whole reference."""
+    artifact = artifact_of(bundle, service.target, service.backend)
+    signature, wire = service.signature, service.wire
+    made = make_native(artifact, service.backend, signature, wire, scratch)
+    report = validate_session(
+        Session(signature, NativeExecutable(signature, wire, made.program)),
+        service.backend,
+        Reference.load(bundle.file(bundle.manifest.reference)),
+        tolerances_of(bundle.manifest),
+        frozenset(bundle.manifest.classifiers),
+    )
+    if not report.valid:
+        raise ServingError(
+            f"the model for Triton's {service.backend} backend is not written, since its answers "
+            f"are not the reference's: {report.reason}"
+        )
+    return made.file
 
 
 def _noted(bundle: Bundle) -> tuple[str, int]:

@@ -1,8 +1,9 @@
 """What runs inside Triton's Python backend, on plain arrays: requests in, answers out.
 
-Triton's dynamic batcher hands over several requests at once. Their rows are copied behind one
-another into the columns of one SoA collection, the artifact runs once, and each request gets its
-own rows back. Where rows may not share a run (serving/independence.py), each request runs alone.
+Triton's dynamic batcher hands over several requests at once. Their rows are joined, tensor by
+tensor, and go into the columns of one SoA collection; the artifact runs once, and each request gets
+its own rows of the answer. What is done for each request is kept small: it is the price of a batch.
+Where rows may not share a run (serving/independence.py), each request runs alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from runtime.binding import Binding
 from runtime.session import Session
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Array, Parts, Wire, WireTensor, collection_parts
+from serving.wire import Array, Form, Parts, Wire, WireTensor, collection_parts
 from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
@@ -35,12 +36,21 @@ class Request:
 
 @dataclass
 class _Job:
-    """A request that passed the checks: its rows by dimension, and its answer as it fills."""
+    """A request that passed the checks: its rows by dimension, and its answer, in parts if cut."""
 
     request: Request
     rows: dict[str, int]
-    answer: dict[str, Array]
+    answers: list[dict[str, Array]] = field(default_factory=list)
     error: RequestError | None = None
+
+    def answer(self) -> dict[str, Array] | RequestError:
+        if self.error is not None:
+            return self.error
+        if len(self.answers) == 1:
+            return self.answers[0]
+        return {
+            name: np.concatenate([part[name] for part in self.answers]) for name in self.answers[0]
+        }
 
 
 @dataclass
@@ -54,12 +64,20 @@ class _Run:
 class Core:
     """Answers requests with one session. Triton calls it from one thread at a time.
 
-    `merge`: rows of several requests may share a run. Buffers are made for powers of two of rows,
-    when first needed, and kept; answers are memory of their own.
+    `requests` is their form. `merge`: rows of several requests may share a run. Buffers are made
+    for powers of two of rows, when first needed, and kept; answers are memory of their own.
     """
 
-    def __init__(self, session: Session, *, merge: bool, digest: str | None = None) -> None:
-        self.wire = Wire.of(session.signature)
+    def __init__(
+        self,
+        session: Session,
+        *,
+        merge: bool,
+        digest: str | None = None,
+        requests: Form = "columns",
+    ) -> None:
+        self.wire = Wire.of(session.signature, requests)
+        self._wanted = {t.name for t in self.wire.inputs}
         self._session = session
         self._merge = merge
         self._digest = digest
@@ -75,10 +93,7 @@ class Core:
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [
-            found if isinstance(found, RequestError) else found.error or found.answer
-            for found in checked
-        ]
+        return [found if isinstance(found, RequestError) else found.answer() for found in checked]
 
     def _check(self, request: Request) -> _Job | RequestError:
         signature = self._session.signature
@@ -87,9 +102,9 @@ class Core:
                 f"asked for bundle {request.digest[:12]}, this server runs "
                 f"{(self._digest or 'unknown')[:12]}"
             )
-        wanted = {t.name for t in self.wire.inputs}
-        if set(request.inputs) != wanted:
-            missing, extra = wanted - set(request.inputs), set(request.inputs) - wanted
+        wanted = self._wanted
+        if request.inputs.keys() != wanted:
+            missing, extra = wanted - request.inputs.keys(), request.inputs.keys() - wanted
             what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
             return RequestError(f"the request {what}")
         try:
@@ -98,8 +113,7 @@ class Core:
                 self._check_range(dim, rows)
         except RequestError as error:
             return error
-        answer = {t.name: np.empty(t.shape(rows[t.rows]), t.dtype) for t in self.wire.outputs}
-        return _Job(request, rows, answer)
+        return _Job(request, rows)
 
     def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
         limits = self._session.signature.ranges[dim]
@@ -130,34 +144,33 @@ class Core:
     def _run_merged(self, run: _Run) -> None:
         (dim,) = self._session.signature.dims
         try:
-            buffers = self._buffers_for({dim: run.rows})
-            at = 0
-            for job, start, count in run.pieces:
-                for t in self.wire.inputs:
-                    part = job.request.inputs[t.name][start : start + count]
-                    t.scatter(buffers.given[t.name], at, part)
-                at += count
-            buffers.run({dim: run.rows})
-            at = 0
-            for job, start, count in run.pieces:
-                for t in self.wire.outputs:
-                    rows = t.gather(buffers.written[t.name], at, count)
-                    job.answer[t.name][start : start + count] = rows
-                at += count
+            joined = {t.name: _joined(t.name, run.pieces) for t in self.wire.inputs}
+            whole = self._run(joined, {dim: run.rows})
         except (SoaPipelineError, RuntimeError) as error:
             for job, _, _ in run.pieces:
                 job.error = _failed(error)
+            return
+        at = 0
+        for job, _, count in run.pieces:
+            job.answers.append({name: rows[at : at + count] for name, rows in whole.items()})
+            at += count
 
     def _run_alone(self, job: _Job) -> None:
         try:
-            buffers = self._buffers_for(job.rows)
-            for t in self.wire.inputs:
-                t.scatter(buffers.given[t.name], 0, job.request.inputs[t.name])
-            buffers.run(job.rows)
-            for t in self.wire.outputs:
-                job.answer[t.name][...] = t.gather(buffers.written[t.name], 0, job.rows[t.rows])
+            job.answers.append(self._run(job.request.inputs, job.rows))
         except (SoaPipelineError, RuntimeError) as error:
             job.error = _failed(error)
+
+    def _run(self, inputs: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
+        """The artifact's answer, in memory of its own."""
+        buffers = self._buffers_for(rows)
+        for t in self.wire.inputs:
+            t.scatter(buffers.given[t.name], 0, inputs[t.name])
+        buffers.run(rows)
+        return {
+            t.name: np.array(t.gather(buffers.written[t.name], 0, rows[t.rows]), order="C")
+            for t in self.wire.outputs
+        }
 
     def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
         signature = self._session.signature
@@ -216,7 +229,7 @@ def _collections(
 def _parts(
     tensors: Sequence[WireTensor], collections: Mapping[str, Collection]
 ) -> dict[str, Parts]:
-    return {t.name: collection_parts(collections[t.collection], t.column) for t in tensors}
+    return {t.name: collection_parts(collections[t.collection], t) for t in tensors}
 
 
 def _copy(source: Collection, into: Collection) -> None:
@@ -231,18 +244,27 @@ def _rows_of(tensors: Sequence[WireTensor], inputs: Mapping[str, Array]) -> dict
         values = inputs[t.name]
         if values.dtype != t.dtype:
             raise RequestError(f"input {t.name} is {values.dtype}, the model takes {t.dtype}")
-        n = values.shape[0] if values.ndim else 0
-        if tuple(values.shape) != t.shape(n):
-            per_row = ", ".join(map(str, t.dims))
-            wanted = f"({per_row},)" if t.scalar else f"({t.rows}, {per_row})"
+        n = t.rows_in(values.shape)
+        if values.shape != t.shape(n):
             raise RequestError(
-                f"input {t.name} has shape {tuple(values.shape)}, the model takes {wanted}"
+                f"input {t.name} has shape {values.shape}, the model takes {t.described}"
             )
         if not t.scalar and rows.setdefault(t.rows, n) != n:
             raise RequestError(
                 f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
             )
     return rows
+
+
+def _joined(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> Array:
+    """The rows of all pieces behind one another; the request's own memory where it is one."""
+    found = [
+        job.request.inputs[name]
+        if count == len(job.request.inputs[name])
+        else job.request.inputs[name][start : start + count]
+        for job, start, count in pieces
+    ]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _failed(error: Exception) -> RequestError:

@@ -22,10 +22,7 @@ from serving.errors import (
     TooLargeError,
     VersionMismatchError,
 )
-from serving.remote_options import RemoteOptions, Tls
-
-LARGEST = 2**31 - 1
-"""Bytes that gRPC carries in one message."""
+from serving.remote_options import LARGEST, RemoteOptions, Tls
 
 _FIRST_PAUSE_S = 0.05
 _COMPRESSION = {
@@ -72,13 +69,16 @@ class Client:
 
     def infer(self, request: Any) -> Any:
         """ModelInferRequest to ModelInferResponse; raises RemoteError."""
-        size = request.ByteSize()
-        if size > LARGEST:
-            raise TooLargeError(
-                f"a request of {size / 1e9:.1f} GB is more than gRPC carries (2.1 GB): send fewer "
-                "rows at once, or use shared memory"
-            )
+        self.require_size(request.ByteSize(), "a request")
         return self._call(self._stub.ModelInfer, request)
+
+    def require_size(self, size: int, what: str) -> None:
+        """Raise TooLargeError unless a message may have that many bytes."""
+        if size > self.options.message_bytes:
+            raise TooLargeError(
+                f"server {self.address}: {what} of {size} bytes is more than a message carries "
+                f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
+            )
 
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Triton's ModelConfig of a model in the server; raises RemoteError.

@@ -7,19 +7,23 @@ Triton's schema.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engines.target import Target
 from registry.manifest import Manifest
 from serving.errors import ServingError
-from serving.wire import Wire, WireTensor, mergeable
+from serving.native import FILES, Backend
+from serving.wire import Form, Wire, WireTensor, mergeable
 from soa.signature import Signature
 
 DIGEST = "digest"
 VERSION = "version"
 TARGET = "target"
+REQUESTS = "requests"
+
+BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
 # What a call of the Python backend costs beside the artifact, in microseconds: measured with
 # benchmarks/serving.py. It makes large batches worth their while for small models.
@@ -34,6 +38,8 @@ class Service:
 
     `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: Triton may put the rows of
     several requests into one run. `queue_delay_us`: how long it may wait for more of them.
+    `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
+    runs the model, see serving/native.py.
     """
 
     name: str
@@ -46,6 +52,8 @@ class Service:
     devices: tuple[str, ...] = ("cpu",)
     instances: int = 1
     queue_delay_us: int = 0
+    requests: Form = "columns"
+    backend: Backend = "python"
 
     def __post_init__(self) -> None:
         if self.instances < 1 or self.queue_delay_us < 0:
@@ -62,6 +70,17 @@ class Service:
             raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
         if self.merge and not mergeable(self.signature):
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
+        if self.merge and self.requests == "blocks":
+            raise ServingError(f"{self.name}: {BLOCKS_ALONE}")
+        if self.backend != "python" and self.devices != ("cpu",):
+            raise ServingError(
+                f"a model for Triton's {self.backend} backend is tried here, on the CPU, before it "
+                f"is written: it cannot be for {', '.join(self.devices)}"
+            )
+
+    @property
+    def wire(self) -> Wire:
+        return Wire.of(self.signature, self.requests)
 
     @property
     def max_batch_size(self) -> int:
@@ -100,15 +119,16 @@ def config_text(service: Service) -> str:
 def config_message(service: Service) -> Any:
     """Triton's `ModelConfig` message."""
     schema = _schema()
-    wire = Wire.of(service.signature)
+    wire = service.wire
     config = schema.ModelConfig(
-        name=service.name, backend="python", max_batch_size=service.max_batch_size
+        name=service.name, backend=service.backend, max_batch_size=service.max_batch_size
     )
+    config.default_model_filename = FILES[service.backend]
     config.version_policy.specific.versions.append(service.number)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
-        for t in tensors:
+        for t, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
             entries.add(
-                name=t.name,
+                name=name,
                 data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
                 dims=_dims(t, service.merge),
             )
@@ -123,17 +143,29 @@ def config_message(service: Service) -> Any:
         DIGEST: service.digest,
         VERSION: f"{service.name}/{service.number}",
         TARGET: service.target,
-        # The requests' arrays are read by NumPy.
-        "FORCE_CPU_ONLY_INPUT_TENSORS": "yes",
+        REQUESTS: service.requests,
+        **_SETTINGS[service.backend],
     }
     for key, value in facts.items():
         config.parameters[key].string_value = value
     return config
 
 
+_SETTINGS: dict[Backend, dict[str, str]] = {
+    "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # the requests' arrays are read by NumPy
+    "onnxruntime": {},
+    "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # as the torchscript engine runs it
+}
+
+
+def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
+    """Triton's PyTorch backend goes by the place that a name ends in."""
+    return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
+
+
 def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
     """Without the rows where Triton batches, since it adds them itself."""
-    return t.dims if merge or t.scalar else (-1, *t.dims)
+    return t.dims if merge else t.shape(-1)
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:
@@ -155,11 +187,12 @@ def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
         warm = config.model_warmup.add(name=label)
         if service.merge:
             (warm.batch_size,) = rows.values()
-        for t in wire.inputs:
-            warm.inputs[t.name].data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
+        names = tensor_names(service.backend, wire.inputs)
+        for t, name in zip(wire.inputs, names, strict=True):
+            warm.inputs[name].data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
             dims = t.dims if service.merge else t.shape(rows[t.rows])
-            warm.inputs[t.name].dims.extend(dims)
-            warm.inputs[t.name].zero_data = True
+            warm.inputs[name].dims.extend(dims)
+            warm.inputs[name].zero_data = True
 
 
 def _warm_sizes(service: Service) -> list[Mapping[str, int]]:

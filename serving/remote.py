@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,10 @@ from runtime.checked import CheckedSession
 from runtime.loader import Mode, open_bundle, require_promoted, tolerances_of
 from runtime.session import Origin
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
-from serving.model_config import DIGEST, TARGET
+from serving.model_config import DIGEST, REQUESTS, TARGET
 from serving.pooled_session import PooledSession
-from serving.remote_options import RemoteOptions, address_of
-from serving.wire import Array, Wire, WireTensor, locations
+from serving.remote_options import HEADERS, RemoteOptions, address_of
+from serving.wire import FORMS, Array, Form, Wire, WireTensor, locations
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -48,14 +49,25 @@ class RemoteSession(PooledSession):
 class RemoteModel(Executable):
     """The executable of a remote session: argument tensors to the server, answers into them.
 
-    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's.
+    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's,
+    `requests` the form that the server takes. `merge`: rows are independent, so that more of them
+    than a message carries go in several.
     """
 
     def __init__(
-        self, signature: Signature, client: Client, name: str, version: str, digest: str
+        self,
+        signature: Signature,
+        client: Client,
+        name: str,
+        version: str,
+        digest: str,
+        requests: Form = "columns",
+        *,
+        merge: bool = False,
     ) -> None:
         self.options = client.options
-        self._wire = Wire.of(signature)
+        self._wire = Wire.of(signature, requests)
+        self._merge = merge
         self._outputs = {t.name: t for t in self._wire.outputs}
         self._dims = signature.dims
         self._client = client
@@ -77,7 +89,7 @@ class RemoteModel(Executable):
         tensors = (*self._wire.inputs, *self._wire.outputs)
         # Triton takes no empty array from shared memory.
         if self._regions is None or not all(t.nbytes(rows[t.rows]) for t in tensors):
-            found = self._ask(given, rows)
+            found = self._ask_in_parts(given, rows)
         else:
             try:
                 found = self._ask_shared(given, rows)
@@ -105,6 +117,32 @@ class RemoteModel(Executable):
         for t in self._wire.outputs:
             request.outputs.add(name=t.name)
         return request
+
+    def _ask_in_parts(
+        self, given: Mapping[str, Array], rows: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """In as many messages as it takes; raises TooLargeError where rows belong together."""
+        largest = max(self._nbytes(self._wire.inputs, rows), self._nbytes(self._wire.outputs, rows))
+        room = self.options.message_bytes - HEADERS
+        if largest <= room:
+            return self._ask(given, rows)
+        if not self._merge:
+            self._client.require_size(
+                largest + HEADERS, "a message, whose rows may not be taken apart,"
+            )
+        ((dim, n),) = rows.items()
+        cuts = np.linspace(0, n, min(n, -(-largest // room)) + 1).astype(int).tolist()
+        found = [
+            self._ask({name: values[i:j] for name, values in given.items()}, {dim: j - i})
+            for i, j in pairwise(cuts)
+        ]
+        return {
+            t.name: np.concatenate([part[t.name] for part in found]) for t in self._wire.outputs
+        }
+
+    @staticmethod
+    def _nbytes(tensors: Sequence[WireTensor], rows: Mapping[str, int]) -> int:
+        return sum(t.nbytes(rows[t.rows]) for t in tensors)
 
     def _ask(self, given: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
         request = self._request(given)
@@ -173,7 +211,9 @@ class RemoteModel(Executable):
             if values.dtype.kind != "f" or not np.isnan(values).any():
                 continue
             if all(np.isfinite(v).all() for v in given.values() if v.dtype.kind == "f"):
-                row = int(np.isnan(values).reshape(len(values), -1).any(axis=1).argmax())
+                nan = np.isnan(values)
+                by_row = nan.T if self._outputs[name].rows_last else nan
+                row = int(by_row.reshape(len(by_row), -1).any(axis=1).argmax())
                 raise AnswerError(
                     f"{self}: output {name} is NaN at row {row}, and no input is NaN or Inf"
                 )
@@ -205,12 +245,15 @@ def connect(
     client = open_client(address, options or RemoteOptions())
     try:
         wanted = find_wanted(ref, mode, registry)
-        target = served_target(client, wanted)
-        model = RemoteModel(wanted.signature, client, wanted.name, wanted.number, wanted.digest)
+        served = find_served(client, wanted)
+        model = RemoteModel(
+            wanted.signature, client, wanted.name, wanted.number, wanted.digest, served.requests,
+            merge=served.merge,
+        )  # fmt: skip
     except BaseException:
         client.close()
         raise
-    origin = wanted.origin(target, f"triton at {address}")
+    origin = wanted.origin(served.target, f"triton at {address}")
     if mode == "production":
         return RemoteSession(wanted.signature, model, origin)
     return checked(wanted, model, origin)
@@ -276,8 +319,17 @@ def _number(folder: Path, version: Version | None) -> str:
     return str(found.version) if isinstance(found, Ref) and found.version else ""
 
 
-def served_target(client: Client, wanted: Wanted, within_s: float | None = None) -> str:
-    """The target that the server runs; raises VersionMismatchError if it is not that bundle."""
+@dataclass(frozen=True)
+class Served:
+    """How a server runs a model. `merge`: it puts the rows of several requests together."""
+
+    target: str
+    requests: Form
+    merge: bool
+
+
+def find_served(client: Client, wanted: Wanted, within_s: float | None = None) -> Served:
+    """Raises VersionMismatchError if the server's model is not that bundle, or not ours."""
     what = wanted.label
     try:
         config = client.model_config(wanted.name, wanted.number, within_s)
@@ -293,4 +345,16 @@ def served_target(client: Client, wanted: Wanted, within_s: float | None = None)
             f"server {client.address}: its {what} is bundle {found[:12]}, the registry's is "
             f"{wanted.digest[:12]}: deploy that version there"
         )
-    return str(config.parameters[TARGET].string_value)
+    if config.backend != "python":
+        raise VersionMismatchError(
+            f"server {client.address}: Triton's {config.backend} backend runs its {what}, and it "
+            "cannot check a request's bundle: use tritonclient, or deploy it with --backend python"
+        )
+    given = config.parameters[REQUESTS].string_value or "columns"
+    form = next((form for form in FORMS if form == given), None)
+    if form is None:
+        raise VersionMismatchError(
+            f"server {client.address}: its {what} takes requests of the form {given!r}, which is "
+            f"none of {', '.join(FORMS)}"
+        )
+    return Served(config.parameters[TARGET].string_value, form, config.max_batch_size > 0)

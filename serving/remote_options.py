@@ -10,6 +10,12 @@ from serving.errors import ServingError
 
 SCHEME = "triton://"
 
+LARGEST = 2**31 - 1
+"""Bytes that gRPC carries in one message."""
+
+HEADERS = 1 << 14
+"""Bytes of a message beside its arrays, reckoned generously."""
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -26,8 +32,9 @@ class RemoteOptions:
     broke, or the server took nothing more: to run a model twice does no harm.
 
     `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
-    memory that client and server share, which takes one host. `allow_nan`: hand on NaN answers to
-    inputs that have neither NaN nor infinity, instead of refusing them.
+    memory that client and server share, which takes one host. `message_bytes`: the largest message
+    between them; more rows than fit go in several, where their rows are independent. `allow_nan`:
+    hand on NaN answers to inputs that have neither NaN nor infinity, instead of refusing them.
     """
 
     deadline_s: float = 10.0
@@ -37,12 +44,17 @@ class RemoteOptions:
     compression: Literal["none", "gzip", "deflate"] = "none"
     tls: Tls | None = None
     allow_nan: bool = False
+    message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
         if self.deadline_s <= 0 or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
                 f"in_flight={self.in_flight}: needed are more than 0, at least 0, at least 1"
+            )
+        if not HEADERS < self.message_bytes <= LARGEST:
+            raise ServingError(
+                f"message_bytes={self.message_bytes}: more than {HEADERS}, at most {LARGEST}"
             )
         if self.compression not in ("none", "gzip", "deflate"):
             raise ServingError(f"compression {self.compression!r}: use none, gzip or deflate")

@@ -1,4 +1,5 @@
-"""A Triton model repository: config.pbtxt, the version's bundle, and the model.py that runs it."""
+"""A Triton model repository: config.pbtxt, and the version's bundle with the model.py that runs it,
+or the one file that a backend of Triton's own loads."""
 
 from __future__ import annotations
 
@@ -23,6 +24,26 @@ def write_repository(
     `place` puts the promoted bundle into the new folder it is given. The result may be moved and
     copied. Raises ServingError if the model is there already, unless `replace`.
     """
+
+    def fill(version: Path) -> None:
+        bundle = place(version / BUNDLE)
+        if bundle.digest != service.digest:
+            raise ServingError(
+                f"{bundle.path}: bundle {bundle.digest[:12]} where {service.digest[:12]} was meant"
+            )
+        shutil.copyfile(Path(__file__).with_name(_MODEL), version / "model.py")
+
+    return _write(out, service, fill, replace)
+
+
+def write_native_repository(
+    out: Path, service: Service, file: Path, *, replace: bool = False
+) -> Path:
+    """The same for one of Triton's own backends, with the file that it loads and nothing else."""
+    return _write(out, service, lambda version: shutil.copyfile(file, version / file.name), replace)
+
+
+def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
     folder = out / service.name
     if folder.exists() and not replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
@@ -30,12 +51,6 @@ def write_repository(
     with write_atomically(folder, replace=replace) as partial:
         version = partial / str(service.number)
         version.mkdir()
-        bundle = place(version / BUNDLE)
-        if bundle.digest != service.digest:
-            raise ServingError(
-                f"{bundle.path}: bundle {bundle.digest[:12]} where {service.digest[:12]} was meant"
-            )
-        source = Path(__file__).with_name(_MODEL)
-        shutil.copyfile(source, version / "model.py")
+        fill(version)
         (partial / CONFIG).write_text(text)
     return folder

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from serving.errors import DeadlineError, ServingError
 from serving.metrics import get, model_counters
 from serving.places import Place
-from serving.remote import Wanted, served_target
+from serving.remote import Wanted, find_served
 from serving.router import Router
 
 if TYPE_CHECKING:
@@ -97,7 +97,12 @@ class Watch:
         try:
             if not self._client.ready(wanted.name, wanted.number, self._within_s):
                 return f"server {self._client.address}: {wanted.label} is not ready"
-            served_target(self._client, wanted, self._within_s)
+            served = find_served(self._client, wanted, self._within_s)
+            if served.requests != "columns":
+                return (
+                    f"server {self._client.address}: {wanted.label} takes requests as "
+                    f"{served.requests}; a site sends columns"
+                )
         except DeadlineError as error:
             self._silent += 1
             # Twice: it hangs, or the connection is dead and nobody has closed it.

@@ -1,8 +1,13 @@
-"""What crosses the wire: one tensor per column, rows first.
+"""What crosses the wire, in one of three forms. Client and server both follow this file.
 
-A column of n rows travels as `(n, 1)`, an Eigen column as `(n, r)` or `(n, r, c)`, a scalar as
-`(1,)`; each is named `collection.column`. A plain column is its own memory, byte for byte. Only
-columns that a block of the model reads or writes travel. Client and server both follow this file.
+- `columns`: a tensor for each column, named `collection.column`: `(n, 1)`, an Eigen column `(n, r)`
+  or `(n, r, c)`, a scalar `(1,)`. A plain column is its own memory, byte for byte.
+- `rows`: a tensor for each block, by its name: the model's own row-major `(n, F)` or `(n, *shape)`,
+  in the dtype of the columns behind it.
+- `blocks`: a tensor `(F, n)` for each block, by its name: the block's physical columns, as they lie
+  in the buffer, up to row n.
+
+A block of scalars is `(F,)`. Only columns that a block of the model reads or writes travel.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,12 +24,12 @@ import torch
 from serving.errors import ServingError
 from soa.collection import Collection
 from soa.dtypes import numpy_dtype
-from soa.layout import Column
+from soa.layout import Layout
 from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
 Parts = Array | Sequence[Array]
-"""The physical columns of a member, by component: the rows of a matrix, or separate arrays."""
+"""The physical columns of a tensor, in order: the rows of a matrix, or separate arrays."""
 
 TRITON_DTYPES = {
     "bool": "BOOL",
@@ -42,97 +47,188 @@ TRITON_DTYPES = {
 """Our dtypes by Triton's names. bfloat16 is left out: NumPy, on which this is built, has none."""
 
 
+Form = Literal["columns", "rows", "blocks"]
+FORMS: tuple[Form, ...] = get_args(Form)
+
+
 @dataclass(frozen=True)
 class WireTensor:
-    """A column as a request or an answer carries it. `rows` is its row dimension."""
+    """A tensor of a request or an answer, and the physical columns that it holds.
 
+    `components` are those columns as (column, component), in the buffer's order where they are
+    adjacent in it; `order` is the place among them of each entry of a row, `dims` a row's shape and
+    `rows` the row dimension. `rows_last`: the tensor is `(F, n)`.
+    """
+
+    name: str
     collection: str
-    column: Column
+    components: tuple[tuple[str, int], ...]
+    order: tuple[int, ...]
+    dims: tuple[int, ...]
+    column_dtype: str
     rows: str
-
-    @cached_property
-    def name(self) -> str:
-        return f"{self.collection}.{self.column.name}"
-
-    @property
-    def scalar(self) -> bool:
-        return self.column.kind == "scalar"
-
-    @property
-    def dims(self) -> tuple[int, ...]:
-        """The shape of one row."""
-        return self.column.shape or (1,)
+    scalar: bool = False
+    rows_last: bool = False
 
     def shape(self, n: int) -> tuple[int, ...]:
-        return self.dims if self.scalar else (n, *self.dims)
+        if self.scalar:
+            return self.dims
+        return (*self.dims, n) if self.rows_last else (n, *self.dims)
+
+    def rows_in(self, shape: Sequence[int]) -> int:
+        """n of a tensor of this shape, if the shape is right at all; 0 where it has none."""
+        return shape[-1 if self.rows_last else 0] if shape else 0
+
+    @property
+    def described(self) -> str:
+        """Its shape for people, with the name of the row dimension."""
+        extents = [self.rows if extent < 0 else str(extent) for extent in self.shape(-1)]
+        return f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(extents)})"
 
     @property
     def datatype(self) -> str:
-        return TRITON_DTYPES[self.column.dtype]
+        return TRITON_DTYPES[self.column_dtype]
 
     @cached_property
     def dtype(self) -> np.dtype[np.generic]:
-        return numpy_dtype(self.column.dtype)
-
-    @cached_property
-    def order(self) -> tuple[int, ...]:
-        """The physical column of each entry of a row."""
-        return tuple(self.column.component_of(i) for i in range(self.column.components))
+        return numpy_dtype(self.column_dtype)
 
     def nbytes(self, n: int) -> int:
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
+    @cached_property
+    def _in_order(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
+
     def gather(self, parts: Parts, at: int, n: int) -> Array:
         """Rows `at` … `at + n` in the wire's shape: a view where the memory allows it."""
         if self.scalar:
-            return parts[0][:1]
+            return np.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
         if len(self.order) == 1:
-            return parts[0][at : at + n].reshape(n, *self.dims)
+            return parts[0][at : at + n].reshape(self.shape(n))
         if isinstance(parts, np.ndarray):
-            return self._rows(parts)[:, at : at + n].T.reshape(n, *self.dims)
-        return np.stack([parts[k][at : at + n] for k in self.order], axis=1).reshape(n, *self.dims)
+            chosen = parts[:, at : at + n] if self._in_order else parts[self._index, at : at + n]
+        elif self.rows_last:
+            return np.stack([parts[k][at : at + n] for k in self.order])
+        else:
+            rows = np.stack([parts[k][at : at + n] for k in self.order], axis=1)
+            return rows.reshape(self.shape(n))
+        return chosen if self.rows_last else chosen.T.reshape(self.shape(n))
 
     def scatter(self, parts: Parts, at: int, values: Array) -> None:
         """Write values of the wire's shape into the physical columns, from row `at` on."""
         if self.scalar:
-            parts[0][:1] = values
+            for k, value in zip(self.order, values.reshape(-1), strict=True):
+                parts[k][0] = value
             return
-        n = len(values)
-        flat = values.reshape(n, len(self.order))
+        n = self.rows_in(values.shape)
+        count = len(self.order)
+        flat = values if self.rows_last else values.reshape(n, count).T
+        if isinstance(parts, np.ndarray):
+            if self._in_order:
+                parts[:, at : at + n] = flat
+            else:
+                parts[self._index, at : at + n] = flat
+            return
         for i, k in enumerate(self.order):
-            parts[k][at : at + n] = flat[:, i]
+            parts[k][at : at + n] = flat[i]
 
-    def _rows(self, parts: Array) -> Array:
-        identity = self.order == tuple(range(len(self.order)))
-        return parts if identity else parts[list(self.order)]
+    @cached_property
+    def _index(self) -> list[int]:
+        return list(self.order)
 
 
 @dataclass(frozen=True)
 class Wire:
-    """The tensors of a request and of an answer, in order. Raises ServingError from `of`."""
+    """The tensors of a request and of an answer, in order."""
 
     inputs: tuple[WireTensor, ...]
     outputs: tuple[WireTensor, ...]
 
     @classmethod
-    def of(cls, signature: Signature) -> Wire:
-        """Of a signature; raises ServingError for a dtype that does not travel."""
-        return cls(_tensors(signature, signature.inputs), _tensors(signature, signature.outputs))
+    def of(cls, signature: Signature, form: Form = "columns") -> Wire:
+        """Of a signature; raises ServingError for what does not travel in that form."""
+        make = _columns if form == "columns" else _blocks
+        return cls(
+            make(signature, signature.inputs, form), make(signature, signature.outputs, form)
+        )
 
 
-def _tensors(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+def _columns(
+    signature: Signature, blocks: Sequence[BoundBlock], form: Form
+) -> tuple[WireTensor, ...]:
     found: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
         where = bound.block.collection
         for name in bound.block.columns:
             column = signature.layouts[where][name]
-            if column.dtype not in TRITON_DTYPES:
-                raise ServingError(
-                    f"column {where}.{name} is {column.dtype}, which does not travel: serve a "
-                    "version whose column is float32"
-                )
-            found.setdefault((where, name), WireTensor(where, column, bound.rows))
+            _require_travelling(where, name, column.dtype)
+            made = WireTensor(
+                f"{where}.{name}",
+                where,
+                tuple((name, k) for k in range(column.components)),
+                tuple(column.component_of(i) for i in range(column.components)),
+                column.shape or (1,),
+                column.dtype,
+                bound.rows,
+                scalar=column.kind == "scalar",
+            )
+            found.setdefault((where, name), made)
     return tuple(found.values())
+
+
+def _blocks(
+    signature: Signature, blocks: Sequence[BoundBlock], form: Form
+) -> tuple[WireTensor, ...]:
+    return tuple(_block(signature, bound, blocks, form) for bound in blocks)
+
+
+def _block(
+    signature: Signature, bound: BoundBlock, blocks: Sequence[BoundBlock], form: Form
+) -> WireTensor:
+    where, plan = bound.block.collection, bound.plan
+    dtypes = sorted({signature.layouts[where][name].dtype for name in bound.block.columns})
+    if len(dtypes) > 1:
+        raise ServingError(
+            f"block {bound.name!r} has columns of {', '.join(dtypes)}, which one tensor does not "
+            "carry: serve it with --requests columns"
+        )
+    _require_travelling(where, bound.block.columns[0], dtypes[0])
+    _require_once(bound, blocks)
+    in_memory = form == "blocks"
+    count = len(plan.components)
+    scalar = plan.kind == "scalars"
+    return WireTensor(
+        bound.name,
+        where,
+        plan.components,
+        tuple(range(count)) if in_memory else plan.order,
+        (count,) if in_memory else plan.feature_shape,
+        dtypes[0],
+        bound.rows,
+        scalar=scalar,
+        rows_last=in_memory and not scalar,
+    )
+
+
+def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
+    where = bound.block.collection
+    for other in blocks:
+        if other is bound or other.block.collection != where:
+            continue
+        if shared := [name for name in bound.block.columns if name in other.block.columns]:
+            raise ServingError(
+                f"column {where}.{shared[0]} is in the blocks {bound.name!r} and {other.name!r}, "
+                "and would travel twice: serve it with --requests columns"
+            )
+
+
+def _require_travelling(collection: str, column: str, dtype: str) -> None:
+    if dtype not in TRITON_DTYPES:
+        raise ServingError(
+            f"column {collection}.{column} is {dtype}, which does not travel: serve a version "
+            "whose column is float32"
+        )
 
 
 def mergeable(signature: Signature) -> bool:
@@ -140,25 +236,30 @@ def mergeable(signature: Signature) -> bool:
 
     Whether that leaves the answers as they are is another question: see serving/independence.py.
     """
-    columns = [t.column.kind for each in _both(Wire.of(signature)) for t in each]
-    return len(signature.dims) == 1 and "scalar" not in columns
+    blocks = (*signature.inputs, *signature.outputs)
+    return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)
 
 
-def _both(wire: Wire) -> tuple[tuple[WireTensor, ...], tuple[WireTensor, ...]]:
-    return wire.inputs, wire.outputs
-
-
-def collection_parts(collection: Collection, column: Column) -> Parts:
-    """The physical columns of a member of a CPU collection, as NumPy views."""
-    if collection.buffer is not None and column.kind == "eigen":
-        matrix: Array = collection.matrix(column.name, 0, column.components).numpy()
+def collection_parts(collection: Collection, t: WireTensor) -> Parts:
+    """The physical columns of a tensor in a CPU collection, as NumPy views."""
+    if len(t.components) > 1 and _adjacent(collection.layout, t.components):
+        matrix: Array = collection.matrix(*t.components[0], len(t.components)).numpy()
         return matrix
-    return [collection.component(column.name, k).numpy() for k in range(column.components)]
+    return [collection.component(name, k).numpy() for name, k in t.components]
+
+
+def _adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
+    """Whether they are one run of the layout's buffer, in this order. They are of one dtype."""
+    if layout.storage != "buffer":
+        return False
+    physical = [(column.name, k) for column in layout.columns for k in range(column.components)]
+    first = physical.index(components[0])
+    return tuple(physical[first : first + len(components)]) == components
 
 
 @dataclass(frozen=True)
 class Location:
-    """Where the physical columns of a member are among an artifact's arguments.
+    """Where the physical columns of a tensor are among an artifact's arguments.
 
     `places` has (argument, row of its matrix or None) for each component.
     """
@@ -189,7 +290,7 @@ class Location:
 def locations(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
-    """For each tensor, by name, where an artifact's arguments of that role hold its column."""
+    """For each tensor, by name, where an artifact's arguments of that role hold its columns."""
     place: dict[tuple[str, str, int], tuple[int, int | None]] = {}
     plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
     for index, argument in enumerate(signature.arguments):
@@ -202,8 +303,6 @@ def locations(
             key = (argument.collection, argument.column, argument.component)
             place.setdefault(key, (index, None))
     return {
-        t.name: Location(
-            tuple(place[t.collection, t.column.name, k] for k in range(t.column.components))
-        )
+        t.name: Location(tuple(place[t.collection, name, k] for name, k in t.components))
         for t in tensors
     }

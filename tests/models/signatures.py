@@ -8,6 +8,7 @@ import torch
 from hypothesis import strategies as st
 
 from soa import Block, Column, Layout, RowRange, Signature
+from soa.dtypes import DTYPES
 from soa.layout import Storage
 from stages.reference import Arrays, row_major_inputs
 from tests.models.mlps import AFFINE, Affine
@@ -34,16 +35,21 @@ class Problem:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
-    """One to three input blocks of one or two collections, one or two output blocks."""
+def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
+    """One to three input blocks of one or two collections, one or two output blocks.
+
+    `one_dtype`: the columns of a collection are all of one dtype, which NumPy has.
+    """
+    dtypes = [(d,) for d in DTYPES if d != "bfloat16"] if one_dtype else [DTYPES]
     given = {
-        f"in{i}": draw(layouts(storages=_STORAGES).filter(_has_columns))
+        f"in{i}": draw(layouts(draw(st.sampled_from(dtypes)), _STORAGES).filter(_has_columns))
         for i in range(draw(st.integers(1, 2)))
     }
     inputs = [_block(draw, f"x{i}", name, given[name]) for i, name in enumerate(given)]
     if draw(st.booleans()):
         inputs.append(_block(draw, "again", "in0", given["in0"], scalars=draw(st.booleans())))
-    written = draw(layouts(("float32", "float64"), _STORAGES).filter(_has_columns))
+    floats = [("float32",), ("float64",)] if one_dtype else [("float32", "float64")]
+    written = draw(layouts(draw(st.sampled_from(floats)), _STORAGES).filter(_has_columns))
     names = draw(st.permutations([c.name for c in written.columns if c.kind != "scalar"]))
     parts = [tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])]
     outputs = [

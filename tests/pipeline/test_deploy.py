@@ -35,6 +35,8 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": TARGET,
+        "requests": "columns",
+        "backend": "python",
         "folder": str(tmp_path / "a" / "jets"),
         "max_batch_size": 1000,
         "preferred_batch_size": [1000],
@@ -65,6 +67,37 @@ def test_people_are_told_how_requests_are_batched(promoted: Registry, tmp_path: 
     text = cli("deploy", "jets", "--out", tmp_path / "a", "--registry", promoted.uri).stdout
     assert f"jets/1 ({TARGET}) is in {tmp_path}/a/jets" in text
     assert "requests are merged up to 1000 rows; preferred: 1000" in text
+
+
+def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--requests", "blocks", "--registry", promoted.uri)
+    text = cli("deploy", "jets", *where).stdout
+    assert "requests are never merged: a block (F, n) has its rows last" in text
+    config = text_format.Parse(
+        (tmp_path / "a" / "jets" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert config.max_batch_size == 0
+    assert {e.name: list(e.dims) for e in config.input} == {"features": [6, -1]}
+
+
+def test_a_repository_for_tritons_own_backend(promoted: Registry, tmp_path: Path) -> None:
+    deploy(promoted, "jets", "--out", tmp_path, "--backend", "pytorch", "--requests", "rows")
+    folder = tmp_path / "jets"
+    assert sorted(p.name for p in (folder / "1").iterdir()) == ["model.pt"]
+    config = text_format.Parse(
+        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (config.backend, config.default_model_filename) == ("pytorch", "model.pt")
+    assert {e.name: list(e.dims) for e in config.input} == {"features__0": [6]}
+    assert {e.name: list(e.dims) for e in config.output} == {"probabilities__0": [3]}
+    assert config.max_batch_size == 1000 and config.HasField("dynamic_batching")
+
+
+def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    said = refusal("deploy", "jets", *where, "--backend", "onnxruntime")
+    assert said.startswith(f"jets has no valid artifact of onnxruntime for {TARGET}")
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) -> None:

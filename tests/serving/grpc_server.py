@@ -25,7 +25,9 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
 
     def __init__(self, session: Session, service: Service) -> None:
         self.service = service
-        self.core = Core(session, merge=service.merge, digest=service.digest)
+        self.core = Core(
+            session, merge=service.merge, digest=service.digest, requests=service.requests
+        )
         self.fault: Fault = lambda answer, context: answer
         self.ready = True
         self.requests = 0

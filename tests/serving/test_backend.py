@@ -76,6 +76,27 @@ def test_every_request_gets_its_own_rows(mlp: Built, sizes: list[int]) -> None:
         assert np.allclose(got, row_major(mlp, request), rtol=1e-4, atol=1e-5)
 
 
+def test_rows_and_blocks_are_answered_in_kind(mlp: Built) -> None:
+    """Also a request above the compiled 5000, which is cut; blocks are not merged."""
+    session = mlp.session("exported")
+    requests = [jets(n, n) for n in (3, 0, 40, 7001)]
+    together = [np.concatenate([r[f"jets.{f}"] for f in FEATURES], axis=1) for r in requests]
+    (given_name,) = [t.name for t in Wire.of(session.signature, "rows").inputs]
+    (name,) = [t.name for t in Wire.of(session.signature, "rows").outputs]
+    rows = Core(session, merge=True, requests="rows")
+    found = answers_of(rows.answer([Request({given_name: x}) for x in together]))
+    for request, answer in zip(requests, found, strict=True):
+        assert answer[name].flags.c_contiguous
+        assert np.allclose(answer[name], row_major(mlp, request), rtol=1e-4, atol=1e-5)
+    blocks = Core(session, merge=False, requests="blocks")
+    found = answers_of(blocks.answer([Request({given_name: x.T}) for x in together[:3]]))
+    for request, answer in zip(requests[:3], found, strict=True):
+        assert answer[name].shape == (len(CLASSES), len(request["jets.a"]))
+        assert np.allclose(answer[name].T, row_major(mlp, request), rtol=1e-4, atol=1e-5)
+    (wrong,) = blocks.answer([Request({given_name: together[0]})])
+    assert "has shape (3, 6), the model takes (6, n)" in str(wrong)
+
+
 def test_requests_share_runs_and_runs_keep_to_the_limit(mlp: Built) -> None:
     session = mlp.session("exported")
     seen: list[int] = []

@@ -15,11 +15,11 @@ from engines.target import Target
 from registry.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
 from serving.errors import ServingError
 from serving.model_config import Service, config_message, config_text, preferred_sizes
-from serving.wire import TRITON_DTYPES, Wire, mergeable
+from serving.wire import FORMS, TRITON_DTYPES, Form, Wire, mergeable
 from soa.signature import Signature
 from tests.models import served
 from tests.models.bundles import V3, manifest_data
-from tests.models.signatures import Problem, problems
+from tests.models.signatures import problems
 
 CPU = str(Target.parse("cpu"))
 
@@ -34,20 +34,27 @@ def parsed(written: Service) -> Any:
 
 
 @settings(max_examples=60)
-@given(problems(), st.integers(1, 4), st.integers(0, 1000), st.sets(st.integers(1, 400)))
+@given(
+    st.data(), st.integers(1, 4), st.integers(0, 1000), st.sets(st.integers(1, 400)),
+    st.sampled_from(FORMS),
+)  # fmt: skip
 def test_it_is_read_back_as_it_was_meant(
-    problem: Problem, instances: int, delay: int, preferred: set[int]
+    data: st.DataObject, instances: int, delay: int, preferred: set[int], form: Form
 ) -> None:
-    signature = problem.signature
+    signature = data.draw(problems(one_dtype=form != "columns")).signature
     dtypes = [c.dtype for layout in signature.layouts.values() for c in layout.columns]
     assume(all(dtype in TRITON_DTYPES for dtype in dtypes))
+    try:
+        wire = Wire.of(signature, form)
+    except ServingError:
+        assume(False)
+    merge = mergeable(signature) and form != "blocks"
     written = service(
-        signature, instances=instances, queue_delay_us=delay, preferred=tuple(sorted(preferred))
-    )
+        signature, instances=instances, queue_delay_us=delay, preferred=tuple(sorted(preferred)),
+        requests=form, merge=merge,
+    )  # fmt: skip
     config = parsed(written)
     assert config == config_message(written)
-    wire = Wire.of(signature)
-    merge = mergeable(signature)
     names = [t.name for t in (*wire.inputs, *wire.outputs)]
     assert len(set(names)) == len(names)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
@@ -55,8 +62,7 @@ def test_it_is_read_back_as_it_was_meant(
         for t, entry in zip(tensors, entries, strict=True):
             assert model_config_pb2.DataType.Name(entry.data_type) == f"TYPE_{t.datatype}"
             full = [-1, *entry.dims] if merge else list(entry.dims)
-            assert full == [-1 if i == 0 and not t.scalar else extent
-                            for i, extent in enumerate(t.shape(7))]  # fmt: skip
+            assert full == list(t.shape(-1)) and (t.scalar or full.count(-1) == 1)
     assert config.max_batch_size == (100 if merge else 0)
     assert config.HasField("dynamic_batching") == merge
     kept = sorted(rows for rows in preferred if rows <= 100) if merge else []
@@ -65,6 +71,7 @@ def test_it_is_read_back_as_it_was_meant(
         (instances, model_config_pb2.ModelInstanceGroup.KIND_CPU)
     ]
     assert list(config.version_policy.specific.versions) == [3]
+    assert config.parameters["requests"].string_value == form
     assert config.parameters["digest"].string_value == "d" * 64
     for warm in config.model_warmup:
         assert set(warm.inputs) == {t.name for t in wire.inputs}
@@ -112,6 +119,11 @@ def test_what_cannot_be_served(mistake: str) -> None:
 def test_scalars_are_never_merged() -> None:
     with pytest.raises(ServingError, match="never merged"):
         service(served.EVENT, merge=True)
+
+
+def test_blocks_are_never_merged() -> None:
+    with pytest.raises(ServingError, match=r"a block \(F, n\) has its rows last"):
+        service(served.COUPLED, requests="blocks", merge=True)
 
 
 def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) -> Manifest:

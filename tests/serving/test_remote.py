@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -27,10 +29,12 @@ from serving.errors import (
     RemoteError,
     ServerGoneError,
     ServingError,
+    TooLargeError,
     VersionMismatchError,
 )
 from serving.remote import RemoteSession
-from serving.remote_options import RemoteOptions, Tls
+from serving.remote_options import HEADERS, RemoteOptions, Tls
+from serving.wire import Form
 from soa import Collection
 from stages.reference import Reference
 from stages.validate import validate_session
@@ -78,6 +82,41 @@ def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) ->
     )  # fmt: skip
     assert report.valid, report.reason
     assert len(report.cases) > 5
+
+
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
+    bundle = shop.bundles["jets"]
+    service = shop.deployed["jets"].service
+    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    other = Server(session, replace(service, requests=form, merge=form == "rows"))
+    with other.listening() as url:
+        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        report = validate_session(
+            remote, form, Reference.load(bundle.file("reference.safetensors")),
+            tolerances_of(bundle.manifest),
+        )  # fmt: skip
+        assert report.valid, report.reason
+        given, written = collections(bundle, remote, 5)
+
+        def nan(answer: Any, context: Any) -> Any:
+            values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
+            values.reshape(3, 5)[1, 2] = np.nan  # as rows: the third row's third value is next
+            answer.raw_output_contents[0] = values.tobytes()
+            return answer
+
+        other.fault = nan
+        with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
+            remote.run(given, written)
+        remote.close()
+    session.close()
+
+
+def test_a_form_that_this_software_does_not_know(shop: Shop, server: Server, url: str) -> None:
+    before, server.service = server.service, replace(server.service, requests="tiles")  # type: ignore[arg-type]
+    with pytest.raises(VersionMismatchError, match=r"form 'tiles', which is none of columns"):
+        pipeline.load("jets@production", device=url, registry=shop.registry)
+    server.service = before
 
 
 def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
@@ -336,6 +375,29 @@ def test_what_was_not_promoted_runs_in_test_mode_only(
     pipeline.load(folder, device=url, mode="test").close()
 
 
+def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
+    """They go in several; where rows belong together, that is refused before anything is sent."""
+    small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=small)
+    event, before = collections(shop.bundles["jets"], session, 1000), server.requests
+    session.run(*event)
+    assert server.requests - before == 4
+    whole = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    same = collections(shop.bundles["jets"], whole, 1000)
+    whole.run(*same)
+    for name in "xyz":
+        assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
+    model: Any = session._executable
+    model._merge = False
+    given, written = collections(shop.bundles["jets"], session, 1000)
+    before = server.requests
+    with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):
+        session.run(given, written)
+    assert server.requests == before and not written["tags"].memory()[0].any()
+    session.close()
+    whole.close()
+
+
 @pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
 def test_an_address_that_is_none(device: str) -> None:
     with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
@@ -350,7 +412,15 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "fault", [{"deadline_s": 0.0}, {"retries": -1}, {"in_flight": 0}, {"compression": "zip"}]
+    "fault",
+    [
+        {"deadline_s": 0.0},
+        {"retries": -1},
+        {"in_flight": 0},
+        {"compression": "zip"},
+        {"message_bytes": 10},
+        {"message_bytes": 2**31},
+    ],
 )
 def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
     with pytest.raises(ServingError):

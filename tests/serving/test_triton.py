@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import pipeline
+from pipeline.deploy import deploy
 from runtime.loader import tolerances_of
 from serving.errors import (
     DeadlineError,
@@ -29,9 +30,11 @@ from serving.errors import (
 from serving.remote import RemoteSession
 from serving.remote_options import RemoteOptions, Tls
 from serving.server import Ports, ServerOptions, TritonServer
+from serving.wire import Form
 from stages.reference import Reference
 from stages.validate import validate_session
 from tests.models.building import reference_collections
+from tests.models.mlps import CLASSES, FEATURES
 from tests.serving.conftest import Shop
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +66,36 @@ def test_the_answers_are_the_references(
     )  # fmt: skip
     session.close()
     assert report.valid, report.reason
+
+
+def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+    """By remote sessions, which follow the server, and by a client that knows only Triton."""
+    from tritonclient import grpc as triton_grpc
+
+    forms: dict[str, Form] = {"jets": "rows", "event": "blocks"}
+    for name, form in forms.items():
+        deploy(shop.registry, f"{name}@production", tmp_path, requests=form)
+    with TritonServer(tmp_path) as server:
+        for name in forms:
+            session = connect(shop, server, f"{name}@production")
+            bundle = shop.bundles[name]
+            report = validate_session(
+                session, "triton", Reference.load(bundle.file("reference.safetensors")),
+                tolerances_of(bundle.manifest),
+            )  # fmt: skip
+            session.close()
+            assert report.valid, report.reason
+        local = pipeline.load("jets@production", registry=shop.registry)
+        given, written = event(shop, "jets", local, 9)
+        local.run(given, written)
+        rows = np.stack([given["jets"].numpy(name) for name in FEATURES], axis=1)
+        wanted = np.stack([written["tags"].numpy(name) for name in CLASSES], axis=1)
+        client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
+        asked = triton_grpc.InferInput("features", list(rows.shape), "FP32")
+        asked.set_data_from_numpy(rows)
+        answer = client.infer("jets", [asked]).as_numpy("probabilities")
+        client.close()
+        assert np.allclose(answer, wanted, atol=1e-5)
 
 
 def test_compression_changes_nothing(shop: Shop, triton: TritonServer) -> None:

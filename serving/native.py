@@ -1,0 +1,109 @@
+"""A version's ONNX or TorchScript file, as a model for Triton's own backends.
+
+The artifacts of a bundle are in the calling convention: a row carrier, blocks `(F, S)` narrowed
+inside, outputs that are columns. No such server passes that. So each gets a shell, inside the file,
+that takes what a request carries (serving/wire.py) and gives what an answer carries.
+
+No Triton with these backends has run them. What is proven is the file: `pipeline deploy` puts the
+reference through the very file it writes, with ONNX Runtime or libtorch of this process, fed as
+Triton would feed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from engines.engine import Executable
+from engines.errors import EngineError, RunError
+from registry.bundle import Bundle
+from serving.errors import ServingError
+from serving.wire import Array, Wire, locations
+from soa.signature import Signature
+
+Backend = Literal["python", "onnxruntime", "pytorch"]
+
+ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
+FILES: dict[Backend, str] = {
+    "python": "model.py",
+    "onnxruntime": "model.onnx",
+    "pytorch": "model.pt",
+}
+
+Program = Callable[[Sequence[Array]], Sequence[Array]]
+"""The file, opened: the arrays of a request in order, to those of the answer."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """The file to serve, in `folder`, and the program that it is."""
+
+    file: Path
+    program: Program
+
+
+def artifact_of(bundle: Bundle, target: str, backend: Backend) -> Path:
+    """The artifact that a backend can be given; raises ServingError where there is none."""
+    name = ENGINES[backend]
+    candidate = bundle.manifest.targets[target].candidates.get(name)
+    if candidate is None or candidate.status != "valid" or not candidate.files:
+        why = (
+            candidate.reason or candidate.status if candidate else "its config lists no such engine"
+        )
+        raise ServingError(
+            f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
+            f"{backend} backend would run: {why}"
+        )
+    return bundle.file(candidate.files[0])
+
+
+def make_native(
+    artifact: Path, backend: Backend, signature: Signature, wire: Wire, folder: Path
+) -> Native:
+    """Write the file that Triton's `backend` would load into `folder`, and open it.
+
+    Raises ServingError where that backend cannot carry a dtype, or the file cannot be made.
+    """
+    file = folder / FILES[backend]
+    try:
+        if backend == "onnxruntime":
+            from serving.native_onnx import open_onnx, write_onnx
+
+            write_onnx(artifact, signature, wire, file)
+            return Native(file, open_onnx(file, wire))
+        from serving.native_torchscript import open_script, write_script
+
+        write_script(artifact, signature, wire, file)
+        return Native(file, open_script(file))
+    except EngineError as error:
+        raise ServingError(f"no model for Triton's {backend} backend: {error}") from None
+
+
+class NativeExecutable(Executable):
+    """The program in the place of an opened artifact, so that an artifact's rules validate it."""
+
+    def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
+        self._wire, self._program = wire, program
+        self._dims = signature.dims
+        self._given = locations(signature, wire.inputs, "input")
+        self._written = locations(signature, wire.outputs, "output")
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
+        given = [
+            np.ascontiguousarray(
+                t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
+            ).reshape(t.shape(rows[t.rows]))
+            for t in self._wire.inputs
+        ]
+        found = self._program(given)
+        for t, values in zip(self._wire.outputs, found, strict=True):
+            wanted = (t.dtype, t.shape(rows[t.rows]))
+            if (values.dtype, values.shape) != wanted:
+                raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")
+            t.scatter(self._written[t.name].parts(arguments), 0, values)
