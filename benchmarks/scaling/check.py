@@ -10,7 +10,7 @@ from benchmarks.scaling.model import Load, Seen, Shape, simulate
 from benchmarks.scaling.records import Measured, Run
 
 GOAL = 0.2
-_SECONDS = 4.0
+_SECONDS = 3.0
 _WARM_S = 0.5
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.scaling.client import Clients, Sent
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
+from benchmarks.scaling.proxy import Envoy
 from benchmarks.scaling.records import Measured, Probe, Run
 from pipeline.deploy import deploy
 from pipeline.provenance import host, tools
@@ -69,9 +70,13 @@ def measure(
     seconds: float = 2.0,
     probes: Iterable[tuple[int, int]] = PROBES,
     clients: Sequence[int] = CLIENTS,
+    envoy: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Measured:
-    """Deploy `ref` into `folder`, with batching and without, serve it, and send requests."""
+    """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
+
+    `envoy`: what a request costs that proxy is measured too.
+    """
     done = deploy(registry, ref, folder / "on")
     service = done.service
     write_repository(
@@ -80,12 +85,16 @@ def measure(
     bundle = done.folder / str(service.number) / "bundle"
     found: list[Probe] = []
     runs: list[Run] = []
+    proxy_s = None
     for batching in (True, False):
         with TritonServer(folder / ("on" if batching else "off")) as server:
             if batching:
                 for rows, burst in probes:
                     say(f"probe: {rows} rows, {burst} at a time")
                     found.append(_probe(server, service.name, bundle, rows, burst, seconds))
+                if envoy is not None:
+                    say("one client through Envoy")
+                    proxy_s = _proxy_s(Envoy(envoy, server.url, folder), bundle, seconds)
             for count in clients:
                 say(f"batching {'on' if batching else 'off'}, {count} clients")
                 runs.append(_run(server, service.name, bundle, batching, count, seconds))
@@ -99,6 +108,7 @@ def measure(
         delay_us=service.queue_delay_us,
         probes=tuple(found),
         runs=tuple(runs),
+        proxy_s=proxy_s,
     )
 
 
@@ -114,6 +124,14 @@ def _probe(
         latencies=tuple(_quantile(times, (i + 0.5) / 100) for i in range(100)),
         others=served.others,
     )  # fmt: skip
+
+
+def _proxy_s(envoy: Envoy, bundle: Path, seconds: float) -> float:
+    """On a core, for a request and its answer."""
+    with envoy, Clients(envoy.url, bundle, 1, 1) as ready:
+        before = cpu_s(envoy.pid)
+        (sent,) = ready.run(seconds)
+        return (cpu_s(envoy.pid) - before) / len(sent.times)
 
 
 def _run(

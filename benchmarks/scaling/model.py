@@ -44,14 +44,16 @@ class Load:
 
     `think_s`: the mean time between an answer and the next request, exponentially distributed;
     it is spent on cores that the model does not have to share. `requests`: of each client; it is
-    done then.
+    done then. `rate`: instead of clients, requests a second that come whatever is answered, as
+    those of very many clients do (Poisson).
     """
 
-    clients: int
+    clients: int = 0
     rows: int = 1
     think_s: float = 0.0
     ramp_s: float = 0.0
     requests: float = math.inf
+    rate: float = 0.0
 
 
 @dataclass
@@ -113,6 +115,8 @@ class System:
         """Until `seconds` after the warm-up, or until every client is done."""
         for i in range(load.clients):
             self.env.process(self._client(load, load.ramp_s * i / load.clients, warm_s))
+        if load.rate:
+            self.env.process(self._arrivals(load, warm_s))
         if warm_s > 0:
             self.env.run(warm_s)
         before = self.counters().runs
@@ -127,14 +131,22 @@ class System:
         while sent < load.requests:
             if load.think_s:
                 yield self.env.timeout(self._rng.expovariate(1 / load.think_s))
-            begun = self.env.now
-            self.seen.sent += 1
-            yield from self.request(load.rows)
-            self.seen.answered += 1
+            yield from self._sent(load.rows, warm_s)
             sent += 1
-            if begun >= warm_s:
-                self.seen.latencies.append(self.env.now - begun)
         self.seen.done_s = self.env.now
+
+    def _arrivals(self, load: Load, warm_s: float) -> Steps:
+        while True:
+            yield self.env.timeout(self._rng.expovariate(load.rate))
+            self.env.process(self._sent(load.rows, warm_s))
+
+    def _sent(self, rows: int, warm_s: float) -> Steps:
+        begun = self.env.now
+        self.seen.sent += 1
+        yield from self.request(rows)
+        self.seen.answered += 1
+        if begun >= warm_s:
+            self.seen.latencies.append(self.env.now - begun)
 
     def request(self, rows: int) -> Steps:
         """From the client's call to its return."""

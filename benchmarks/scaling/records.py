@@ -48,7 +48,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """`max_rows`, `preferred`, `delay_us`: what the batching repository was deployed with."""
+    """`max_rows`, `preferred`, `delay_us`: what the batching repository was deployed with.
+    `proxy_s`: of a request through Envoy, on a core; None where no Envoy was there."""
 
     model: str
     when: str
@@ -59,6 +60,7 @@ class Measured:
     delay_us: int
     probes: tuple[Probe, ...]
     runs: tuple[Run, ...]
+    proxy_s: float | None = None
 
     @property
     def others(self) -> float:
@@ -70,7 +72,7 @@ class Measured:
         return self.others <= QUIET
 
     def save(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path.write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Measured:
