@@ -43,9 +43,6 @@ class Scaled:
     needed: int
     within_s: float
 
-    def servers_at(self, seconds: float) -> int:
-        return max((d.servers for d in self.decisions if d.at <= seconds), default=1)
-
 
 def scaled_wave(shape: Shape, load: Load, rules: Scaling, needed: int, within_s: float) -> Scaled:
     """Until the jobs are done, or twice as long as they may take."""

@@ -40,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Load:
-    """`clients` closed clients. A request has `rows`. They start evenly over `ramp_s`.
+    """`clients` closed clients. A request has `rows`.
 
     `think_s`: the mean time between an answer and the next request, exponentially distributed;
     it is spent on cores that the model does not have to share. `requests`: of each client; it is
@@ -51,7 +51,6 @@ class Load:
     clients: int = 0
     rows: int = 1
     think_s: float = 0.0
-    ramp_s: float = 0.0
     requests: float = math.inf
     rate: float = 0.0
 
@@ -113,8 +112,8 @@ class System:
 
     def run(self, load: Load, seconds: float, warm_s: float = 0.0) -> Seen:
         """Until `seconds` after the warm-up, or until every client is done."""
-        for i in range(load.clients):
-            self.env.process(self._client(load, load.ramp_s * i / load.clients, warm_s))
+        for _ in range(load.clients):
+            self.env.process(self._client(load, warm_s))
         if load.rate:
             self.env.process(self._arrivals(load, warm_s))
         if warm_s > 0:
@@ -125,8 +124,7 @@ class System:
         self.seen.runs = self.counters().runs - before
         return self.seen
 
-    def _client(self, load: Load, start: float, warm_s: float) -> Steps:
-        yield self.env.timeout(start)
+    def _client(self, load: Load, warm_s: float) -> Steps:
         sent = 0
         while sent < load.requests:
             if load.think_s:

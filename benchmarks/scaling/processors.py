@@ -18,18 +18,16 @@ SLICE_S = 1.4e-3
 
 
 class Processors:
-    """A piece of work is one thread. `used`: core seconds that were asked for so far."""
+    """A piece of work is one thread."""
 
     def __init__(self, env: Environment, cores: float = math.inf, slice_s: float = SLICE_S) -> None:
         self._env = env
         self._free = cores
         self._slice_s = slice_s
         self._runnable: deque[tuple[float, Event]] = deque()
-        self.used = 0.0
 
     def work(self, seconds: float) -> Event:
         """Happens when that much work is done."""
-        self.used += seconds
         if self._free == math.inf or seconds <= 0:
             return self._env.timeout(seconds)
         done = self._env.event()

@@ -16,6 +16,7 @@ LIMIT_S = 0.1
 _OUTSTANDING = 64
 _CAPACITY_S = 1.5
 _REQUESTS = 4_000
+_LEAST_S = 30 * LIMIT_S  # an overload of a thirtieth is over the limit by then
 _WAVE_PART = 10
 
 
@@ -57,7 +58,7 @@ def share(shape: Shape, rows: int, limit_s: float = LIMIT_S) -> float:
 def opened(shape: Shape, rows: int, rate: float) -> Seen:
     """All servers of the shape and the balancer, `rate` requests a second to each."""
     load = Load(rows=rows, rate=rate * shape.servers)
-    return simulate(shape, load, _REQUESTS / rate)
+    return simulate(shape, load, max(_REQUESTS / rate, _LEAST_S))
 
 
 def closed(shape: Shape, rows: int, rate: float, think_s: float) -> Seen:

@@ -29,11 +29,6 @@ def time_shared_evenly(rate: float, service: float) -> float:
     return service / (1 - _load(rate, service, 1))
 
 
-def closed_rate(clients: int, think: float, service: float, servers: int = 1) -> float:
-    """The most that `clients` closed clients can send: their own rate, or that of the servers."""
-    return min(clients / (think + service), servers / service)
-
-
 def _load(rate: float, service: float, servers: int) -> float:
     load = rate * service / servers
     if not 0 <= load < 1:

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.scaling.autoscaler import Autoscaler, Scaling
 from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.metric import settles_at
 from benchmarks.scaling.model import Load, Shape, System
 
 # A run takes 50 ms: 8 clients wait 0.35 s for one server.
@@ -62,4 +63,4 @@ def test_it_shrinks_when_the_load_is_gone() -> None:
 def test_closed_clients_hide_the_need_for_servers() -> None:
     """`ceil(clients * service / (servers * threshold))` meets `servers` at its square root."""
     decisions = scaled(32, FAST, 150).decisions
-    assert 3 <= decisions[-1].servers <= 5  # 1.6 s of work outstanding, a threshold of 0.1 s
+    assert abs(decisions[-1].servers - settles_at(32, COSTS.run, FAST.threshold_s)) <= 1

@@ -22,7 +22,7 @@ from benchmarks.scaling.theory import (
     wait_one_server,
 )
 
-ARRIVALS = 20_000
+ARRIVALS = 10_000
 
 
 def arrive(env: Environment, rate: float, visit: Callable[[], Iterator[Any]]) -> list[float]:
@@ -54,7 +54,7 @@ def test_a_server_with_one_instance_is_m_d_1(load: float) -> None:
     env = Environment()
     server = Server(env, Costs(run=1.0), Batching(), Processors(env), random.Random(1))
     stayed = arrive(env, load, lambda: server.answer(1))
-    assert mean(stayed) - 1.0 == pytest.approx(wait_one_server(load, 1.0), rel=0.1)
+    assert mean(stayed) - 1.0 == pytest.approx(wait_one_server(load, 1.0), rel=0.15)
     assert server.counters.queue_s / ARRIVALS == pytest.approx(mean(stayed) - 1.0)
 
 
@@ -77,7 +77,7 @@ def test_a_core_with_short_slices_is_shared_evenly() -> None:
     def visit() -> Iterator[Any]:
         yield cpu.work(rng.choice((0.25, 1.75)))
 
-    assert mean(arrive(env, 0.5, visit)) == pytest.approx(time_shared_evenly(0.5, 1.0), rel=0.1)
+    assert mean(arrive(env, 0.5, visit)) == pytest.approx(time_shared_evenly(0.5, 1.0), rel=0.15)
 
 
 def test_erlang_c_by_hand() -> None:
@@ -95,7 +95,7 @@ def test_a_saturated_queue_has_no_mean(load: float) -> None:
 def test_a_proxy_is_m_d_1_too() -> None:
     system = System(Shape(Costs(), proxy_s=1.0, cores=math.inf))
     stayed = arrive(system.env, 0.7, lambda: system.request(1))
-    assert mean(stayed) - 1.0 == pytest.approx(wait_one_server(0.7, 1.0), rel=0.1)
+    assert mean(stayed) - 1.0 == pytest.approx(wait_one_server(0.7, 1.0), rel=0.15)
 
 
 def test_closed_clients_saturate_what_is_slowest() -> None:
