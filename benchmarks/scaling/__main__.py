@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         measured = _measured(given.ref, given.to, given.envoy, given.stored)
-    except (SoaPipelineError, OSError, ValueError, KeyError, TypeError) as error:
+    except (SoaPipelineError, OSError, ValueError) as error:
         print(f"benchmarks.scaling: {error}", file=sys.stderr)
         return 1
     report(answer(measured, _say), None if given.no_docs else PAGE)

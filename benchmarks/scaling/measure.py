@@ -19,6 +19,7 @@ from pipeline.deploy import deploy
 from pipeline.provenance import host, tools
 from pipeline.pull import pull
 from registry.store import Registry
+from serving.errors import ServingError
 from serving.repository import write_repository
 from serving.server import TritonServer
 
@@ -76,10 +77,13 @@ def measure(
 ) -> Measured:
     """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
 
-    `envoy`: what a request costs that proxy is measured too.
+    `envoy`: what a request costs that proxy is measured too. Raises ServingError, also for a model
+    whose requests are never merged.
     """
     done = deploy(registry, ref, folder / "on")
     service = done.service
+    if done.why_alone is not None:
+        raise ServingError(f"{ref}: batching cannot be compared, {done.why_alone}")
     write_repository(
         folder / "off", replace(service, merge=False), lambda into: pull(registry, ref, into)[1]
     )

@@ -25,7 +25,7 @@ def shown(shape: Shape, clients: tuple[int, ...]) -> list[Shown]:
     found: list[tuple[int, Seen, float]] = []
     for count in clients:
         system = System(shape)
-        seen = system.run(Load(count), _SECONDS)
+        seen = system.run(Load(count), _SECONDS, warm_s=_SECONDS / 2)
         counters = system.counters()
         found.append((count, seen, counters.queue_s / counters.runs))
     most = max(seen.rate for _, seen, _ in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 QUIET = 0.05
 """Of one core: what other work may take while a run is for the record."""
@@ -75,9 +75,15 @@ class Measured:
         path.write_text(json.dumps(asdict(self)) + "\n")
 
     @classmethod
-    def load(cls, path: Path) -> Measured:
-        """Raises ValueError, KeyError, TypeError or OSError for a file that is none of ours."""
-        stored: dict[str, Any] = json.loads(path.read_text())
+    def load(cls, path: Path) -> Self:
+        """Raises OSError, or ValueError for a file that is none of ours."""
+        try:
+            return cls._of(json.loads(path.read_text()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no measurement of benchmarks.scaling: {error}") from None
+
+    @classmethod
+    def _of(cls, stored: dict[str, Any]) -> Self:
         probes = [
             Probe(**{**each, "latencies": tuple(each["latencies"])})
             for each in stored.pop("probes")

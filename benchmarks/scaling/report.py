@@ -82,7 +82,7 @@ def _check(found: Answers) -> list[Panel]:
             rates[label] = tuple(Cell(of[count][0]) for count in clients)
             times[label] = tuple(Cell(of[count][1] * 1e6) for count in clients)
     return [
-        Panel("throughput", "clients", "requests a second", "1/s", "log lines", clients, rates),
+        Panel("throughput", "clients", "requests a second", "1/s", "lines", clients, rates),
         Panel("latency", "clients", "p50 of a request", "µs", "log lines", clients, times),
     ]
 

@@ -15,6 +15,7 @@ LIMIT_S = 0.1
 """What 99 % of the requests have to be answered in: the chart's threshold on the queue alone."""
 _OUTSTANDING = 64
 _CAPACITY_S = 1.5
+_CAPACITY_REQUESTS = 1000
 _REQUESTS = 4_000
 _LEAST_S = 30 * LIMIT_S  # an overload of a thirtieth is over the limit by then
 _WAVE_PART = 10
@@ -41,7 +42,10 @@ class Sized:
 
 def capacity(shape: Shape, rows: int) -> Seen:
     """One server with always something to do."""
-    return simulate(shape, Load(_OUTSTANDING, rows), _CAPACITY_S, _CAPACITY_S / 10)
+    load = Load(_OUTSTANDING, rows)
+    seen = simulate(shape, load, _CAPACITY_S, _CAPACITY_S / 10)
+    few = len(seen.latencies) / _CAPACITY_REQUESTS
+    return simulate(shape, load, _CAPACITY_S / few, _CAPACITY_S) if 0 < few < 1 else seen
 
 
 def share(shape: Shape, rows: int, limit_s: float = LIMIT_S) -> float:

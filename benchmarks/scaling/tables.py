@@ -73,8 +73,8 @@ def _check(found: Answers) -> Table:
         table.add_row(
             "on" if run.batching else "off", str(run.clients),
             f"{run.rate:,.0f} → {seen.rate:,.0f}",
-            f"{run.p50_s * 1e3:.2f} → {seen.quantile(0.5) * 1e3:.2f}",
-            f"{run.p99_s * 1e3:.2f} → {seen.quantile(0.99) * 1e3:.2f}",
+            f"{run.p50_s * 1e3:.3g} → {seen.quantile(0.5) * 1e3:.3g}",
+            f"{run.p99_s * 1e3:.3g} → {seen.quantile(0.99) * 1e3:.3g}",
             f"{run.requests_a_run:.1f} → {merged:.1f}", verdict,
         )  # fmt: skip
     return _unwrapped(table)

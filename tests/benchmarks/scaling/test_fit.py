@@ -65,6 +65,13 @@ def test_the_probe_of_single_rows_is_needed() -> None:
         fit(PROBES[1:])
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"probes": [{"rows": 1}]}'])
+def test_a_file_that_is_none_of_ours_is_said_in_a_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json is no measurement"):
+        Measured.load(tmp_path / "other.json")
+
+
 def test_what_was_measured_is_kept_and_checked(tmp_path: Path) -> None:
     runs = (Run(True, 1, 870.0, 1.15e-3, 1.2e-3, 1.0, 0.02), Run(False, 8, 1, 1, 1, 1, 0.3))
     measured = Measured("jets/3", "2026-01-31", {"cpu": "any"}, 2, 4096, (1000,), 50, PROBES, runs)

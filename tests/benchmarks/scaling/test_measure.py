@@ -46,7 +46,7 @@ def test_one_client_of_a_real_triton(jets: Built, tmp_path: Path) -> None:
         pytest.skip(str(error))
     registry = Registry(f"sqlite:///{tmp_path}/registry.db")
     version = registry.promote(registry.register(jets.bundle), "production", PASSED)
-    probes = ((1, 1), (50, 1), (1, 4))
+    probes = ((1, 1), (50, 4))
     measured = measure(
         registry, version.ref, tmp_path / "served",
         seconds=0.2, probes=probes, clients=(2,), say=lambda text: None,
