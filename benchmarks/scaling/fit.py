@@ -1,0 +1,84 @@
+"""From probes to costs. Nothing that is to be predicted goes in: one client alone was measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.records import Probe
+
+Terms = Callable[[Probe], tuple[float, ...]]
+
+
+def fit(probes: Sequence[Probe]) -> Costs:
+    """Least squares of relative errors, no cost below 0. Raises ValueError without the probe that
+    sends single rows one at a time."""
+    alone = [each for each in probes if each.burst == 1]
+    first = next((each for each in alone if each.rows == 1), None)
+    if first is None:
+        raise ValueError("a probe with one row a request, one at a time, is needed")
+    client, client_row = _solve(alone, lambda p: p.client_s, _by_request)
+    run, run_request, run_row = _solve(probes, lambda p: p.stub_s, _by_run)
+    triton_run, request, request_row = _solve(probes, lambda p: p.triton_s, _by_run)
+
+    # Of tritonserver's work for a run, what keeps the instance busy is seen in Triton's own times.
+    beside_stub = statistics.median((each.inside_s - each.stub_s) / each.runs for each in alone)
+    inside = min(max(beside_stub, 0.0), triton_run)
+    # What was worked for a request but not waited for went on after its answer. The median, since
+    # a mean has the moments in it when something else had the cores.
+    worked = (first.client_s + first.triton_s + first.stub_s) / first.requests
+    waited = statistics.median(first.latencies)
+    behind = min(max(worked - waited, 0.0), triton_run - inside)
+    spread = tuple(each / statistics.fmean(first.latencies) for each in first.latencies)
+    return Costs(
+        client=client, client_row=client_row, request=request, request_row=request_row,
+        inside=inside, reply=triton_run - inside - behind, behind=behind,
+        run=run, run_request=run_request, run_row=run_row,
+        wait=max(waited - worked, 0.0), spread=spread,
+    )  # fmt: skip
+
+
+def misfit(probes: Sequence[Probe], costs: Costs) -> float:
+    """The largest relative error of the fit over the probes, of all work of a request."""
+    return max(abs(_fitted(each, costs) / _worked(each) - 1) for each in probes if each.burst == 1)
+
+
+def _fitted(probe: Probe, costs: Costs) -> float:
+    return (
+        costs.of_client(probe.rows) + costs.of_request(probe.rows)
+        + costs.of_run(1, probe.rows) + costs.reply + costs.behind
+    )  # fmt: skip
+
+
+def _worked(probe: Probe) -> float:
+    return (probe.client_s + probe.triton_s + probe.stub_s) / probe.requests
+
+
+def _by_request(probe: Probe) -> tuple[float, ...]:
+    return probe.requests, probe.requests * probe.rows
+
+
+def _by_run(probe: Probe) -> tuple[float, ...]:
+    return probe.runs, probe.requests, probe.requests * probe.rows
+
+
+def _solve(
+    probes: Sequence[Probe], total: Callable[[Probe], float], terms: Terms
+) -> tuple[float, ...]:
+    """Non-negative costs of the terms, that give the totals."""
+    left = np.array([terms(each) for each in probes]) / np.array([[total(p)] for p in probes])
+    found = np.zeros(left.shape[1])
+    used = list(range(left.shape[1]))
+    while used:
+        solution: npt.NDArray[np.float64] = np.linalg.lstsq(
+            left[:, used], np.ones(len(probes)), rcond=None
+        )[0]
+        if (solution >= 0).all():
+            found[used] = solution
+            break
+        used.pop(int(solution.argmin()))
+    return tuple(found.tolist())

@@ -1,0 +1,190 @@
+"""The simulated system: clients, a proxy, servers behind it, and what the clients see.
+
+A closed client has one request outstanding and sends the next one after `think_s` of work of its
+own. The proxy passes requests in order and sends each to the less busy of two servers picked at
+random, as Envoy's least-request balancing does.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simpy import Environment, Resource
+
+from benchmarks.scaling.batcher import ALONE, Batching
+from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.processors import Processors
+from benchmarks.scaling.server import Counters, Server, Steps
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is built. `cores` of each server; `shared`: clients, proxy and servers have one machine
+    of that many cores between them, as where the check is measured.
+
+    `proxy_s` on one of `proxy_threads`: a request and its answer. 0: no proxy.
+    """
+
+    costs: Costs
+    batching: Batching = ALONE
+    servers: int = 1
+    instances: int = 1
+    cores: float = 2
+    shared: bool = False
+    proxy_s: float = 0.0
+    proxy_threads: int = 1
+
+
+@dataclass(frozen=True)
+class Load:
+    """`clients` closed clients. A request has `rows`.
+
+    `think_s`: the mean time between an answer and the next request, exponentially distributed;
+    it is spent on cores that the model does not have to share. `requests`: of each client; it is
+    done then. `rate`: instead of clients, requests a second that come whatever is answered, as
+    those of very many clients do (Poisson).
+    """
+
+    clients: int = 0
+    rows: int = 1
+    think_s: float = 0.0
+    requests: float = math.inf
+    rate: float = 0.0
+
+
+@dataclass
+class Seen:
+    """What happened after the warm-up: `latencies` in seconds, in the order of the answers."""
+
+    latencies: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    sent: int = 0
+    answered: int = 0
+    runs: int = 0
+    done_s: float = 0.0  # when the last client was done
+
+    @property
+    def rate(self) -> float:
+        return len(self.latencies) / self.seconds
+
+    def quantile(self, q: float) -> float:
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else math.nan
+
+
+class System:
+    """The built system, at time 0. `servers` are those that the proxy sends to."""
+
+    def __init__(self, shape: Shape, seed: int = 1) -> None:
+        self.env = Environment()
+        self.shape = shape
+        self.seen = Seen()
+        self._rng = random.Random(seed)
+        self._machine = Processors(self.env, shape.cores) if shape.shared else None
+        self._clients_cpu = self._machine or Processors(self.env)
+        self._proxy = Resource(self.env, shape.proxy_threads)
+        self.servers: list[Server] = []
+        self.removed: list[Server] = []
+        for _ in range(shape.servers):
+            self.add_server()
+
+    def add_server(self) -> None:
+        cpu = self._machine or Processors(self.env, self.shape.cores)
+        shape = self.shape
+        self.servers.append(
+            Server(self.env, shape.costs, shape.batching, cpu, self._rng, shape.instances)
+        )
+
+    def remove_server(self) -> None:
+        """The youngest gets no more requests, and answers those that it has."""
+        self.removed.append(self.servers.pop())
+
+    def counters(self) -> Counters:
+        """Summed over all servers that ever were."""
+        total = Counters()
+        for server in (*self.servers, *self.removed):
+            for name, value in vars(server.counters).items():
+                setattr(total, name, getattr(total, name) + value)
+        return total
+
+    def run(self, load: Load, seconds: float, warm_s: float = 0.0) -> Seen:
+        """Until `seconds` after the warm-up, or until every client is done."""
+        for _ in range(load.clients):
+            self.env.process(self._client(load, warm_s))
+        if load.rate:
+            self.env.process(self._arrivals(load, warm_s))
+        if warm_s > 0:
+            self.env.run(warm_s)
+        before = self.counters().runs
+        self.env.run(warm_s + seconds)
+        self.seen.seconds = seconds
+        self.seen.runs = self.counters().runs - before
+        return self.seen
+
+    def _client(self, load: Load, warm_s: float) -> Steps:
+        sent = 0
+        while sent < load.requests:
+            if load.think_s:
+                yield self.env.timeout(self._rng.expovariate(1 / load.think_s))
+            yield from self._sent(load.rows, warm_s)
+            sent += 1
+        self.seen.done_s = self.env.now
+
+    def _arrivals(self, load: Load, warm_s: float) -> Steps:
+        while True:
+            yield self.env.timeout(self._rng.expovariate(load.rate))
+            self.env.process(self._sent(load.rows, warm_s))
+
+    def _sent(self, rows: int, warm_s: float) -> Steps:
+        begun = self.env.now
+        self.seen.sent += 1
+        yield from self.request(rows)
+        self.seen.answered += 1
+        if begun >= warm_s:
+            self.seen.latencies.append(self.env.now - begun)
+
+    def request(self, rows: int) -> Steps:
+        """From the client's call to its return."""
+        costs = self.shape.costs
+        half = costs.of_client(rows) / 2 * self._rng.choice(costs.spread)
+        yield self._clients_cpu.work(half)
+        if costs.wait:
+            yield self.env.timeout(costs.wait)
+        if self.shape.proxy_s:
+            yield from self._through_proxy()
+        yield from self._choose().answer(rows)
+        yield self._clients_cpu.work(half)
+
+    def _through_proxy(self) -> Steps:
+        with self._proxy.request() as turn:
+            yield turn
+            if self._machine:
+                yield self._machine.work(self.shape.proxy_s)
+            else:
+                yield self.env.timeout(self.shape.proxy_s)
+
+    def _choose(self) -> Server:
+        if len(self.servers) == 1:
+            return self.servers[0]
+        one, other = self._rng.choice(self.servers), self._rng.choice(self.servers)
+        return one if one.active <= other.active else other
+
+
+def simulate(shape: Shape, load: Load, seconds: float, warm_s: float = 0.0, seed: int = 1) -> Seen:
+    return System(shape, seed).run(load, seconds, warm_s)
+
+
+def least(good: Callable[[int], bool], start: int = 1, most: int = 1 << 20) -> int:
+    """The smallest count that is good, where every larger one is good too. Raises ValueError."""
+    low, high = 0, start
+    while not good(high):
+        low, high = high, high * 2
+        if high > most:
+            raise ValueError(f"no count up to {most} is enough")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return high

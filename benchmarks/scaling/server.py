@@ -1,0 +1,109 @@
+"""One simulated Triton server: threads that receive, a queue, instances that run, answers."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from simpy import Environment, Event
+
+from benchmarks.scaling.batcher import Batching
+from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.processors import Processors
+
+Steps = Generator[Event, Any, None]
+
+
+@dataclass
+class Counters:
+    """What Triton's /metrics counts: totals since the start."""
+
+    requests: int = 0
+    runs: int = 0
+    rows: int = 0
+    queue_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Waiting:
+    rows: int
+    since: float
+    answered: Event
+
+
+class Server:
+    """`answer` takes a request from its arrival at the server to its answer's departure."""
+
+    def __init__(
+        self,
+        env: Environment,
+        costs: Costs,
+        batching: Batching,
+        cpu: Processors,
+        rng: random.Random,
+        instances: int = 1,
+    ) -> None:
+        self._env, self._costs, self._batching, self._cpu, self._rng = (
+            env, costs, batching, cpu, rng
+        )  # fmt: skip
+        self._queue: deque[_Waiting] = deque()
+        self._arrival = env.event()
+        self.counters = Counters()
+        self.active = 0  # requests that are here, which is what a balancer counts
+        for _ in range(instances):
+            env.process(self._instance())
+
+    def answer(self, rows: int) -> Steps:
+        """Raises ValueError for more rows than a run may have, as Triton refuses them."""
+        most = self._batching.max_rows
+        if 0 < most < rows:
+            raise ValueError(f"{rows} rows in a request, the server takes {most}")
+        self.active += 1
+        half = self._costs.of_request(rows) / 2 * self._rng.choice(self._costs.spread)
+        yield self._cpu.work(half)
+        mine = _Waiting(rows, self._env.now, self._env.event())
+        self._queue.append(mine)
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+        yield mine.answered
+        yield self._cpu.work(half)
+        self.active -= 1
+        self.counters.requests += 1
+
+    def _instance(self) -> Steps:
+        while True:
+            while not (count := self._ready()):
+                yield self._until_it_may_run()
+            taken = [self._queue.popleft() for _ in range(count)]
+            rows = sum(each.rows for each in taken)
+            counters = self.counters
+            counters.runs += 1
+            counters.rows += rows
+            counters.queue_s += sum(self._env.now - each.since for each in taken)
+            factor = self._rng.choice(self._costs.spread)
+            yield self._cpu.work(self._costs.of_run(count, rows) * factor)
+            self._env.process(self._reply(taken, factor))
+
+    def _reply(self, taken: list[_Waiting], factor: float) -> Steps:
+        yield self._cpu.work(self._costs.reply * factor)
+        for each in taken:
+            each.answered.succeed()
+        self._cpu.work(self._costs.behind * factor)
+
+    def _ready(self) -> int:
+        if not self._queue:
+            return 0
+        oldest = self._env.now - self._queue[0].since
+        return self._batching.take((each.rows for each in self._queue), oldest)
+
+    def _until_it_may_run(self) -> Event:
+        """An arrival, or the end of the oldest request's delay."""
+        if self._arrival.triggered:
+            self._arrival = self._env.event()
+        if not self._queue:
+            return self._arrival
+        left = self._queue[0].since + self._batching.delay_s - self._env.now
+        return self._arrival | self._env.timeout(max(left, 1e-9))
