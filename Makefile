@@ -1,5 +1,6 @@
 # Every task is a target with a line of help: `make help`.
 PYTHON ?= python3
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.soa-pipeline-installed
@@ -27,8 +28,9 @@ setup: $(STAMP) ## make .venv with everything that demo and test need
 demo: $(STAMP) ## take the demo model through its whole life, from its config to production
 	$(BIN)/python -m pipeline.demo
 
+# By files, in their order: what a module shares is compiled once, and the long ones come first.
 test: lint ## check style and types, then run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
 
