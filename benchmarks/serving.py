@@ -93,7 +93,8 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
     reference = Reference.load(bundle.file(bundle.manifest.reference))
     loads = {}
     for batching, service in _services(done.service).items():
-        with _server(service, folder / batching, bundle) as server:
+        # Triton's Python backend starts with no repository whose path has a space.
+        with _server(service, folder / f"served-{len(loads)}", bundle) as server:
             if batching == "off":
                 _print_latency(bundle.path, server.url, reference.inputs)
             for n in _CLIENTS:
