@@ -91,7 +91,7 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
     console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
-    loads = {}
+    loads: dict[tuple[str, int], Load] = {}
     for batching, service in _services(done.service).items():
         # Triton's Python backend starts with no repository whose path has a space.
         with _server(service, folder / f"served-{len(loads)}", bundle) as server:
