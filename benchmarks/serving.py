@@ -91,9 +91,10 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
     console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
-    loads = {}
+    loads: dict[tuple[str, int], Load] = {}
     for batching, service in _services(done.service).items():
-        with _server(service, folder / batching, bundle) as server:
+        # Triton's Python backend starts with no repository whose path has a space.
+        with _server(service, folder / f"served-{len(loads)}", bundle) as server:
             if batching == "off":
                 _print_latency(bundle.path, server.url, reference.inputs)
             for n in _CLIENTS:
@@ -222,8 +223,8 @@ def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
 
 def _print_loads(loads: dict[tuple[str, int], Load]) -> None:
     table = new_table(
-        "one row a request: clients", "batching", "requests/s", "of off", "p50", "p99",
-        "rows a run", "CPU a request: clients", "server",
+        "one row a request", "clients", "batching", "requests/s", "of off", "p50", "p99",
+        "rows a run", "CPU a request: clients", "its server",
     )  # fmt: skip
     for (batching, clients), found in sorted(loads.items(), key=lambda each: each[0][1]):
         p50, p99 = _quantiles(found.seen.latencies_us)
