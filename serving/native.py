@@ -11,7 +11,7 @@ Triton would feed it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +23,7 @@ from engines.engine import Executable
 from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
 from serving.errors import ServingError
-from serving.wire import Array, Wire, locations
+from serving.wire import Program, Wire, locations
 from soa.signature import Signature
 
 Backend = Literal["python", "onnxruntime", "pytorch"]
@@ -34,9 +34,6 @@ FILES: dict[Backend, str] = {
     "onnxruntime": "model.onnx",
     "pytorch": "model.pt",
 }
-
-Program = Callable[[Sequence[Array]], Sequence[Array]]
-"""The file, opened: the arrays of a request in order, to those of the answer."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from typing import Any
 from engines.errors import EngineError, first_line
 from engines.onnx_export import OUTPUTS
 from engines.onnx_program import Output, input_name
-from serving.native import Program
-from serving.wire import Array, Wire, WireTensor
+from serving.wire import Array, Program, Wire, WireTensor
 from soa.signature import Argument, Signature
 
 _INNER = "artifact/"  # of the names in the artifact: a block may have one of them

@@ -10,8 +10,7 @@ from torch.jit._fuser import optimized_execution
 
 from engines.errors import EngineError, first_line
 from engines.torch_quiet import quiet_torch
-from serving.native import Program
-from serving.wire import Array, Wire, WireTensor
+from serving.wire import Array, Program, Wire, WireTensor
 from soa.dtypes import torch_dtype
 from soa.signature import Argument, Signature
 

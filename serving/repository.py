@@ -25,6 +25,12 @@ def write_repository(
     copied. Raises ServingError if the model is there already, unless `replace`.
     """
 
+    if " " in str(out.absolute()):
+        raise ServingError(
+            f"{out.absolute()}: Triton's Python backend cannot start from a path with a space in "
+            "it: name another"
+        )
+
     def fill(version: Path) -> None:
         bundle = place(version / BUNDLE)
         if bundle.digest != service.digest:

@@ -13,7 +13,7 @@ A block of scalars is `(F,)`. Only columns that a block of the model reads or wr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -285,6 +285,10 @@ class Location:
             arguments[i].numpy() if row is None else arguments[i].numpy()[row]
             for i, row in self.places
         ]
+
+
+Program = Callable[[Sequence[Array]], Sequence[Array]]
+"""A model on the arrays of a request in order, to those of the answer."""
 
 
 def locations(

@@ -24,7 +24,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("ref", nargs="?", default="jet-tagger@production")
     parser.add_argument("--from", dest="stored", type=Path, help="a measurement made before")
     parser.add_argument("--to", type=Path, default=STORED, help="where a new one is stored")
-    parser.add_argument("--envoy", help="Envoy's binary, to measure it too; else that on PATH")
+    parser.add_argument(
+        "--envoy", help="Envoy's binary, to measure it too; else as serving/envoy.py finds one"
+    )
     parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = parser.parse_args(arguments)
     try:
@@ -40,11 +42,20 @@ def _measured(ref: str, into: Path, envoy: str | None, stored: Path | None) -> M
     if stored is not None:
         return Measured.load(stored)
     from benchmarks.scaling.measure import measure
-    from benchmarks.scaling.proxy import find_envoy
     from registry.store import Registry
+    from serving.envoy import find_envoy
+    from serving.errors import ServerError
+
+    binary = None
+    try:
+        binary = find_envoy(envoy)
+    except ServerError as error:
+        if envoy is not None:
+            raise
+        _say(f"a proxy is not measured: {error}")
 
     with tempfile.TemporaryDirectory(prefix="soa-bench-") as folder:
-        found = measure(Registry(), ref, Path(folder), envoy=find_envoy(envoy), say=_say)
+        found = measure(Registry(), ref, Path(folder), envoy=binary, say=_say)
     found.save(into)
     return found
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks.scaling.client import Clients, Sent
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
-from benchmarks.scaling.proxy import Envoy
 from benchmarks.scaling.records import Measured, Probe, Run
 from pipeline.deploy import deploy
 from pipeline.provenance import host, tools
 from pipeline.pull import pull
 from registry.store import Registry
+from serving.envoy import EnvoyProxy
 from serving.errors import ServingError
 from serving.repository import write_repository
 from serving.server import TritonServer
@@ -99,7 +99,8 @@ def measure(
                     found.append(_probe(server, service.name, bundle, rows, burst, seconds))
                 if envoy is not None:
                     say("one client through Envoy")
-                    proxy_s = _proxy_s(Envoy(envoy, server.url, folder), bundle, seconds)
+                    behind = [(server.options.host, server.ports.grpc)]
+                    proxy_s = _proxy_s(EnvoyProxy(behind, binary=envoy), bundle, seconds)
             for count in clients:
                 say(f"batching {'on' if batching else 'off'}, {count} clients")
                 runs.append(_run(server, service.name, bundle, batching, count, seconds))
@@ -131,7 +132,7 @@ def _probe(
     )  # fmt: skip
 
 
-def _proxy_s(envoy: Envoy, bundle: Path, seconds: float) -> float:
+def _proxy_s(envoy: EnvoyProxy, bundle: Path, seconds: float) -> float:
     """On a core, for a request and its answer. Several at a time, or waking up would be most of it:
     what is asked for is how many fill a thread."""
     with envoy, Clients(envoy.url, bundle, 1, 1, _PROXY_BURST) as ready:

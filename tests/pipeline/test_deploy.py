@@ -111,6 +111,12 @@ def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) ->
     assert (tmp_path / "a" / "jets" / "config.pbtxt").read_text() != "old"
 
 
+def test_a_path_that_tritons_python_cannot_start_from(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a b", "--registry", promoted.uri)
+    assert "a space in it: name another" in refusal("deploy", "jets@production", *where)
+    assert not (tmp_path / "a b").exists()
+
+
 def test_what_no_gate_let_pass(registry: Registry, jets: Built, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", registry.uri)
     assert "never promoted to production" in refusal("deploy", "jets/1", *where)
