@@ -52,6 +52,7 @@ class Watch:
         self._within_s = router.policy.attempt_s
         self._before: _Counters | None = None
         self._silent = 0
+        self._random = random.Random()  # its own: a program may have seeded the common one
         self._woken = threading.Event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="soa-site", daemon=True)
@@ -77,7 +78,7 @@ class Watch:
     def _run(self) -> None:
         pause = _FIRST_PAUSE_S if self._place.state == "bad" else self._every_s
         while True:
-            self._woken.wait(pause * random.uniform(1 - _SPREAD, 1 + _SPREAD))
+            self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
             if self._ended:
                 return
             woken = self._woken.is_set()

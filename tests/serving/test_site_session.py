@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from runtime.loader import load as load_here
 from runtime.session import Session
 from serving.errors import NowhereError, ServingError
 from serving.places import OnDevice
+from serving.remote import RemoteModel
+from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from tests.models.tagged import Event, Tags
@@ -477,12 +480,12 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
         session.close()
 
 
-def test_a_request_that_is_too_large_for_a_message(
-    tags: Tags, local: Session, one: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, one: Server) -> None:
     with one.listening() as url:
         session = load(tags, site(url))
-        monkeypatch.setattr("serving.client.LARGEST", 1000)
+        (model,) = (place.executable for place in session._router.places)
+        assert isinstance(model, RemoteModel)
+        model.options = model._client.options = replace(model.options, message_bytes=HEADERS + 1)
         event = Event.make(session, 1, 100)
         session.run(event.given, event.found)
         assert right(local, event)

@@ -123,6 +123,14 @@ def _operation(
             return {"kind": "promotion"}
 
 
+def write_annexes(folder: Path) -> None:
+    """What `build` adds, for every bundle of a campaign."""
+    for place in sorted((folder / "bundles").iterdir()):
+        bundle = Bundle.open(place)
+        for target in TARGETS:
+            bundles.write_annex(folder / "annexes" / bundle.digest / target, bundle, target)
+
+
 @dataclass
 class Writer:
     """A child at work. `pipe` gets B when an operation begins and E when it has ended."""
@@ -155,12 +163,7 @@ class Campaign:
     def run(self, kills: int) -> Counter[str]:
         workers.warm_up(self.lease_s)
         self.uri = workers.prepare(self.folder, BUNDLES, self.registry)
-        for place in sorted((self.folder / "bundles").iterdir()):
-            bundle = Bundle.open(place)
-            for target in TARGETS:
-                bundles.write_annex(
-                    self.folder / "annexes" / bundle.digest / target, bundle, target
-                )
+        write_annexes(self.folder)
         self.journals = self.folder / "journals"
         self.journals.mkdir()
         workers.run(self._first_version)

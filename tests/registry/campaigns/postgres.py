@@ -2,7 +2,7 @@
 
     python -m tests.registry.campaigns.postgres --seed 1 --kills 20
 
-Several writers register, promote, are refused, roll back, set aliases and approve, through http://
+Several writers register, build, promote, are refused, roll back, remove and collect, through http://
 and without a pause, while the server is killed and started again, and in the middle of it all
 PostgreSQL too. An operation may then fail, in one line that says so, and the writer goes on with
 another. At the end every writer has to end an operation, and all invariants of the kill campaign
@@ -26,7 +26,7 @@ from pathlib import Path
 
 from registry import Bundle, Registry, RegistryUnavailableError
 from tests.registry.campaigns import invariants, workers
-from tests.registry.campaigns.kill import BUNDLES, operation
+from tests.registry.campaigns.kill import BUNDLES, operation, write_annexes
 from tests.registry.campaigns.servers import MlflowServer, PostgreSQL, binaries
 
 
@@ -66,6 +66,7 @@ class Campaign:
 
     def _prepare(self, uri: str) -> None:
         self.uri = workers.prepare(self.folder, BUNDLES, uri)
+        write_annexes(self.folder)
         self.journals = self.folder / "journals"
         self.journals.mkdir()
         first = Bundle.open(self.folder / "bundles" / "0")
@@ -91,7 +92,7 @@ class Campaign:
 
     def _wait_for_work(self) -> None:
         begun, end = len(self._journal()), time.monotonic() + 600
-        while sum(bool(e["label"]) for e in self._journal()[begun:]) < len(self.writers):
+        while sum("label" in e for e in self._journal()[begun:]) < len(self.writers):
             for pid in self.writers:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self.writers.remove(pid)
@@ -109,11 +110,12 @@ class Campaign:
                 label = f"writer {number} operation {count}"
                 count += 1
                 try:
-                    kind, digest = operation(registry, self.name, choice, self.folder, label)
-                    done = {"label": label, "kind": kind, "digest": digest}
+                    done = {"label": label} | operation(
+                        registry, self.name, choice, self.folder, label
+                    )
                 except RegistryUnavailableError as error:
                     assert "\n" not in str(error), error
-                    done = {"label": "", "kind": "", "digest": "", "said": str(error)}
+                    done = {"said": str(error)}
                     time.sleep(0.2)
                 journal.write(json.dumps(done) + "\n")
 
@@ -131,12 +133,17 @@ class Campaign:
 
     def _check(self) -> None:
         registry, entries = Registry(self.uri), self._journal()
-        done = {e["label"]: e["kind"] for e in entries if e["kind"]}
-        registered = [e["digest"] for e in entries if e["digest"]]
-        invariants.check_always(registry, self.name, done, registered)
+        done = {e["label"]: e["kind"] for e in entries if "kind" in e}
+        changes = {
+            what: [e[what] for e in entries if what in e]
+            for what in ("registered", "built", "removed")
+        }
+        invariants.check_always(registry, self.name, done, **changes)
+        if not registry.versions(self.name):
+            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
         registry.approve(registry.find(self.name), "the campaign")  # any writer settles
         invariants.check_settled(registry, self.name)
-        invariants.check_always(registry, self.name, done, registered)
+        invariants.check_always(registry, self.name, done, **changes)
         events = registry.history(self.name)
         counts = Counter(f"{event.kind}: {event.state}" for event in events)
         counts["events, in one order"] = len(events)
@@ -152,8 +159,8 @@ class Campaign:
     def _counts(self) -> Counter[str]:
         found = Counter(json.loads((self.folder / "counts.json").read_text()))
         entries = self._journal()
-        found["operations that returned"] = sum(bool(entry["label"]) for entry in entries)
-        found["operations that failed in one line"] = sum(not entry["label"] for entry in entries)
+        found["operations that returned"] = sum("label" in entry for entry in entries)
+        found["operations that failed in one line"] = sum("said" in entry for entry in entries)
         for said, count in Counter(entry.get("said", "") for entry in entries).items():
             if said:
                 self.say(f"said {count} times: {said}")
