@@ -65,3 +65,7 @@ def main() -> None:
     from pipeline.cli import main as command
 
     command()
+
+
+if __name__ == "__main__":
+    main()

@@ -8,6 +8,7 @@ which repeats exactly that step alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -23,6 +24,9 @@ from typing import Any
 
 from engines.errors import out_of_memory
 from soa.errors import SoaPipelineError
+
+_PARENT = "SOA_PIPELINE_PARENT"
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 _MEMORY = "give it more memory, or build for fewer rows (rows: max)"
 
@@ -53,7 +57,7 @@ def run_isolated(
     """Call `function` (as "module:name") with `**payload` in a child; never raises for its failure.
 
     `payload` and the returned value are JSON. The child and all it started are killed at
-    `timeout_s` seconds, and on Ctrl-C here.
+    `timeout_s` seconds, and on Ctrl-C here; the child also when this process is killed.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +75,7 @@ def run_isolated(
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **extra},
+            env={**os.environ, **extra, _PARENT: str(os.getpid())},
             start_new_session=True,
         )
         try:
@@ -118,7 +122,18 @@ def _write_script(script: Path, command: list[str], env: Mapping[str, str]) -> N
     script.chmod(0o755)
 
 
+def _end_with_parent() -> None:
+    """Have the kernel kill us when the thread that waits for us ends. Not when repeated by hand."""
+    parent = os.environ.pop(_PARENT, None)
+    if parent is None:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(parent):  # it was quicker
+        sys.exit(1)
+
+
 def _main(job: Path, answer: Path) -> int:
+    _end_with_parent()
     data = json.loads(job.read_text())
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]

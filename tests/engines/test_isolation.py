@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -119,6 +120,24 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     watcher.join()
     assert all(ends(int(pid)) for pid in pids.read_text().split())
+
+
+def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    payload = {"pids": str(pids)}
+    code = (
+        "from pathlib import Path; from engines.isolation import run_isolated;"
+        f"run_isolated('{STEPS}:hang', {payload!r}, Path({str(tmp_path / 'step')!r}), 600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    while not pids.exists():
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    child, grandchild = map(int, pids.read_text().split())
+    assert ends(child)
+    os.kill(grandchild, signal.SIGKILL)  # a compiler that it started ends by itself
 
 
 def test_our_own_errors_come_back_as_they_are(tmp_path: Path) -> None:
