@@ -90,6 +90,8 @@ def _operation(
             version = choice.choice([v for v in versions if not v.aliases] or [version])
             try:
                 remove(registry, Ref(name, version.number), label)
+            except RegistryUnavailableError:
+                raise
             except RegistryError as error:
                 assert f"{version.ref} is @" in str(error) or IN_THE_WAY[0] in str(error), error
                 return {}
