@@ -181,6 +181,15 @@ def test_a_bundle_that_the_server_does_not_run(shop: Shop, triton: TritonServer)
     session.close()
 
 
+def stopped(pid: int) -> bool:
+    """Each of its threads: those on other cores may go on for a moment."""
+    states = [
+        (task / "stat").read_text().rpartition(")")[2].split()[0]
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    ]
+    return set(states) == {"T"}
+
+
 def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
     with TritonServer(shop.repository) as server:
         session = connect(
@@ -189,6 +198,8 @@ def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
         each = event(shop, "jets", session, 3)
         session.run(*each)
         os.kill(server.pid, signal.SIGSTOP)
+        while not stopped(server.pid):
+            time.sleep(0.01)
         with pytest.raises(DeadlineError):
             session.run(*each)
         os.kill(server.pid, signal.SIGCONT)

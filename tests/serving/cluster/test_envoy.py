@@ -98,8 +98,8 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
     assert session.origin is not None and session.origin.digest == stall.deployed.service.digest
     before = served_by(fleet.servers)
     check(stall, send(stall, session, REQUESTS))
+    wait_until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
     each = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
-    assert sum(each) == REQUESTS
     assert min(each) > REQUESTS / 10, each
     session.close()
 
@@ -122,15 +122,19 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
     wait_until(lambda: fleet.proxy.healthy() == 1)
     before = served_by([second])
     check(stall, send(stall, session, 20))
-    assert served_by([second]) == [before[0] + 20]
+    wait_until(lambda: served_by([second]) == [before[0] + 20])  # counted after the answer
 
     same = replace(second.options, ports=Ports(first.ports.grpc))
     first.stop()
     with TritonServer(stall.repository, same) as new:
         wait_until(lambda: fleet.proxy.healthy() == 2)
         (idle,) = served_by([new])
-        check(stall, send(stall, session, REQUESTS))
-        assert served_by([new])[0] > idle
+
+        def serves_again() -> bool:
+            check(stall, send(stall, session, 20))
+            return served_by([new])[0] > idle
+
+        wait_until(serves_again)
 
         answers = send(stall, session, REQUESTS, at_half=lambda: os.kill(new.pid, signal.SIGSTOP))
         check(stall, answers)
