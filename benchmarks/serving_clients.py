@@ -1,8 +1,8 @@
 """Clients of a server of Triton's protocol, in processes of their own: what each request took.
 
 They send one request, made beforehand, again and again, each over a connection of its own with one
-request on its way. They parse no answer while they are timed and run on an event loop, which costs
-about 0.1 ms of CPU a request: clients and server share this machine.
+request on its way. They parse no answer while they are timed and run on an event loop, because
+clients and server share this machine: `python -m benchmarks.serving` prints what they take of it.
 """
 
 from __future__ import annotations
