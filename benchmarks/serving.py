@@ -2,8 +2,10 @@
 
 For each version: one client's calls at several sizes, beside the same call in this process; then 1,
 8 and 32 clients with one row a request, each request running alone, merged, and merged with a wait
-for more. Clients are processes of their own (benchmarks/serving_clients.py) on the same cores. By
-default the demo's model, ParticleNet and the Particle Transformer, those that are in production.
+for more. Clients are processes of their own (benchmarks/serving_clients.py), first on the same
+cores, then on a core and the server on another: what the server does when nothing else runs where
+it does. By default the demo's model, ParticleNet and the Particle Transformer, those that are in
+production.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
+from benchmarks.placement import on_core, two_cores
 from benchmarks.serving_clients import Seen, drive, make_request
 from benchmarks.table import print_machine
 from pipeline.deploy import deploy
@@ -48,6 +52,12 @@ _CALLS_S = 1.0
 _SIZES = (1, 10, 100)
 _CLIENTS = (1, 8, 32)
 _WAIT_US = 1000
+
+Place = Literal["shared", "apart"]
+_PLACES: dict[Place, str] = {
+    "shared": "clients and server on the same cores",
+    "apart": "clients on one core, the server on another",
+}
 
 
 @dataclass(frozen=True)
@@ -91,15 +101,18 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
     console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
-    loads: dict[tuple[str, int], Load] = {}
-    for batching, service in _services(done.service).items():
-        # Triton's Python backend starts with no repository whose path has a space.
-        with _server(service, folder / f"served-{len(loads)}", bundle) as server:
-            if batching == "off":
-                _print_latency(bundle.path, server.url, reference.inputs)
-            for n in _CLIENTS:
-                loads[batching, n] = _load(server, service, reference, bundle, n)
-    _print_loads(loads)
+    services = _services(done.service)
+    # Triton's Python backend starts with no repository whose path has a space.
+    with _server(services["off"], folder / "latency", bundle) as server:
+        _print_latency(bundle.path, server.url, reference.inputs)
+    for place in _PLACES:
+        loads: dict[tuple[str, int], Load] = {}
+        for batching, service in services.items():
+            repository = folder / f"{place}-{len(loads)}".replace(" ", "-")
+            with _server(service, repository, bundle, place) as server:
+                for n in _CLIENTS:
+                    loads[batching, n] = _load(server, service, reference, bundle, n, place)
+        _print_loads(loads, place)
 
 
 def _services(service: Service) -> dict[str, Service]:
@@ -112,22 +125,32 @@ def _services(service: Service) -> dict[str, Service]:
 
 
 @contextlib.contextmanager
-def _server(service: Service, repository: Path, bundle: Bundle) -> Iterator[TritonServer]:
-    def place(into: Path) -> Bundle:
+def _server(
+    service: Service, repository: Path, bundle: Bundle, place: Place = "shared"
+) -> Iterator[TritonServer]:
+    def copied(into: Path) -> Bundle:
         shutil.copytree(bundle.path, into)
         return Bundle.open(into)
 
-    write_repository(repository, service, place)
-    with TritonServer(repository) as server:
+    write_repository(repository, service, copied)
+    with contextlib.ExitStack() as stack:
+        with on_core(two_cores()[1]) if place == "apart" else contextlib.nullcontext():
+            server = stack.enter_context(TritonServer(repository))
         yield server
 
 
 def _load(
-    server: TritonServer, service: Service, reference: Reference, bundle: Bundle, clients: int
+    server: TritonServer,
+    service: Service,
+    reference: Reference,
+    bundle: Bundle,
+    clients: int,
+    place: Place,
 ) -> Load:
     request = make_request(service, reference.inputs, 1)
     before, cpu = server.metrics(service.name), _cpu_s(server.pid)
-    seen = drive(server.url.removeprefix("triton://"), request, clients, _SECONDS)
+    core = two_cores()[0] if place == "apart" else None
+    seen = drive(server.url.removeprefix("triton://"), request, clients, _SECONDS, core=core)
     after, cpu = server.metrics(service.name), _cpu_s(server.pid) - cpu
     for answer in seen.answers:
         _check(answer, service, reference, bundle)
@@ -221,9 +244,9 @@ def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
     console().print(table)
 
 
-def _print_loads(loads: dict[tuple[str, int], Load]) -> None:
+def _print_loads(loads: dict[tuple[str, int], Load], place: Place) -> None:
     table = new_table(
-        "one row a request", "clients", "batching", "requests/s", "of off", "p50", "p99",
+        f"one row a request, {_PLACES[place]}", "clients", "batching", "requests/s", "of off", "p50", "p99",
         "rows a run", "CPU a request: clients", "its server",
     )  # fmt: skip
     for (batching, clients), found in sorted(loads.items(), key=lambda each: each[0][1]):

@@ -8,6 +8,7 @@ clients and server share this machine: `python -m benchmarks.serving` prints wha
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import subprocess
 import sys
@@ -30,28 +31,44 @@ _CALL_S = 60.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What the clients saw together: each request in microseconds, and the first answer of each.
+    """What the clients saw together: each round in microseconds, and the first answer of each.
 
-    `cpu_s` is what they themselves took of the CPU.
+    A round is a request, or `burst` of them. `cpu_s` is what they themselves took of the CPU.
     """
 
     latencies_us: list[float]
     seconds: float
     cpu_s: float
     answers: list[bytes]
+    burst: int = 1
+
+    @property
+    def requests(self) -> int:
+        return len(self.latencies_us) * self.burst
 
     @property
     def rate(self) -> float:
         """Requests a second."""
-        return len(self.latencies_us) / self.seconds
+        return self.requests / self.seconds
 
 
-def drive(address: str, request: bytes, clients: int, seconds: float) -> Seen:
+def drive(
+    address: str,
+    request: bytes,
+    clients: int,
+    seconds: float,
+    *,
+    burst: int = 1,
+    core: int | None = None,
+) -> Seen:
     """Send `request`, a ModelInferRequest, to host:port from `clients` clients at once.
 
-    Raises RuntimeError where a client fails: none is left out of the count.
+    A client sends `burst` at a time, over as many connections, and waits for all of them. `core`:
+    one process for all clients, on that core; else two, on any. Raises RuntimeError where a client
+    fails: none is left out of the count.
     """
-    shares = [count for i in range(_PROCESSES) if (count := len(range(i, clients, _PROCESSES)))]
+    count = _PROCESSES if core is None else 1
+    shares = [share for i in range(count) if (share := len(range(i, clients, count)))]
     workers = [
         subprocess.Popen(
             [sys.executable, "-m", "benchmarks.serving_clients"],
@@ -60,8 +77,8 @@ def drive(address: str, request: bytes, clients: int, seconds: float) -> Seen:
         for _ in shares
     ]  # fmt: skip
     try:
-        for worker, count in zip(workers, shares, strict=True):
-            _send(worker.stdin, (address, request, count, seconds))
+        for worker, share in zip(workers, shares, strict=True):
+            _send(worker.stdin, (address, request, share, burst, seconds, core))
         answers = [answer for worker in workers for answer in _receive(worker.stdout)]
         for worker in workers:
             _send(worker.stdin, "go")
@@ -73,7 +90,7 @@ def drive(address: str, request: bytes, clients: int, seconds: float) -> Seen:
             worker.kill()
             worker.communicate()
     latencies = [us for times, _ in found for us in times]
-    return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers)
+    return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers, burst)
 
 
 def _send(pipe: Any, what: Any) -> None:
@@ -113,20 +130,28 @@ def make_request(
     return made
 
 
-async def _work(address: str, request: bytes, count: int, seconds: float) -> None:
+async def _work(
+    address: str, request: bytes, count: int, burst: int, seconds: float, core: int | None
+) -> None:
     """In a process of its own: that many clients, from the word on its standard input."""
-    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each client
-    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count)]
+    if core is not None:
+        os.sched_setaffinity(0, {core})
+    options = [("grpc.use_local_subchannel_pool", 1)]  # a connection for each request on its way
+    channels = [grpc.aio.insecure_channel(address, options) for _ in range(count * burst)]
     calls = [channel.unary_unary(_METHOD) for channel in channels]
     answers = [await call(request, timeout=_CALL_S) for call in calls]
     _send(sys.stdout.buffer, answers)
     _receive(sys.stdin.buffer)
+    size = len(answers[0])
     cpu = time.process_time()
     until = time.perf_counter() + seconds
-    sizes = map(len, answers)
-    found = await asyncio.gather(
-        *(_client(call, request, size, until) for call, size in zip(calls, sizes, strict=True))
-    )
+    if burst == 1:
+        clients = [_client(call, request, size, until) for call in calls]
+    else:
+        clients = [
+            _bursts(calls[i : i + burst], request, size, until) for i in range(0, len(calls), burst)
+        ]
+    found = await asyncio.gather(*clients)
     cpu = time.process_time() - cpu
     _send(sys.stdout.buffer, ([us for times in found for us in times], cpu))
     for channel in channels:
@@ -138,9 +163,24 @@ async def _client(call: Any, request: bytes, size: int, until: float) -> list[fl
     while (begun := time.perf_counter()) < until:
         answer = await call(request, timeout=_CALL_S)
         times.append((time.perf_counter() - begun) * 1e6)
-        if len(answer) != size:
-            raise RuntimeError(f"an answer of {len(answer)} bytes, the first had {size}")
+        _check(answer, size)
     return times
+
+
+async def _bursts(calls: list[Any], request: bytes, size: int, until: float) -> list[float]:
+    times: list[float] = []
+    while (begun := time.perf_counter()) < until:
+        sent = [call(request, timeout=_CALL_S) for call in calls]
+        answers = [await each for each in sent]
+        times.append((time.perf_counter() - begun) * 1e6)
+        for answer in answers:
+            _check(answer, size)
+    return times
+
+
+def _check(answer: bytes, size: int) -> None:
+    if len(answer) != size:
+        raise RuntimeError(f"an answer of {len(answer)} bytes, the first had {size}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     try:
         measured = _measured(given.ref, given.to, given.envoy, given.stored)
-    except (SoaPipelineError, OSError, ValueError) as error:
+    except (SoaPipelineError, OSError, ValueError, RuntimeError) as error:
         print(f"benchmarks.scaling: {error}", file=sys.stderr)
         return 1
     report(answer(measured, _say), None if given.no_docs else PAGE)

@@ -65,8 +65,8 @@ class Answers:
 
 def answer(measured: Measured, say: Callable[[str], None] = print) -> Answers:
     costs = fit(measured.probes)
-    on = Shape(costs, batching_of(measured), cores=measured.cores)
-    off = Shape(costs, cores=measured.cores)
+    on = Shape(costs, batching_of(measured))
+    off = Shape(costs)
     say("the check")
     checked = check(measured, costs)
     say("servers for a load")

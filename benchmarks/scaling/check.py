@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.scaling.batcher import Batching
@@ -29,15 +31,34 @@ class Compared:
         )
 
 
+def typical(runs: Iterable[Run]) -> list[Run]:
+    """Runs of the same clients as one: the median of each figure, the most of other work."""
+    same: dict[tuple[bool, int], list[Run]] = {}
+    for run in runs:
+        same.setdefault((run.batching, run.clients), []).append(run)
+    return [_median(of) for of in same.values()]
+
+
+def _median(runs: Sequence[Run]) -> Run:
+    def middle(name: str) -> float:
+        return statistics.median(getattr(run, name) for run in runs)
+
+    return Run(
+        batching=runs[0].batching, clients=runs[0].clients, rate=middle("rate"),
+        p50_s=middle("p50_s"), p99_s=middle("p99_s"), requests_a_run=middle("requests_a_run"),
+        others=max(run.others for run in runs),
+    )  # fmt: skip
+
+
 def batching_of(measured: Measured) -> Batching:
     return Batching(measured.max_rows, measured.preferred, measured.delay_us / 1e6)
 
 
 def check(measured: Measured, costs: Costs) -> list[Compared]:
-    """Clients and server share the cores, as they did in the measurement."""
+    """Clients on one core and the server on another, as they were in the measurement."""
     found = []
-    for run in measured.runs:
+    for run in typical(measured.runs):
         batching = batching_of(measured) if run.batching else Batching()
-        shape = Shape(costs, batching, cores=measured.cores, shared=True)
+        shape = Shape(costs, batching, client_cores=1)
         found.append(Compared(run, simulate(shape, Load(run.clients), _SECONDS, _WARM_S)))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -9,16 +10,18 @@ from dataclasses import dataclass
 class Costs:
     """Seconds on a core, except `wait`, in which nothing works.
 
-    A request costs its client `client + client_row * rows` and tritonserver
+    A request costs its client `client + client_row * rows`, `client_wake` more where an answer
+    finds the clients' core idle, and tritonserver
     `request + request_row * rows`. A run of some requests keeps its instance busy with
     `inside` (tritonserver) and `run + run_request * requests + run_row * rows` (the Python stub);
     after it come `reply` before the answers go out, and `behind` that nobody waits for.
-    `spread`: by what the work of one request or run is multiplied, each as likely as the others;
-    their mean is 1.
+    Once in `extras_every` seconds of work on average, one of `extras` is added to what it takes,
+    each as likely as the others; their mean is 0.
     """
 
     client: float = 0.0
     client_row: float = 0.0
+    client_wake: float = 0.0
     request: float = 0.0
     request_row: float = 0.0
     inside: float = 0.0
@@ -28,7 +31,8 @@ class Costs:
     run_request: float = 0.0
     run_row: float = 0.0
     wait: float = 0.0
-    spread: tuple[float, ...] = (1.0,)
+    extras: tuple[float, ...] = ()
+    extras_every: float = math.inf
 
     def of_client(self, rows: int) -> float:
         return self.client + self.client_row * rows
@@ -36,5 +40,8 @@ class Costs:
     def of_request(self, rows: int) -> float:
         return self.request + self.request_row * rows
 
+    def of_stub(self, requests: int, rows: int) -> float:
+        return self.run + self.run_request * requests + self.run_row * rows
+
     def of_run(self, requests: int, rows: int) -> float:
-        return self.inside + self.run + self.run_request * requests + self.run_row * rows
+        return self.inside + self.of_stub(requests, rows)

@@ -21,7 +21,8 @@ def fit(probes: Sequence[Probe]) -> Costs:
     first = next((each for each in alone if each.rows == 1), None)
     if first is None:
         raise ValueError("a probe with one row a request, one at a time, is needed")
-    client, client_row = _solve(alone, lambda p: p.client_s, _by_request)
+    # Answers of one run come together, so a client wakes once a run.
+    client_wake, client, client_row = _solve(probes, lambda p: p.client_s, _by_run)
     run, run_request, run_row = _solve(probes, lambda p: p.stub_s, _by_run)
     triton_run, request, request_row = _solve(probes, lambda p: p.triton_s, _by_run)
 
@@ -33,12 +34,14 @@ def fit(probes: Sequence[Probe]) -> Costs:
     worked = (first.client_s + first.triton_s + first.stub_s) / first.requests
     waited = statistics.median(first.latencies)
     behind = min(max(worked - waited, 0.0), triton_run - inside)
-    spread = tuple(each / statistics.fmean(first.latencies) for each in first.latencies)
+    mean = statistics.fmean(first.latencies)
     return Costs(
-        client=client, client_row=client_row, request=request, request_row=request_row,
+        client=client, client_row=client_row, client_wake=client_wake,
+        request=request, request_row=request_row,
         inside=inside, reply=triton_run - inside - behind, behind=behind,
         run=run, run_request=run_request, run_row=run_row,
-        wait=max(waited - worked, 0.0), spread=spread,
+        wait=max(waited - worked, 0.0),
+        extras=tuple(each - mean for each in first.latencies), extras_every=mean,
     )  # fmt: skip
 
 
@@ -49,17 +52,13 @@ def misfit(probes: Sequence[Probe], costs: Costs) -> float:
 
 def _fitted(probe: Probe, costs: Costs) -> float:
     return (
-        costs.of_client(probe.rows) + costs.of_request(probe.rows)
+        costs.client_wake + costs.of_client(probe.rows) + costs.of_request(probe.rows)
         + costs.of_run(1, probe.rows) + costs.reply + costs.behind
     )  # fmt: skip
 
 
 def _worked(probe: Probe) -> float:
     return (probe.client_s + probe.triton_s + probe.stub_s) / probe.requests
-
-
-def _by_request(probe: Probe) -> tuple[float, ...]:
-    return probe.requests, probe.requests * probe.rows
 
 
 def _by_run(probe: Probe) -> tuple[float, ...]:

@@ -1,31 +1,39 @@
-"""A real Triton on this machine: probes that the costs come from, and runs that check them."""
+"""A real Triton on this machine: probes that the costs come from, and runs that check them.
+
+Clients are on one core and the server on another (benchmarks/placement.py says why).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scaling.client import Clients, Sent
+from benchmarks.placement import on_core, two_cores
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
 from benchmarks.scaling.records import Measured, Probe, Run
+from benchmarks.serving_clients import Seen, drive, make_request
 from pipeline.deploy import deploy
 from pipeline.provenance import host, tools
 from pipeline.pull import pull
+from registry.bundle import Bundle
 from registry.store import Registry
 from serving.envoy import EnvoyProxy
 from serving.errors import ServingError
+from serving.model_config import Service
 from serving.repository import write_repository
 from serving.server import TritonServer
+from stages.reference import Arrays, Reference
 
 PROBES = ((1, 1), (10, 1), (50, 1), (200, 1), (1, 4), (1, 16))
 """Rows of a request, and how many the one client sends at a time."""
 CLIENTS = (1, 8, 32)
+REPEATS = 3
 _PROXY_BURST = 16
 _COMPUTE = ("input", "infer", "output")
 
@@ -44,24 +52,83 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Served:
-    """Clients' run, and what it took on the machine: differences of totals."""
+    """What clients saw, and what it took on the machine: differences of totals."""
 
-    sent: list[Sent]
+    seen: Seen
     took: _Counted
 
     @property
     def times(self) -> list[float]:
-        return sorted(seconds for each in self.sent for seconds in each.times)
-
-    @property
-    def client_s(self) -> float:
-        return sum(each.cpu_s for each in self.sent)
+        return sorted(us / 1e6 for us in self.seen.latencies_us)
 
     @property
     def others(self) -> float:
         """Cores that something else used meanwhile."""
-        ours = self.took.triton_s + self.took.stub_s + self.client_s
+        ours = self.took.triton_s + self.took.stub_s + self.seen.cpu_s
         return max(0.0, (self.took.machine_s - ours) / self.took.at)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A running server, and the clients' core."""
+
+    server: TritonServer
+    service: Service
+    inputs: Arrays
+    core: int
+    seconds: float
+
+    def probe(self, rows: int, burst: int) -> Probe:
+        served = self._serve(1, rows, burst)
+        took, times = served.took, served.times
+        return Probe(
+            rows=rows, burst=burst, requests=served.seen.requests, runs=int(took.runs),
+            client_s=served.seen.cpu_s, triton_s=took.triton_s, stub_s=took.stub_s,
+            inside_s=took.inside_s,
+            latencies=tuple(_quantile(times, (i + 0.5) / 100) for i in range(100)),
+            others=served.others,
+        )  # fmt: skip
+
+    def run(self, clients: int) -> Run:
+        served = self._serve(clients, 1, 1)
+        times = served.times
+        return Run(
+            batching=self.service.merge, clients=clients, rate=served.seen.rate,
+            p50_s=_quantile(times, 0.5), p99_s=_quantile(times, 0.99),
+            requests_a_run=len(times) / max(1.0, served.took.runs), others=served.others,
+        )  # fmt: skip
+
+    def proxy_s(self, envoy: EnvoyProxy) -> float:
+        """On a core, for a request and its answer. Several at a time, or waking up would be most
+        of it: what is asked for is how many fill a thread."""
+        with envoy:
+            before = cpu_s(envoy.pid)
+            seen = self._drive(envoy.url, 1, 1, _PROXY_BURST)
+            return (cpu_s(envoy.pid) - before) / seen.requests
+
+    def _serve(self, clients: int, rows: int, burst: int) -> _Served:
+        before = self._count()
+        seen = self._drive(self.server.url, clients, rows, burst)
+        after = self._count()
+        took = {key: value - vars(before)[key] for key, value in vars(after).items()}
+        return _Served(seen, _Counted(**took))
+
+    def _drive(self, url: str, clients: int, rows: int, burst: int) -> Seen:
+        request = make_request(self.service, self.inputs, rows)
+        address = url.removeprefix("triton://")
+        return drive(address, request, clients, self.seconds, burst=burst, core=self.core)
+
+    def _count(self) -> _Counted:
+        found: dict[str, Any] = self.server.metrics(self.service.name)
+        return _Counted(
+            at=time.monotonic(),
+            machine_s=machine_cpu_s(),
+            triton_s=cpu_s(self.server.pid),
+            stub_s=sum(cpu_s(pid) for pid in children(self.server.pid)),
+            runs=found["nv_inference_exec_count"],
+            inside_s=sum(found[f"nv_inference_compute_{part}_duration_us"] for part in _COMPUTE)
+            / 1e6,
+        )
 
 
 def measure(
@@ -72,43 +139,43 @@ def measure(
     seconds: float = 2.0,
     probes: Iterable[tuple[int, int]] = PROBES,
     clients: Sequence[int] = CLIENTS,
+    repeats: int = REPEATS,
     envoy: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Measured:
     """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
 
     `envoy`: what a request costs that proxy is measured too. Raises ServingError, also for a model
-    whose requests are never merged.
+    whose requests are never merged, and RuntimeError on a single core.
     """
     done = deploy(registry, ref, folder / "on")
     service = done.service
     if done.why_alone is not None:
         raise ServingError(f"{ref}: batching cannot be compared, {done.why_alone}")
-    write_repository(
-        folder / "off", replace(service, merge=False), lambda into: pull(registry, ref, into)[1]
-    )
-    bundle = done.folder / str(service.number) / "bundle"
+    alone = replace(service, merge=False)
+    write_repository(folder / "off", alone, lambda into: pull(registry, ref, into)[1])
+    bundle = Bundle.open(done.folder / str(service.number) / "bundle")
+    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     found: list[Probe] = []
     runs: list[Run] = []
     proxy_s = None
-    for batching in (True, False):
-        with TritonServer(folder / ("on" if batching else "off")) as server:
-            if batching:
+    for name, each in (("on", service), ("off", alone)):
+        with _site(folder / name, each, inputs, seconds) as site:
+            if each.merge:
                 for rows, burst in probes:
                     say(f"probe: {rows} rows, {burst} at a time")
-                    found.append(_probe(server, service.name, bundle, rows, burst, seconds))
+                    found.append(site.probe(rows, burst))
                 if envoy is not None:
                     say("one client through Envoy")
-                    behind = [(server.options.host, server.ports.grpc)]
-                    proxy_s = _proxy_s(EnvoyProxy(behind, binary=envoy), bundle, seconds)
-            for count in clients:
-                say(f"batching {'on' if batching else 'off'}, {count} clients")
-                runs.append(_run(server, service.name, bundle, batching, count, seconds))
+                    behind = [(site.server.options.host, site.server.ports.grpc)]
+                    proxy_s = site.proxy_s(EnvoyProxy(behind, binary=envoy))
+            for count in (*clients,) * repeats:
+                say(f"batching {name}, {count} clients")
+                runs.append(site.run(count))
     return Measured(
         model=f"{service.name}/{service.number}",
         when=datetime.datetime.now(datetime.UTC).date().isoformat(),
         machine={**host(), "torch": tools().get("torch", "?")},
-        cores=len(os.sched_getaffinity(0)),
         max_rows=service.max_batch_size,
         preferred=service.preferred,
         delay_us=service.queue_delay_us,
@@ -118,63 +185,13 @@ def measure(
     )
 
 
-def _probe(
-    server: TritonServer, name: str, bundle: Path, rows: int, burst: int, seconds: float
-) -> Probe:
-    served = _serve(server, name, bundle, (1, rows, burst), seconds)
-    took, times = served.took, served.times
-    return Probe(
-        rows=rows, burst=burst, requests=len(times) * burst, runs=int(took.runs),
-        client_s=served.client_s, triton_s=took.triton_s, stub_s=took.stub_s,
-        inside_s=took.inside_s,
-        latencies=tuple(_quantile(times, (i + 0.5) / 100) for i in range(100)),
-        others=served.others,
-    )  # fmt: skip
-
-
-def _proxy_s(envoy: EnvoyProxy, bundle: Path, seconds: float) -> float:
-    """On a core, for a request and its answer. Several at a time, or waking up would be most of it:
-    what is asked for is how many fill a thread."""
-    with envoy, Clients(envoy.url, bundle, 1, 1, _PROXY_BURST) as ready:
-        before = cpu_s(envoy.pid)
-        (sent,) = ready.run(seconds)
-        return (cpu_s(envoy.pid) - before) / len(sent.times) / _PROXY_BURST
-
-
-def _run(
-    server: TritonServer, name: str, bundle: Path, batching: bool, clients: int, seconds: float
-) -> Run:
-    served = _serve(server, name, bundle, (clients, 1, 1), seconds)
-    times = served.times
-    return Run(
-        batching=batching, clients=clients, rate=len(times) / seconds,
-        p50_s=_quantile(times, 0.5), p99_s=_quantile(times, 0.99),
-        requests_a_run=len(times) / max(1.0, served.took.runs), others=served.others,
-    )  # fmt: skip
-
-
-def _serve(
-    server: TritonServer, name: str, bundle: Path, load: tuple[int, int, int], seconds: float
-) -> _Served:
-    clients, rows, burst = load
-    with Clients(server.url, bundle, clients, rows, burst) as ready:
-        before = _count(server, name)
-        sent = ready.run(seconds)
-        after = _count(server, name)
-    took = {key: value - vars(before)[key] for key, value in vars(after).items()}
-    return _Served(sent, _Counted(**took))
-
-
-def _count(server: TritonServer, name: str) -> _Counted:
-    found: dict[str, Any] = server.metrics(name)
-    return _Counted(
-        at=time.monotonic(),
-        machine_s=machine_cpu_s(),
-        triton_s=cpu_s(server.pid),
-        stub_s=sum(cpu_s(pid) for pid in children(server.pid)),
-        runs=found["nv_inference_exec_count"],
-        inside_s=sum(found[f"nv_inference_compute_{part}_duration_us"] for part in _COMPUTE) / 1e6,
-    )
+@contextlib.contextmanager
+def _site(repository: Path, service: Service, inputs: Arrays, seconds: float) -> Iterator[_Site]:
+    clients_core, server_core = two_cores()
+    with contextlib.ExitStack() as stack:
+        with on_core(server_core):
+            server = stack.enter_context(TritonServer(repository))
+        yield _Site(server, service, inputs, clients_core, seconds)
 
 
 def _quantile(ordered: Sequence[float], q: float) -> float:

@@ -16,14 +16,14 @@ from simpy import Environment, Resource
 
 from benchmarks.scaling.batcher import ALONE, Batching
 from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.disturbances import Disturbances
 from benchmarks.scaling.processors import Processors
 from benchmarks.scaling.server import Counters, Server, Steps
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is built. `cores` of each server; `shared`: clients, proxy and servers have one machine
-    of that many cores between them, as where the check is measured.
+    """What is built. `cores` of each server; `client_cores`: what all clients have together.
 
     `proxy_s` on one of `proxy_threads`: a request and its answer. 0: no proxy.
     """
@@ -32,8 +32,8 @@ class Shape:
     batching: Batching = ALONE
     servers: int = 1
     instances: int = 1
-    cores: float = 2
-    shared: bool = False
+    cores: float = 1
+    client_cores: float = math.inf
     proxy_s: float = 0.0
     proxy_threads: int = 1
 
@@ -83,8 +83,8 @@ class System:
         self.shape = shape
         self.seen = Seen()
         self._rng = random.Random(seed)
-        self._machine = Processors(self.env, shape.cores) if shape.shared else None
-        self._clients_cpu = self._machine or Processors(self.env)
+        self._clients_cpu = Processors(self.env, shape.client_cores)
+        self._disturbances = Disturbances(shape.costs, self._rng)
         self._proxy = Resource(self.env, shape.proxy_threads)
         self.servers: list[Server] = []
         self.removed: list[Server] = []
@@ -92,8 +92,8 @@ class System:
             self.add_server()
 
     def add_server(self) -> None:
-        cpu = self._machine or Processors(self.env, self.shape.cores)
         shape = self.shape
+        cpu = Processors(self.env, shape.cores)
         self.servers.append(
             Server(self.env, shape.costs, shape.batching, cpu, self._rng, shape.instances)
         )
@@ -149,22 +149,19 @@ class System:
     def request(self, rows: int) -> Steps:
         """From the client's call to its return."""
         costs = self.shape.costs
-        half = costs.of_client(rows) / 2 * self._rng.choice(costs.spread)
-        yield self._clients_cpu.work(half)
+        half = costs.of_client(rows) / 2
+        yield self._clients_cpu.work(self._disturbances.disturbed(half))
         if costs.wait:
             yield self.env.timeout(costs.wait)
         if self.shape.proxy_s:
             yield from self._through_proxy()
         yield from self._choose().answer(rows)
-        yield self._clients_cpu.work(half)
+        yield self._clients_cpu.work(self._disturbances.disturbed(half), costs.client_wake)
 
     def _through_proxy(self) -> Steps:
         with self._proxy.request() as turn:
             yield turn
-            if self._machine:
-                yield self._machine.work(self.shape.proxy_s)
-            else:
-                yield self.env.timeout(self.shape.proxy_s)
+            yield self.env.timeout(self.shape.proxy_s)
 
     def _choose(self) -> Server:
         if len(self.servers) == 1:

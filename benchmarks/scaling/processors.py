@@ -22,12 +22,15 @@ class Processors:
 
     def __init__(self, env: Environment, cores: float = math.inf, slice_s: float = SLICE_S) -> None:
         self._env = env
-        self._free = cores
+        self._cores = self._free = cores
         self._slice_s = slice_s
         self._runnable: deque[tuple[float, Event]] = deque()
+        self._left = -math.inf  # when work was last done
 
-    def work(self, seconds: float) -> Event:
-        """Happens when that much work is done."""
+    def work(self, seconds: float, wake: float = 0.0) -> Event:
+        """Happens when that much work is done, and `wake` more if nothing was being done."""
+        if self._free == self._cores and self._env.now > self._left:
+            seconds += wake
         if self._free == math.inf or seconds <= 0:
             return self._env.timeout(seconds)
         done = self._env.event()
@@ -46,6 +49,7 @@ class Processors:
 
     def _end(self, turn: Any) -> None:
         self._free += 1
+        self._left = self._env.now
         left, done = turn.value
         if left > 0:
             self._runnable.append((left, done))

@@ -48,13 +48,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """`max_rows`, `preferred`, `delay_us`: what the batching repository was deployed with.
-    `proxy_s`: of a request through Envoy, on a core; None where no Envoy was there."""
+    """`runs`: several with the same clients are repetitions. `max_rows`, `preferred`, `delay_us`:
+    what the batching repository was deployed with. `proxy_s`: of a request through Envoy, on a
+    core; None where no Envoy was there."""
 
     model: str
     when: str
     machine: dict[str, str]
-    cores: int
     max_rows: int
     preferred: tuple[int, ...]
     delay_us: int

@@ -12,6 +12,7 @@ from simpy import Environment, Event
 
 from benchmarks.scaling.batcher import Batching
 from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.disturbances import Disturbances
 from benchmarks.scaling.processors import Processors
 
 Steps = Generator[Event, Any, None]
@@ -46,9 +47,8 @@ class Server:
         rng: random.Random,
         instances: int = 1,
     ) -> None:
-        self._env, self._costs, self._batching, self._cpu, self._rng = (
-            env, costs, batching, cpu, rng
-        )  # fmt: skip
+        self._env, self._costs, self._batching, self._cpu = env, costs, batching, cpu
+        self._disturbances = Disturbances(costs, rng)
         self._queue: deque[_Waiting] = deque()
         self._arrival = env.event()
         self.counters = Counters()
@@ -62,14 +62,14 @@ class Server:
         if 0 < most < rows:
             raise ValueError(f"{rows} rows in a request, the server takes {most}")
         self.active += 1
-        half = self._costs.of_request(rows) / 2 * self._rng.choice(self._costs.spread)
-        yield self._cpu.work(half)
+        half = self._costs.of_request(rows) / 2
+        yield self._work(half)
         mine = _Waiting(rows, self._env.now, self._env.event())
         self._queue.append(mine)
         if not self._arrival.triggered:
             self._arrival.succeed()
         yield mine.answered
-        yield self._cpu.work(half)
+        yield self._work(half)
         self.active -= 1
         self.counters.requests += 1
 
@@ -83,15 +83,20 @@ class Server:
             counters.runs += 1
             counters.rows += rows
             counters.queue_s += sum(self._env.now - each.since for each in taken)
-            factor = self._rng.choice(self._costs.spread)
-            yield self._cpu.work(self._costs.of_run(count, rows) * factor)
-            self._env.process(self._reply(taken, factor))
+            # Each hand-over to the other process lets what is runnable have its turn.
+            yield self._work(self._costs.inside / 2)
+            yield self._work(self._costs.of_stub(count, rows))
+            yield self._work(self._costs.inside / 2)
+            self._env.process(self._reply(taken))
 
-    def _reply(self, taken: list[_Waiting], factor: float) -> Steps:
-        yield self._cpu.work(self._costs.reply * factor)
+    def _reply(self, taken: list[_Waiting]) -> Steps:
+        yield self._work(self._costs.reply)
         for each in taken:
             each.answered.succeed()
-        self._cpu.work(self._costs.behind * factor)
+        self._work(self._costs.behind)
+
+    def _work(self, seconds: float) -> Event:
+        return self._cpu.work(self._disturbances.disturbed(seconds))
 
     def _ready(self) -> int:
         if not self._queue:

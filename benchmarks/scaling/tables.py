@@ -26,7 +26,7 @@ def tables(found: Answers) -> dict[str, list[Table | str]]:
 def _state(found: Answers) -> str:
     measured = found.measured
     facts = ", ".join(f"{key}: {value}" for key, value in measured.machine.items())
-    lines = [f"{measured.model}, measured on {measured.when}, {measured.cores} cores", facts]
+    lines = [f"{measured.model}, measured on {measured.when}", facts]
     if not measured.quiet:
         lines.append(
             f"NOT FOR THE RECORD: other work took up to {measured.others:.2f} cores meanwhile "
@@ -37,14 +37,15 @@ def _state(found: Answers) -> str:
 
 def _costs(found: Answers) -> Table:
     costs = found.costs
-    spread = sorted(costs.spread)
+    extras = sorted(costs.extras)
     title = (
         f"time on a core, within {found.misfit:.0%} of each probe; "
-        f"its spread x{spread[5]:.2f} … x{spread[94]:.2f}"
+        f"once in {_time(costs.extras_every)} {extras[5] * 1e6:+.0f} … {extras[94] * 1e6:+.0f} µs"
     )
     table = new_table(title, "", "each", "a request", "a row")
     rows = (
         ("client", None, costs.client, costs.client_row),
+        ("client, where its core was idle", None, costs.client_wake, None),
         ("tritonserver, while it receives and answers", None, costs.request, costs.request_row),
         ("tritonserver, a run: the instance waits", costs.inside, None, None),
         ("tritonserver, a run: the answer waits", costs.reply, None, None),
@@ -58,7 +59,7 @@ def _costs(found: Answers) -> Table:
 
 
 def _check(found: Answers) -> Table:
-    title = f"one row a request, measured → predicted; {found.measured.cores} cores for all"
+    title = "one row a request, measured → predicted; a core for the clients, one for the server"
     table = new_table(
         title, "batching", "clients", "requests/s", "p50, ms", "p99, ms", "a run",
         f"within {GOAL:.0%}",
@@ -81,7 +82,7 @@ def _check(found: Answers) -> Table:
 
 
 def _capacity(found: Answers) -> Table:
-    title = f"one server of {found.measured.cores} cores, 64 requests always outstanding"
+    title = "one server of one core, 64 requests always outstanding"
     table = new_table(title, "rows a request", "batching", "requests/s", "rows/s", "p99")
     for (batching, rows), seen in found.capacity.items():
         table.add_row(

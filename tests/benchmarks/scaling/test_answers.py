@@ -47,7 +47,9 @@ def test_the_metric_is_blind_alone_and_too_loud_merged() -> None:
     (alone,) = shown(SHAPE, (16,))
     assert alone.metric_s == pytest.approx(15 * 2e-3, rel=0.05)
     fed = replace(
-        SHAPE, costs=Costs(run=2e-3, run_request=1e-4, spread=(0.5, 1.5)), batching=Batching(16)
+        SHAPE,
+        costs=Costs(run=2e-3, run_request=1e-4, extras=(-1e-3, 1e-3), extras_every=2e-3),
+        batching=Batching(16),
     )
     (merged,) = shown(fed, (32,))
     assert merged.metric_s > merged.p99_s

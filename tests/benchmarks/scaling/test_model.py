@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,8 @@ from benchmarks.scaling.server import Server
 
 COSTS = Costs(
     client=2e-4, client_row=1e-5, request=1e-4, request_row=1e-5, inside=1e-4, reply=5e-5,
-    behind=5e-5, run=2e-4, run_request=1e-4, run_row=2e-5, wait=3e-5, spread=(0.5, 1.5),
+    behind=5e-5, run=2e-4, run_request=1e-4, run_row=2e-5, wait=3e-5, client_wake=1e-4,
+    extras=(-1e-4, 1e-4), extras_every=5e-4,
 )  # fmt: skip
 SHAPES = st.builds(
     Shape,
@@ -28,7 +30,7 @@ SHAPES = st.builds(
     st.builds(Batching, st.sampled_from((0, 16)), st.just((4,)), st.sampled_from((0.0, 1e-3))),
     servers=st.integers(1, 3),
     instances=st.integers(1, 3),
-    shared=st.booleans(),
+    client_cores=st.sampled_from((1, math.inf)),
     proxy_s=st.sampled_from((0.0, 1e-4)),
 )
 
@@ -52,7 +54,7 @@ def test_every_request_is_answered_once(
 
 def test_without_batching_requests_run_in_the_order_of_arrival() -> None:
     env, left = Environment(), []
-    costs = replace(COSTS, spread=(1.0,))
+    costs = replace(COSTS, extras=())
     server = Server(env, costs, Batching(), Processors(env), random.Random(1))
 
     def one(number: int) -> Iterator[Any]:

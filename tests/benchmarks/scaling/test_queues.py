@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from simpy import Environment
 
 from benchmarks.scaling.batcher import Batching
 from benchmarks.scaling.costs import Costs
+from benchmarks.scaling.disturbances import Disturbances
 from benchmarks.scaling.model import Load, Shape, System, simulate
 from benchmarks.scaling.processors import Processors
 from benchmarks.scaling.server import Server
@@ -100,13 +102,33 @@ def test_a_proxy_is_m_d_1_too() -> None:
 
 def test_closed_clients_saturate_what_is_slowest() -> None:
     fed = Costs(client=0.3e-3, request=0.2e-3, run=0.5e-3)
-    alone = simulate(Shape(fed, shared=True), Load(1), 1.0)
+    alone = simulate(Shape(fed), Load(1), 1.0)
     assert alone.rate == pytest.approx(1000, rel=0.01)
     assert alone.quantile(0.5) == pytest.approx(1e-3)
-    many = simulate(Shape(fed, shared=True), Load(32), 2.0, 0.2)
-    assert many.rate == pytest.approx(2000, rel=0.02)  # two cores, 1 ms of work each
-    apart = simulate(Shape(fed, cores=8), Load(32), 2.0, 0.2)
-    assert apart.rate == pytest.approx(2000, rel=0.02)  # one instance, 0.5 ms a run
+    one_core = simulate(Shape(fed), Load(32), 2.0, 0.2)
+    assert one_core.rate == pytest.approx(1 / 0.7e-3, rel=0.02)  # request and run share it
+    many = simulate(Shape(fed, cores=8), Load(32), 2.0, 0.2)
+    assert many.rate == pytest.approx(2000, rel=0.02)  # one instance, 0.5 ms a run
+    slow = simulate(Shape(replace(fed, client=1e-3), client_cores=1), Load(32), 2.0, 0.2)
+    assert slow.rate == pytest.approx(1000, rel=0.02)  # the clients' own core
+
+
+def test_clients_wake_up_once_for_answers_that_come_together() -> None:
+    fed = Costs(client=0.1e-3, run=5e-3, client_wake=1e-3)
+    shape = Shape(fed, Batching(max_rows=8), client_cores=1)
+    assert simulate(shape, Load(1), 1.0).quantile(0.5) == pytest.approx(6.1e-3)
+    together = simulate(shape, Load(4), 1.0, 0.2)
+    assert max(together.latencies) < 2 * 5e-3 + 1e-3 + 4 * 0.1e-3 + 1e-9
+
+
+def test_disturbances_come_by_the_second_and_leave_the_mean() -> None:
+    fed = Costs(extras=(-4e-3, 1e-3, 3e-3), extras_every=1.0)
+    for seconds in (0.01, 0.1, 10.0):
+        work = Disturbances(fed, random.Random(1))
+        taken = [work.disturbed(seconds) for _ in range(int(5000 / seconds))]
+        assert min(taken) >= seconds / 2
+        assert mean(taken) == pytest.approx(seconds, rel=1e-3)
+    assert Disturbances(Costs(), random.Random(1)).disturbed(0.3) == 0.3
 
 
 def test_batching_pays_for_a_run_once() -> None:

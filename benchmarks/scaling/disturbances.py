@@ -1,0 +1,36 @@
+"""Why the same work takes longer one time than another: timer ticks, other threads, caches.
+
+They come by the second of work, so a long run has more of them than a short answer, and what waits
+behind it waits for them too.
+"""
+
+from __future__ import annotations
+
+import random
+
+from benchmarks.scaling.costs import Costs
+
+_LEAST = 0.5  # of the work's cost: a disturbance can only save so much of it
+
+
+class Disturbances:
+    """`disturbed(seconds)` is how long that work takes now; its mean is `seconds`."""
+
+    def __init__(self, costs: Costs, rng: random.Random) -> None:
+        self._extras, self._every, self._rng = costs.extras, costs.extras_every, rng
+        self._until_next = self._later() if self._extras else 0.0
+        self._owed = 0.0
+
+    def disturbed(self, seconds: float) -> float:
+        if not self._extras:
+            return seconds
+        self._until_next -= seconds
+        while self._until_next < 0:
+            self._owed += self._rng.choice(self._extras)
+            self._until_next += self._later()
+        takes = max(seconds + self._owed, _LEAST * seconds)
+        self._owed -= takes - seconds
+        return takes
+
+    def _later(self) -> float:
+        return self._rng.expovariate(1 / self._every)
