@@ -246,8 +246,8 @@ def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
 
 def _print_loads(loads: dict[tuple[str, int], Load], place: Place) -> None:
     table = new_table(
-        f"one row a request, {_PLACES[place]}", "clients", "batching", "requests/s", "of off", "p50", "p99",
-        "rows a run", "CPU a request: clients", "its server",
+        f"one row a request, {_PLACES[place]}", "clients", "batching", "requests/s", "of off",
+        "p50", "p99", "rows a run", "CPU a request: clients", "its server",
     )  # fmt: skip
     for (batching, clients), found in sorted(loads.items(), key=lambda each: each[0][1]):
         p50, p99 = _quantiles(found.seen.latencies_us)

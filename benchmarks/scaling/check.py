@@ -41,7 +41,7 @@ def typical(runs: Iterable[Run]) -> list[Run]:
 
 def _median(runs: Sequence[Run]) -> Run:
     def middle(name: str) -> float:
-        return statistics.median(getattr(run, name) for run in runs)
+        return float(statistics.median(getattr(run, name) for run in runs))
 
     return Run(
         batching=runs[0].batching, clients=runs[0].clients, rate=middle("rate"),

@@ -93,6 +93,7 @@ class Server:
         yield self._work(self._costs.reply)
         for each in taken:
             each.answered.succeed()
+        yield self._env.timeout(0)  # the answers go first
         self._work(self._costs.behind)
 
     def _work(self, seconds: float) -> Event:
