@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from benchmarks.placement import on_core, two_cores
-from benchmarks.serving_clients import Seen, drive, make_request
+from benchmarks.serving_clients import Seen, connected, make_request
 from benchmarks.table import print_machine
 from pipeline.deploy import deploy
 from pipeline.loading import load
@@ -148,10 +148,12 @@ def _load(
     place: Place,
 ) -> Load:
     request = make_request(service, reference.inputs, 1)
-    before, cpu = server.metrics(service.name), _cpu_s(server.pid)
+    address = server.url.removeprefix("triton://")
     core = two_cores()[0] if place == "apart" else None
-    seen = drive(server.url.removeprefix("triton://"), request, clients, _SECONDS, core=core)
-    after, cpu = server.metrics(service.name), _cpu_s(server.pid) - cpu
+    with connected(address, request, clients, _SECONDS, core=core) as go:
+        before, cpu = server.metrics(service.name), _cpu_s(server.pid)
+        seen = go()
+        after, cpu = server.metrics(service.name), _cpu_s(server.pid) - cpu
     for answer in seen.answers:
         _check(answer, service, reference, bundle)
     rows, runs = (

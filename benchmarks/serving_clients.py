@@ -13,7 +13,8 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,8 @@ class Seen:
         return self.requests / self.seconds
 
 
-def drive(
+@contextmanager
+def connected(
     address: str,
     request: bytes,
     clients: int,
@@ -60,8 +62,9 @@ def drive(
     *,
     burst: int = 1,
     core: int | None = None,
-) -> Seen:
-    """Send `request`, a ModelInferRequest, to host:port from `clients` clients at once.
+) -> Iterator[Callable[[], Seen]]:
+    """Clients of host:port that had an answer to `request`, a ModelInferRequest. Called once, what
+    is yielded lets all of them send it at once for that long.
 
     A client sends `burst` at a time, over as many connections, and waits for all of them. `core`:
     one process for all clients, on that core; else two, on any. Raises RuntimeError where a client
@@ -80,17 +83,21 @@ def drive(
         for worker, share in zip(workers, shares, strict=True):
             _send(worker.stdin, (address, request, share, burst, seconds, core))
         answers = [answer for worker in workers for answer in _receive(worker.stdout)]
-        for worker in workers:
-            _send(worker.stdin, "go")
-        found = [_receive(worker.stdout) for worker in workers]
+
+        def go() -> Seen:
+            for worker in workers:
+                _send(worker.stdin, "go")
+            found = [_receive(worker.stdout) for worker in workers]
+            latencies = [us for times, _ in found for us in times]
+            return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers, burst)
+
+        yield go
     except (EOFError, BrokenPipeError):
         raise RuntimeError(f"a client of {address} failed: see what it said above") from None
     finally:
         for worker in workers:
             worker.kill()
             worker.communicate()
-    latencies = [us for times, _ in found for us in times]
-    return Seen(latencies, seconds, sum(cpu for _, cpu in found), answers, burst)
 
 
 def _send(pipe: Any, what: Any) -> None:

@@ -10,6 +10,7 @@ import datetime
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from benchmarks.placement import on_core, two_cores
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
 from benchmarks.scaling.records import Measured, Probe, Run
-from benchmarks.serving_clients import Seen, drive, make_request
+from benchmarks.serving_clients import Seen, connected, make_request
 from pipeline.deploy import deploy
 from pipeline.provenance import host, tools
 from pipeline.pull import pull
@@ -101,22 +102,25 @@ class _Site:
     def proxy_s(self, envoy: EnvoyProxy) -> float:
         """On a core, for a request and its answer. Several at a time, or waking up would be most
         of it: what is asked for is how many fill a thread."""
-        with envoy:
+        with envoy, self._connected(envoy.url, 1, 1, _PROXY_BURST) as go:
             before = cpu_s(envoy.pid)
-            seen = self._drive(envoy.url, 1, 1, _PROXY_BURST)
+            seen = go()
             return (cpu_s(envoy.pid) - before) / seen.requests
 
     def _serve(self, clients: int, rows: int, burst: int) -> _Served:
-        before = self._count()
-        seen = self._drive(self.server.url, clients, rows, burst)
-        after = self._count()
+        with self._connected(self.server.url, clients, rows, burst) as go:
+            before = self._count()
+            seen = go()
+            after = self._count()
         took = {key: value - vars(before)[key] for key, value in vars(after).items()}
         return _Served(seen, _Counted(**took))
 
-    def _drive(self, url: str, clients: int, rows: int, burst: int) -> Seen:
+    def _connected(
+        self, url: str, clients: int, rows: int, burst: int
+    ) -> AbstractContextManager[Callable[[], Seen]]:
         request = make_request(self.service, self.inputs, rows)
         address = url.removeprefix("triton://")
-        return drive(address, request, clients, self.seconds, burst=burst, core=self.core)
+        return connected(address, request, clients, self.seconds, burst=burst, core=self.core)
 
     def _count(self) -> _Counted:
         found: dict[str, Any] = self.server.metrics(self.service.name)
