@@ -54,9 +54,10 @@ def _service_options(command: F) -> F:
 @_service_options
 @click.option(
     "--backend", default="python", show_default=True,
-    type=click.Choice(["python", "onnxruntime", "pytorch"]),
+    type=click.Choice(["python", "onnxruntime", "pytorch", "tensorrt"]),
     help="What of Triton runs it: soa-pipeline in its Python backend, or a backend of its own, for "
-    "a version with a valid artifact of onnxruntime or torchscript.",
+    "a version with a valid artifact of onnxruntime or torchscript. A plan for tensorrt is built "
+    "here, of onnxruntime's, on a GPU of the kind that serves it.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace what is there already.")
 @cluster_options

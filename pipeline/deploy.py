@@ -23,7 +23,8 @@ from runtime.session import Session
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
 from serving.model_config import BLOCKS_ALONE, Service, preferred_sizes
-from serving.native import Backend, NativeExecutable, artifact_of, make_native
+from serving.native import Backend, NativeExecutable, artifact_of, graph_of, make_native
+from serving.native_tensorrt import make_plan, plan_for
 from serving.repository import write_native_repository, write_repository
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
@@ -63,7 +64,8 @@ def deploy(
     require_promoted(ref, bundle, version)
     name, number = (version.name, version.number) if version else _noted(bundle)
     manifest = bundle.manifest
-    chosen = _target(manifest, devices, target)
+    plan = plan_for(devices, target) if backend == "tensorrt" else None
+    chosen = str(plan.target) if plan else _target(manifest, devices, target)
     signature = Signature.from_dict(manifest.signature)
     Wire.of(signature, requests)  # refuses what does not travel in that form
     why_alone = BLOCKS_ALONE if requests == "blocks" else _why_alone(bundle, signature)
@@ -80,6 +82,7 @@ def deploy(
         queue_delay_us=queue_delay_us,
         requests=requests,
         backend=backend,
+        plan=plan,
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
@@ -99,9 +102,14 @@ def deploy(
 
 def _proven(bundle: Bundle, service: Service, scratch: Path) -> Path:
     """The file for one of Triton's own backends, once it has answered the whole reference."""
-    artifact = artifact_of(bundle, service.target, service.backend)
     signature, wire = service.signature, service.wire
-    made = make_native(artifact, service.backend, signature, wire, scratch)
+    if service.plan is not None:
+        graph = graph_of(bundle, service.target)
+        tf32 = bundle.manifest.capture.precision == "tf32"
+        made = make_plan(graph, signature, wire, service.plan, service.preferred, tf32, scratch)
+    else:
+        artifact = artifact_of(bundle, service.target, service.backend)
+        made = make_native(artifact, service.backend, signature, wire, scratch)
     report = validate_session(
         Session(signature, NativeExecutable(signature, wire, made.program)),
         service.backend,

@@ -15,6 +15,7 @@ from engines.target import Target
 from registry.manifest import Manifest
 from serving.errors import ServingError
 from serving.native import FILES, Backend
+from serving.plan import PlanFor, require_gpus
 from serving.wire import Form, Wire, WireTensor, mergeable
 from soa.signature import Signature
 
@@ -39,7 +40,7 @@ class Service:
     `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: Triton may put the rows of
     several requests into one run. `queue_delay_us`: how long it may wait for more of them.
     `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
-    runs the model, see serving/native.py.
+    runs the model, see serving/native.py; `plan`: what its file was built for.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Service:
     queue_delay_us: int = 0
     requests: Form = "columns"
     backend: Backend = "python"
+    plan: PlanFor | None = None
 
     def __post_init__(self) -> None:
         if self.instances < 1 or self.queue_delay_us < 0:
@@ -72,7 +74,9 @@ class Service:
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
         if self.merge and self.requests == "blocks":
             raise ServingError(f"{self.name}: {BLOCKS_ALONE}")
-        if self.backend != "python" and self.devices != ("cpu",):
+        if self.backend == "tensorrt":
+            require_gpus(self.devices)
+        elif self.backend != "python" and self.devices != ("cpu",):
             raise ServingError(
                 f"a model for Triton's {self.backend} backend is tried here, on the CPU, before it "
                 f"is written: it cannot be for {', '.join(self.devices)}"
@@ -97,7 +101,9 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
     From the times of the engines that a session of this target runs, with the server's cost of a
     call added. Empty where nothing was timed at 2 rows or more.
     """
-    record = manifest.targets[target]
+    record = manifest.targets.get(target)
+    if record is None:
+        return ()
     times: dict[int, float] = {}
     for engine in record.engines():
         for rows, stats in record.candidates[engine].benchmark.items():
@@ -123,6 +129,7 @@ def config_message(service: Service) -> Any:
     config = schema.ModelConfig(
         name=service.name, backend=service.backend, max_batch_size=service.max_batch_size
     )
+    config.platform = _PLATFORMS.get(service.backend, "")
     config.default_model_filename = FILES[service.backend]
     config.version_policy.specific.versions.append(service.number)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
@@ -145,6 +152,7 @@ def config_message(service: Service) -> Any:
         TARGET: service.target,
         REQUESTS: service.requests,
         **_SETTINGS[service.backend],
+        **(service.plan.parameters if service.plan else {}),
     }
     for key, value in facts.items():
         config.parameters[key].string_value = value
@@ -155,7 +163,9 @@ _SETTINGS: dict[Backend, dict[str, str]] = {
     "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # the requests' arrays are read by NumPy
     "onnxruntime": {},
     "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # as the torchscript engine runs it
+    "tensorrt": {},
 }
+_PLATFORMS: dict[Backend, str] = {"tensorrt": "tensorrt_plan"}
 
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:

@@ -6,7 +6,7 @@ that takes what a request carries (serving/wire.py) and gives what an answer car
 
 No Triton with these backends has run them. What is proven is the file: `pipeline deploy` puts the
 reference through the very file it writes, with ONNX Runtime or libtorch of this process, fed as
-Triton would feed it.
+Triton would feed it. A TensorRT plan is of the ONNX file: see serving/native_tensorrt.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from serving.errors import ServingError
 from serving.wire import Program, Wire, locations
 from soa.signature import Signature
 
-Backend = Literal["python", "onnxruntime", "pytorch"]
+Backend = Literal["python", "onnxruntime", "pytorch", "tensorrt"]
 
 ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
 FILES: dict[Backend, str] = {
     "python": "model.py",
     "onnxruntime": "model.onnx",
     "pytorch": "model.pt",
+    "tensorrt": "model.plan",
 }
 
 
@@ -57,6 +58,24 @@ def artifact_of(bundle: Bundle, target: str, backend: Backend) -> Path:
             f"{backend} backend would run: {why}"
         )
     return bundle.file(candidate.files[0])
+
+
+def graph_of(bundle: Bundle, target: str) -> Path:
+    """The ONNX file that a plan for `target` is made of; ServingError where none is valid.
+
+    That of the target itself, else of any other: the file is exported from the program without a
+    look at the target, and the plan is tried on its own.
+    """
+    targets = bundle.manifest.targets
+    for name in (target, *targets):
+        record = targets.get(name)
+        candidate = record.candidates.get("onnxruntime") if record else None
+        if candidate is not None and candidate.status == "valid" and candidate.files:
+            return bundle.file(candidate.files[0])
+    raise ServingError(
+        f"{bundle.manifest.name} has no valid artifact of onnxruntime for any target, of which a "
+        "plan for Triton's tensorrt backend would be made"
+    )
 
 
 def make_native(

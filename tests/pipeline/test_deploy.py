@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,27 @@ def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path
     where = ("--out", tmp_path / "a", "--registry", promoted.uri)
     said = refusal("deploy", "jets", *where, "--backend", "onnxruntime")
     assert said.startswith(f"jets has no valid artifact of onnxruntime for {TARGET}")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_plan_is_for_gpus(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
+    assert refusal("deploy", "jets", *where) == (
+        "Triton's tensorrt backend runs on NVIDIA GPUs alone: name them, as --device cuda:0"
+    )
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="TensorRT's library is installed")
+def test_a_plan_without_tensorrt(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
+    assert refusal("deploy", "jets", *where, "--device", "cuda:0") == (
+        "TensorRT's Python library cannot be imported (No module named 'tensorrt'): "
+        "pip install 'soa-pipeline[cuda]'"
+    )
+    assert "unknown target 'sm_90'" in refusal(
+        "deploy", "jets", *where, "--device", "cuda:0", "--target", "sm_90"
+    )
     assert not (tmp_path / "a").exists()
 
 
