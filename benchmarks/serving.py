@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.serving_clients import Seen, drive, make_request
 from benchmarks.table import print_machine
-from pipeline.deploy import deploy
+from pipeline.deploy import Deployed, deploy
 from pipeline.loading import load
 from pipeline.report import console, microseconds, new_table
 from registry.bundle import Bundle
@@ -87,7 +87,7 @@ def _in_production(registry: Registry) -> Iterator[str]:
 
 
 def _measure(registry: Registry, ref: str, folder: Path) -> None:
-    done = deploy(registry, ref, folder / "deployed", requests="rows")
+    done = _deployed(registry, ref, folder / "deployed")
     console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
@@ -100,6 +100,14 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
             for n in _CLIENTS:
                 loads[batching, n] = _load(server, service, reference, bundle, n)
     _print_loads(loads)
+
+
+def _deployed(registry: Registry, ref: str, out: Path) -> Deployed:
+    """With merging wherever it can be, whether or not it pays: that is what is measured."""
+    try:
+        return deploy(registry, ref, out, requests="rows", merge=True)
+    except ServingError:
+        return deploy(registry, ref, out, requests="rows")
 
 
 def _services(service: Service) -> dict[str, Service]:

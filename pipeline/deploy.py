@@ -20,9 +20,10 @@ from registry.reference import Ref, parse_ref
 from registry.store import Registry
 from runtime.loader import open_bundle, require_promoted, tolerances_of
 from runtime.session import Session
+from serving.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
-from serving.model_config import BLOCKS_ALONE, Service, preferred_sizes
+from serving.model_config import BLOCKS_ALONE, Service
 from serving.native import Backend, NativeExecutable, artifact_of, make_native
 from serving.repository import write_native_repository, write_repository
 from serving.wire import Form, Wire, mergeable
@@ -52,12 +53,15 @@ def deploy(
     target: str | None = None,
     requests: Form = "columns",
     backend: Backend = "python",
+    merge: bool | None = None,
     replace: bool = False,
 ) -> Deployed:
     """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
 
-    For a `backend` of Triton's own the reference goes through the very file that is written.
-    Raises ServingError, LoadError or the registry's errors; nothing is left then.
+    `merge`: whether requests share runs; by default where they may, and gain by it according to the
+    version's own benchmark. For a `backend` of Triton's own the reference goes through the very
+    file that is written. Raises ServingError, LoadError or the registry's errors; nothing is left
+    then.
     """
     bundle, version = open_bundle(ref, registry)
     require_promoted(ref, bundle, version)
@@ -66,7 +70,7 @@ def deploy(
     chosen = _target(manifest, devices, target)
     signature = Signature.from_dict(manifest.signature)
     Wire.of(signature, requests)  # refuses what does not travel in that form
-    why_alone = BLOCKS_ALONE if requests == "blocks" else _why_alone(bundle, signature)
+    why_alone = _why_alone(bundle, signature, requests, chosen, merge)
     service = Service(
         name=name,
         number=number,
@@ -148,7 +152,20 @@ def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> s
     return choose_target(fitting, kind)
 
 
-def _why_alone(bundle: Bundle, signature: Signature) -> str | None:
+def _why_alone(
+    bundle: Bundle, signature: Signature, requests: Form, target: str, merge: bool | None
+) -> str | None:
+    """Why requests do not share runs; None where they do. Raises ServingError where they cannot and
+    `merge` asks for it."""
+    if merge is False:
+        return "--alone"
+    why = BLOCKS_ALONE if requests == "blocks" else _why_never(bundle, signature)
+    if why and merge:
+        raise ServingError(f"{bundle.manifest.name}: --merge cannot be: {why}")
+    return why if why or merge else why_merging_does_not_pay(bundle.manifest, target)
+
+
+def _why_never(bundle: Bundle, signature: Signature) -> str | None:
     """Why requests may not share a run; None where they may."""
     if not mergeable(signature):
         return "it has scalars or several row dimensions"

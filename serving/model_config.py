@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.target import Target
-from registry.manifest import Manifest
 from serving.errors import ServingError
 from serving.native import FILES, Backend
 from serving.wire import Form, Wire, WireTensor, mergeable
@@ -25,10 +24,6 @@ REQUESTS = "requests"
 
 BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
-# What a call of the Python backend costs beside the artifact, in microseconds: measured with
-# benchmarks/serving.py. It makes large batches worth their while for small models.
-_CALL_US = 300.0
-_GOOD = 0.9  # of the best rows a second among the sizes that the version was timed at
 _DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
@@ -89,23 +84,6 @@ class Service:
             return 0
         (dim,) = self.signature.dims
         return self.signature.ranges[dim].max
-
-
-def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes at which the version's own benchmark served the most rows a second.
-
-    From the times of the engines that a session of this target runs, with the server's cost of a
-    call added. Empty where nothing was timed at 2 rows or more.
-    """
-    record = manifest.targets[target]
-    times: dict[int, float] = {}
-    for engine in record.engines():
-        for rows, stats in record.candidates[engine].benchmark.items():
-            if rows.isdecimal() and int(rows) >= 2:
-                times[int(rows)] = min(times.get(int(rows), stats.median_us), stats.median_us)
-    speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items()}
-    best = max(speeds.values(), default=0.0)
-    return tuple(sorted(rows for rows, speed in speeds.items() if speed >= _GOOD * best))
 
 
 def config_text(service: Service) -> str:

@@ -19,7 +19,6 @@ from pipeline.provenance import host, tools
 from pipeline.pull import pull
 from registry.store import Registry
 from serving.envoy import EnvoyProxy
-from serving.errors import ServingError
 from serving.repository import write_repository
 from serving.server import TritonServer
 
@@ -78,12 +77,10 @@ def measure(
     """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
 
     `envoy`: what a request costs that proxy is measured too. Raises ServingError, also for a model
-    whose requests are never merged.
+    whose requests cannot be merged.
     """
-    done = deploy(registry, ref, folder / "on")
+    done = deploy(registry, ref, folder / "on", merge=True)
     service = done.service
-    if done.why_alone is not None:
-        raise ServingError(f"{ref}: batching cannot be compared, {done.why_alone}")
     write_repository(
         folder / "off", replace(service, merge=False), lambda into: pull(registry, ref, into)[1]
     )
