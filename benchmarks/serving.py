@@ -28,7 +28,7 @@ import torch
 from benchmarks.placement import on_core, two_cores
 from benchmarks.serving_clients import Seen, connected, make_request
 from benchmarks.table import print_machine
-from pipeline.deploy import deploy
+from pipeline.deploy import Deployed, deploy
 from pipeline.loading import load
 from pipeline.report import console, microseconds, new_table
 from registry.bundle import Bundle
@@ -97,7 +97,7 @@ def _in_production(registry: Registry) -> Iterator[str]:
 
 
 def _measure(registry: Registry, ref: str, folder: Path) -> None:
-    done = deploy(registry, ref, folder / "deployed", requests="rows")
+    done = _deployed(registry, ref, folder / "deployed")
     console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
@@ -115,10 +115,18 @@ def _measure(registry: Registry, ref: str, folder: Path) -> None:
         _print_loads(loads, place)
 
 
+def _deployed(registry: Registry, ref: str, out: Path) -> Deployed:
+    """With merging wherever it can be, whether or not it pays: that is what is measured."""
+    try:
+        return deploy(registry, ref, out, requests="rows", merge=True)
+    except ServingError:
+        return deploy(registry, ref, out, requests="rows")
+
+
 def _services(service: Service) -> dict[str, Service]:
     """The same version with requests that run alone, merged, and merged with a wait for more."""
-    found = {"off": replace(service, merge=False)}
-    if service.merge:
+    found = {"off": replace(service, batching=False)}
+    if service.batching:
         found["on"] = service
         found[f"on, {_WAIT_US / 1000:g} ms"] = replace(service, queue_delay_us=_WAIT_US)
     return found

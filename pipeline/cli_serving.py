@@ -28,6 +28,11 @@ def _service_options(command: F) -> F:
             help="What a request carries: a tensor for each column, the model's own (n, F) "
             "tensors, or the SoA blocks (F, n), which are never merged.",
         ),
+        click.option(
+            "--merge/--alone", default=None,
+            help="Whether requests share runs. Default: where rows are independent and, by the "
+            "version's own benchmark, more of them are served that way.",
+        ),
         click.option("--target", help="Serve this target. Default: the best for the devices."),
         click.option(
             "--queue-delay-us", default=0, show_default=True,
@@ -71,6 +76,7 @@ def deploy(
     queue_delay_us: int,
     target: str | None,
     requests: Form,
+    merge: bool | None,
     backend: Backend,
     replace: bool,
     registry_uri: str | None,
@@ -87,7 +93,7 @@ def deploy(
     done = write(
         registry_at(registry_uri), ref, out, devices=devices, instances=instances,
         queue_delay_us=queue_delay_us, target=target, requests=requests,
-        backend=backend, replace=replace,
+        backend=backend, merge=merge, replace=replace,
     )  # fmt: skip
     said = files.write(done) if files else []
     if as_json:
@@ -110,13 +116,13 @@ def _described(done: Any) -> dict[str, Any]:
         "backend": done.service.backend,
         "folder": str(done.folder),
         "max_batch_size": done.service.max_batch_size,
-        "preferred_batch_size": list(done.service.preferred) if done.service.merge else [],
+        "preferred_batch_size": [] if done.why_alone else list(done.service.preferred),
     }
 
 
 def _batching(done: Any) -> str:
     if done.why_alone:
-        return f"requests are never merged: {done.why_alone}"
+        return f"requests are not merged: {done.why_alone}"
     sizes = ", ".join(map(str, done.service.preferred)) or "none"
     return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
 
@@ -148,6 +154,7 @@ def serve(
     queue_delay_us: int,
     target: str | None,
     requests: Form,
+    merge: bool | None,
     servers: int,
     check: bool,
     host: str,
@@ -174,7 +181,7 @@ def serve(
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         done = write(
             registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
-            queue_delay_us=queue_delay_us, target=target, requests=requests,
+            queue_delay_us=queue_delay_us, target=target, requests=requests, merge=merge,
         )  # fmt: skip
         say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
         with serve_by(servers, Path(scratch), options) as server:

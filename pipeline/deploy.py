@@ -20,9 +20,10 @@ from registry.reference import Ref, parse_ref
 from registry.store import Registry
 from runtime.loader import open_bundle, require_promoted, tolerances_of
 from runtime.session import Session
+from serving.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
-from serving.model_config import BLOCKS_ALONE, Service, preferred_sizes
+from serving.model_config import BLOCKS_ALONE, Service
 from serving.native import Backend, NativeExecutable, artifact_of, graph_of, make_native
 from serving.native_tensorrt import make_plan, plan_for
 from serving.repository import write_native_repository, write_repository
@@ -53,12 +54,15 @@ def deploy(
     target: str | None = None,
     requests: Form = "columns",
     backend: Backend = "python",
+    merge: bool | None = None,
     replace: bool = False,
 ) -> Deployed:
     """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
 
-    For a `backend` of Triton's own the reference goes through the very file that is written.
-    Raises ServingError, LoadError or the registry's errors; nothing is left then.
+    `merge`: whether requests share runs; by default where they may, and gain by it according to the
+    version's own benchmark. For a `backend` of Triton's own the reference goes through the very
+    file that is written. Raises ServingError, LoadError or the registry's errors; nothing is left
+    then.
     """
     bundle, version = open_bundle(ref, registry)
     require_promoted(ref, bundle, version)
@@ -68,14 +72,18 @@ def deploy(
     chosen = str(plan.target) if plan else _target(manifest, devices, target)
     signature = Signature.from_dict(manifest.signature)
     Wire.of(signature, requests)  # refuses what does not travel in that form
-    why_alone = BLOCKS_ALONE if requests == "blocks" else _why_alone(bundle, signature)
+    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(bundle, signature)
+    if why_never and merge:
+        raise ServingError(f"{name}: --merge cannot be: {why_never}")
+    why_alone = why_never or _why_alone(manifest, chosen, merge)
     service = Service(
         name=name,
         number=number,
         digest=bundle.digest,
         target=chosen,
         signature=signature,
-        merge=why_alone is None,
+        merge=why_never is None,
+        batching=why_alone is None,
         preferred=preferred_sizes(manifest, chosen),
         devices=tuple(devices),
         instances=instances,
@@ -156,7 +164,14 @@ def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> s
     return choose_target(fitting, kind)
 
 
-def _why_alone(bundle: Bundle, signature: Signature) -> str | None:
+def _why_alone(manifest: Manifest, target: str, merge: bool | None) -> str | None:
+    """Why requests that might share a run do not; None where they do."""
+    if merge is None:
+        return why_merging_does_not_pay(manifest, target)
+    return None if merge else "--alone"
+
+
+def _why_never(bundle: Bundle, signature: Signature) -> str | None:
     """Why requests may not share a run; None where they may."""
     if not mergeable(signature):
         return "it has scalars or several row dimensions"

@@ -8,9 +8,11 @@ Where rows may not share a run (serving/independence.py), each request runs alon
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,22 +26,25 @@ from soa.errors import SoaPipelineError
 from soa.signature import Signature
 
 _SMALLEST = 16  # rows that the smallest buffers hold
+_SHAPES = 1024  # of requests, whose checks are remembered
+
+Shapes = tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
+"""Dtype and shape of each input, in the wire's order."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """Input arrays by tensor name. `digest`: the bundle that the client wants, if it says so."""
 
     inputs: Mapping[str, Array]
     digest: str | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Job:
     """A request that passed the checks: its rows by dimension, and its answer, in parts if cut."""
 
     request: Request
-    rows: dict[str, int]
+    rows: Mapping[str, int]
     answers: list[dict[str, Array]] = field(default_factory=list)
     error: RequestError | None = None
 
@@ -53,7 +58,7 @@ class _Job:
         }
 
 
-@dataclass
+@dataclass(slots=True)
 class _Run:
     """Pieces of jobs that run together: (job, its first row, how many)."""
 
@@ -77,7 +82,10 @@ class Core:
         requests: Form = "columns",
     ) -> None:
         self.wire = Wire.of(session.signature, requests)
-        self._wanted = {t.name for t in self.wire.inputs}
+        self._names = [t.name for t in self.wire.inputs]
+        self._wanted = set(self._names)
+        # Nothing but a request's dtypes and shapes decides, and most requests have the same.
+        self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
         self._session = session
         self._merge = merge
         self._digest = digest
@@ -96,24 +104,28 @@ class Core:
         return [found if isinstance(found, RequestError) else found.answer() for found in checked]
 
     def _check(self, request: Request) -> _Job | RequestError:
-        signature = self._session.signature
         if request.digest is not None and request.digest != self._digest:
             return WrongVersionError(
                 f"asked for bundle {request.digest[:12]}, this server runs "
                 f"{(self._digest or 'unknown')[:12]}"
             )
-        wanted = self._wanted
-        if request.inputs.keys() != wanted:
-            missing, extra = wanted - request.inputs.keys(), request.inputs.keys() - wanted
+        given, wanted = request.inputs, self._wanted
+        if given.keys() != wanted:
+            missing, extra = wanted - given.keys(), given.keys() - wanted
             what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
             return RequestError(f"the request {what}")
+        found = [given[name] for name in self._names]
         try:
-            rows = _rows_of(self.wire.inputs, request.inputs)
-            for dim in signature.dims:
-                self._check_range(dim, rows)
+            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in found])))
         except RequestError as error:
             return error
-        return _Job(request, rows)
+
+    def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
+        """Row counts by dimension; raises RequestError where a request of these does not fit."""
+        rows = _common_rows(self.wire.inputs, shapes)
+        for dim in self._session.signature.dims:
+            self._check_range(dim, rows)
+        return rows
 
     def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
         limits = self._session.signature.ranges[dim]
@@ -132,9 +144,7 @@ class Core:
         limit = self._session.signature.ranges[dim].max
         runs: list[_Run] = []
         for job in jobs:
-            n = job.rows[dim]
-            cuts = np.linspace(0, n, max(1, -(-n // limit)) + 1).astype(int).tolist()
-            for start, stop in pairwise(cuts):
+            for start, stop in _cuts(job.rows[dim], limit):
                 if not runs or runs[-1].rows + stop - start > limit:
                     runs.append(_Run())
                 runs[-1].pieces.append((job, start, stop - start))
@@ -144,8 +154,8 @@ class Core:
     def _run_merged(self, run: _Run) -> None:
         (dim,) = self._session.signature.dims
         try:
-            joined = {t.name: _joined(t.name, run.pieces) for t in self.wire.inputs}
-            whole = self._run(joined, {dim: run.rows})
+            pieces = {name: _pieces(name, run.pieces) for name in self._names}
+            whole = self._run(pieces, {dim: run.rows})
         except (SoaPipelineError, RuntimeError) as error:
             for job, _, _ in run.pieces:
                 job.error = _failed(error)
@@ -157,15 +167,18 @@ class Core:
 
     def _run_alone(self, job: _Job) -> None:
         try:
-            job.answers.append(self._run(job.request.inputs, job.rows))
+            pieces = {name: [values] for name, values in job.request.inputs.items()}
+            job.answers.append(self._run(pieces, job.rows))
         except (SoaPipelineError, RuntimeError) as error:
             job.error = _failed(error)
 
-    def _run(self, inputs: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
-        """The artifact's answer, in memory of its own."""
+    def _run(
+        self, pieces: Mapping[str, Sequence[Array]], rows: Mapping[str, int]
+    ) -> dict[str, Array]:
+        """The artifact's answer to the pieces behind one another, in memory of its own."""
         buffers = self._buffers_for(rows)
         for t in self.wire.inputs:
-            t.scatter(buffers.given[t.name], 0, inputs[t.name])
+            _fill(t, buffers.given[t.name], pieces[t.name], rows)
         buffers.run(rows)
         return {
             t.name: np.array(t.gather(buffers.written[t.name], 0, rows[t.rows]), order="C")
@@ -237,18 +250,15 @@ def _copy(source: Collection, into: Collection) -> None:
         mine.copy_(theirs)
 
 
-def _rows_of(tensors: Sequence[WireTensor], inputs: Mapping[str, Array]) -> dict[str, int]:
+def _common_rows(tensors: Sequence[WireTensor], shapes: Shapes) -> dict[str, int]:
     """Row counts by dimension; raises RequestError where dtypes, shapes or counts do not fit."""
     rows: dict[str, int] = {}
-    for t in tensors:
-        values = inputs[t.name]
-        if values.dtype != t.dtype:
-            raise RequestError(f"input {t.name} is {values.dtype}, the model takes {t.dtype}")
-        n = t.rows_in(values.shape)
-        if values.shape != t.shape(n):
-            raise RequestError(
-                f"input {t.name} has shape {values.shape}, the model takes {t.described}"
-            )
+    for t, (dtype, shape) in zip(tensors, shapes, strict=True):
+        if dtype != t.dtype:
+            raise RequestError(f"input {t.name} is {dtype}, the model takes {t.dtype}")
+        n = t.rows_in(shape)
+        if shape != t.shape(n):
+            raise RequestError(f"input {t.name} has shape {shape}, the model takes {t.described}")
         if not t.scalar and rows.setdefault(t.rows, n) != n:
             raise RequestError(
                 f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
@@ -256,15 +266,31 @@ def _rows_of(tensors: Sequence[WireTensor], inputs: Mapping[str, Array]) -> dict
     return rows
 
 
-def _joined(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> Array:
-    """The rows of all pieces behind one another; the request's own memory where it is one."""
-    found = [
-        job.request.inputs[name]
-        if count == len(job.request.inputs[name])
-        else job.request.inputs[name][start : start + count]
-        for job, start, count in pieces
+def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
+    """(start, stop) of as few even parts of n rows as keep to the limit."""
+    if n <= limit:
+        return ((0, n),)
+    parts = -(-n // limit)
+    return pairwise([n * i // parts for i in range(parts + 1)])
+
+
+def _pieces(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> list[Array]:
+    """The rows of an input that run, in the requests' own memory."""
+    whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
+    return [
+        values if count == len(values) else values[start : start + count]
+        for values, start, count in whole
     ]
-    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Array], rows: Mapping[str, int]) -> None:
+    """Write the pieces behind one another into the columns, at once where these lie for it."""
+    if len(pieces) == 1:
+        t.scatter(parts, 0, pieces[0])
+    elif (view := t.window(parts, 0, rows[t.rows])) is not None:
+        np.concatenate(pieces, out=view)
+    else:
+        t.scatter(parts, 0, np.concatenate(pieces))
 
 
 def _failed(error: Exception) -> RequestError:

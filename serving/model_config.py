@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.target import Target
-from registry.manifest import Manifest
 from serving.errors import ServingError
 from serving.native import FILES, Backend
 from serving.plan import PlanFor, require_gpus
@@ -26,10 +25,6 @@ REQUESTS = "requests"
 
 BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
-# What a call of the Python backend costs beside the artifact, in microseconds: measured with
-# benchmarks/serving.py. It makes large batches worth their while for small models.
-_CALL_US = 300.0
-_GOOD = 0.9  # of the best rows a second among the sizes that the version was timed at
 _DEVICE = re.compile(r"cpu|cuda:\d+")
 
 
@@ -37,8 +32,9 @@ _DEVICE = re.compile(r"cpu|cuda:\d+")
 class Service:
     """What is to be served, and how.
 
-    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: Triton may put the rows of
-    several requests into one run. `queue_delay_us`: how long it may wait for more of them.
+    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: rows may share a run with those
+    of other requests, so that a client may also cut one; `batching`: Triton's batcher lets them.
+    `queue_delay_us`: how long it may wait for more of them.
     `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
     runs the model, see serving/native.py; `plan`: what its file was built for.
     """
@@ -49,6 +45,7 @@ class Service:
     target: str
     signature: Signature
     merge: bool
+    batching: bool = True
     preferred: tuple[int, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     instances: int = 1
@@ -88,30 +85,11 @@ class Service:
 
     @property
     def max_batch_size(self) -> int:
-        """Triton's: 0 where requests are not merged."""
+        """Triton's, of rows: 0 where those of a request belong together."""
         if not self.merge:
             return 0
         (dim,) = self.signature.dims
         return self.signature.ranges[dim].max
-
-
-def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes at which the version's own benchmark served the most rows a second.
-
-    From the times of the engines that a session of this target runs, with the server's cost of a
-    call added. Empty where nothing was timed at 2 rows or more.
-    """
-    record = manifest.targets.get(target)
-    if record is None:
-        return ()
-    times: dict[int, float] = {}
-    for engine in record.engines():
-        for rows, stats in record.candidates[engine].benchmark.items():
-            if rows.isdecimal() and int(rows) >= 2:
-                times[int(rows)] = min(times.get(int(rows), stats.median_us), stats.median_us)
-    speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items()}
-    best = max(speeds.values(), default=0.0)
-    return tuple(sorted(rows for rows, speed in speeds.items() if speed >= _GOOD * best))
 
 
 def config_text(service: Service) -> str:
@@ -139,7 +117,7 @@ def config_message(service: Service) -> Any:
                 data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
                 dims=_dims(t, service.merge),
             )
-    if service.merge:
+    if service.merge and service.batching:
         config.dynamic_batching.max_queue_delay_microseconds = service.queue_delay_us
         config.dynamic_batching.preferred_batch_size.extend(
             rows for rows in service.preferred if 1 <= rows <= service.max_batch_size
@@ -208,7 +186,7 @@ def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
 def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
     ranges = service.signature.ranges
     least = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
-    if not service.merge or not service.preferred:
+    if not (service.merge and service.batching and service.preferred):
         return [least]
     (dim,) = least
     most = min(max(service.preferred), ranges[dim].max)

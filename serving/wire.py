@@ -100,19 +100,28 @@ class WireTensor:
     def _in_order(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
+    def window(self, parts: Parts, at: int, n: int) -> Array | None:
+        """Rows `at` … `at + n` of the memory itself in the wire's shape; None where it does not lie
+        that way."""
+        if self.scalar:
+            return None
+        if len(self.order) == 1:
+            return parts[0][at : at + n].reshape(self.shape(n))
+        if isinstance(parts, np.ndarray) and self._in_order:
+            rows = parts[:, at : at + n]
+            return rows if self.rows_last else rows.T.reshape(self.shape(n))
+        return None
+
     def gather(self, parts: Parts, at: int, n: int) -> Array:
         """Rows `at` … `at + n` in the wire's shape: a view where the memory allows it."""
         if self.scalar:
             return np.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
-        if len(self.order) == 1:
-            return parts[0][at : at + n].reshape(self.shape(n))
+        if (view := self.window(parts, at, n)) is not None:
+            return view
         if isinstance(parts, np.ndarray):
-            chosen = parts[:, at : at + n] if self._in_order else parts[self._index, at : at + n]
-        elif self.rows_last:
-            return np.stack([parts[k][at : at + n] for k in self.order])
+            chosen = parts[self._index, at : at + n]
         else:
-            rows = np.stack([parts[k][at : at + n] for k in self.order], axis=1)
-            return rows.reshape(self.shape(n))
+            chosen = np.stack([parts[k][at : at + n] for k in self.order])
         return chosen if self.rows_last else chosen.T.reshape(self.shape(n))
 
     def scatter(self, parts: Parts, at: int, values: Array) -> None:
@@ -122,13 +131,12 @@ class WireTensor:
                 parts[k][0] = value
             return
         n = self.rows_in(values.shape)
-        count = len(self.order)
-        flat = values if self.rows_last else values.reshape(n, count).T
+        if (view := self.window(parts, at, n)) is not None:
+            view[...] = values
+            return
+        flat = values if self.rows_last else values.reshape(n, len(self.order)).T
         if isinstance(parts, np.ndarray):
-            if self._in_order:
-                parts[:, at : at + n] = flat
-            else:
-                parts[self._index, at : at + n] = flat
+            parts[self._index, at : at + n] = flat
             return
         for i, k in enumerate(self.order):
             parts[k][at : at + n] = flat[i]

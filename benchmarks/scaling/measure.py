@@ -25,7 +25,6 @@ from pipeline.pull import pull
 from registry.bundle import Bundle
 from registry.store import Registry
 from serving.envoy import EnvoyProxy
-from serving.errors import ServingError
 from serving.model_config import Service
 from serving.repository import write_repository
 from serving.server import TritonServer
@@ -94,7 +93,7 @@ class _Site:
         served = self._serve(clients, 1, 1)
         times = served.times
         return Run(
-            batching=self.service.merge, clients=clients, rate=served.seen.rate,
+            batching=self.service.batching, clients=clients, rate=served.seen.rate,
             p50_s=_quantile(times, 0.5), p99_s=_quantile(times, 0.99),
             requests_a_run=len(times) / max(1.0, served.took.runs), others=served.others,
         )  # fmt: skip
@@ -150,13 +149,11 @@ def measure(
     """Deploy `ref` into `folder`, with batching and without, serve it, and send requests.
 
     `envoy`: what a request costs that proxy is measured too. Raises ServingError, also for a model
-    whose requests are never merged, and RuntimeError on a single core.
+    whose requests cannot be merged, and RuntimeError on a single core.
     """
-    done = deploy(registry, ref, folder / "on")
+    done = deploy(registry, ref, folder / "on", merge=True)
     service = done.service
-    if done.why_alone is not None:
-        raise ServingError(f"{ref}: batching cannot be compared, {done.why_alone}")
-    alone = replace(service, merge=False)
+    alone = replace(service, batching=False)
     write_repository(folder / "off", alone, lambda into: pull(registry, ref, into)[1])
     bundle = Bundle.open(done.folder / str(service.number) / "bundle")
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
@@ -165,7 +162,7 @@ def measure(
     proxy_s = None
     for name, each in (("on", service), ("off", alone)):
         with _site(folder / name, each, inputs, seconds) as site:
-            if each.merge:
+            if each.batching:
                 for rows, burst in probes:
                     say(f"probe: {rows} rows, {burst} at a time")
                     found.append(site.probe(rows, burst))

@@ -6,6 +6,7 @@ import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
@@ -15,7 +16,7 @@ from pipeline.pull import pull
 from registry.bundle import Bundle
 from registry.store import Registry
 from runtime.loader import load
-from tests.models.project import PASSED, TARGET, Built, cli, refusal
+from tests.models.project import PASSED, TARGET, Built, cli, refusal, resealed
 
 
 @pytest.fixture
@@ -73,12 +74,49 @@ def test_people_are_told_how_requests_are_batched(promoted: Registry, tmp_path: 
 def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--requests", "blocks", "--registry", promoted.uri)
     text = cli("deploy", "jets", *where).stdout
-    assert "requests are never merged: a block (F, n) has its rows last" in text
+    assert "requests are not merged: a block (F, n) has its rows last" in text
     config = text_format.Parse(
         (tmp_path / "a" / "jets" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
     )
     assert config.max_batch_size == 0
     assert {e.name: list(e.dims) for e in config.input} == {"features": [6, -1]}
+
+
+def test_requests_that_would_gain_nothing_run_alone(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """By the version's own benchmark, here with rows of 10 ms; unless somebody asks for it."""
+
+    def slow(_: Path, manifest: dict[str, Any]) -> None:
+        for record in manifest["targets"].values():
+            for candidate in record["candidates"].values():
+                stats = dict.fromkeys(("median_us", "p05_us", "p95_us"), 1e4)
+                more = dict.fromkeys(stats, 3.2e5)
+                candidate["benchmark"] = {"1": stats, "32": more}
+
+    version = registry.register(resealed(jets.bundle, tmp_path / "slow", slow))
+    registry.promote(version, "production", PASSED)
+    where = ("--registry", registry.uri, "--replace", "--out", tmp_path / "a")
+    text = cli("deploy", version.ref, *where).stdout
+    assert "requests are not merged: by its benchmark a row takes 10 ms alone and 10 ms" in text
+
+    def config() -> Any:
+        written = (tmp_path / "a" / "jets" / "config.pbtxt").read_text()
+        return text_format.Parse(written, model_config_pb2.ModelConfig())
+
+    assert config().max_batch_size == 1000  # a client may cut a request into several
+    assert not config().HasField("dynamic_batching")
+    cli("deploy", version.ref, *where, "--merge")
+    assert config().max_batch_size == 1000
+    assert list(config().dynamic_batching.preferred_batch_size) == [32]
+
+
+def test_merging_is_refused_or_forgone_as_asked(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--registry", promoted.uri, "--out", tmp_path / "a")
+    said = refusal("deploy", "jets", *where, "--merge", "--requests", "blocks")
+    assert said.startswith("jets: --merge cannot be: a block (F, n) has its rows last")
+    assert not (tmp_path / "a").exists()
+    assert "requests are not merged: --alone" in cli("deploy", "jets", *where, "--alone").stdout
 
 
 def test_a_repository_for_tritons_own_backend(promoted: Registry, tmp_path: Path) -> None:

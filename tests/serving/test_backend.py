@@ -12,7 +12,7 @@ from engines.errors import RunError
 from runtime.session import Session
 from serving.backend import Core, Request
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Array, Wire
+from serving.wire import FORMS, Array, Form, Wire
 from tests.models import served
 from tests.models.building import Built, build
 from tests.models.mlps import CLASSES, FEATURES
@@ -134,12 +134,29 @@ def test_requests_that_share_nothing_run_alone(event: Session) -> None:
         assert answer["out.total"].tolist() == [total]
 
 
-def test_answers_are_memory_of_their_own(mlp: Built) -> None:
-    core = Core(mlp.session("exported"), merge=True)
-    (first,) = answers_of(core.answer([Request(jets(5, 1))]))
-    kept = {name: values.copy() for name, values in first.items()}
-    core.answer([Request(jets(5, 2))])
-    assert all(np.array_equal(first[name], kept[name]) for name in kept)
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_memory_of_their_own(mlp: Built, form: Form, merge: bool) -> None:
+    """Whatever runs next: neither they nor the requests' arrays are the core's buffers."""
+    core = Core(mlp.session("exported"), merge=merge and form != "blocks", requests=form)
+
+    def asked(n: int, seed: int) -> Request:
+        columns = jets(n, seed)
+        if form == "columns":
+            return Request(columns)
+        rows = np.concatenate(list(columns.values()), axis=1)
+        (name,) = [t.name for t in core.wire.inputs]
+        return Request({name: rows if form == "rows" else np.ascontiguousarray(rows.T)})
+
+    requests = [asked(n, n) for n in (5, 1, 3)]
+    answers = answers_of(core.answer(requests))
+    arrays = [v for each in requests for v in each.inputs.values()]
+    arrays += [v for each in answers for v in each.values()]
+    kept = [values.copy() for values in arrays]
+    core.answer([asked(5, 8), asked(4, 9)])
+    core.answer([asked(9, 10)])
+    assert len(answers) == 3
+    assert all(np.array_equal(now, then) for now, then in zip(arrays, kept, strict=True))
 
 
 WRONG: dict[str, tuple[dict[str, Array], str]] = {
@@ -156,8 +173,9 @@ def test_one_bad_request_spoils_no_other(mlp: Built, fault: str) -> None:
     change, message = WRONG[fault]
     core = Core(mlp.session("exported"), merge=True)
     good, bad = jets(3, 0), {**jets(3, 1), **change}
-    first, wrong, last = core.answer([Request(good), Request(bad), Request(good)])
-    assert isinstance(wrong, RequestError)
+    first, wrong, last, again = core.answer([Request(each) for each in (good, bad, good, bad)])
+    assert isinstance(wrong, RequestError) and isinstance(again, RequestError)
+    assert wrong is not again and str(wrong) == str(again)
     with pytest.raises(RequestError, match=message):
         raise wrong
     assert isinstance(first, dict) and isinstance(last, dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -12,13 +11,11 @@ from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
 from engines.target import Target
-from registry.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
 from serving.errors import ServingError
-from serving.model_config import Service, config_message, config_text, preferred_sizes
+from serving.model_config import Service, config_message, config_text
 from serving.wire import FORMS, TRITON_DTYPES, Form, Wire, mergeable
 from soa.signature import Signature
 from tests.models import served
-from tests.models.bundles import V3, manifest_data
 from tests.models.signatures import problems
 
 CPU = str(Target.parse("cpu"))
@@ -124,52 +121,3 @@ def test_scalars_are_never_merged() -> None:
 def test_blocks_are_never_merged() -> None:
     with pytest.raises(ServingError, match=r"a block \(F, n\) has its rows last"):
         service(served.COUPLED, requests="blocks", merge=True)
-
-
-def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) -> Manifest:
-    """Median times in microseconds by rows, of the engine chosen and of one for few rows."""
-
-    def candidate(times: dict[str, float]) -> Candidate:
-        stats = {n: BenchmarkStats(median_us=t, p05_us=t, p95_us=t) for n, t in times.items()}
-        return Candidate(status="valid", files=["f"], benchmark=stats)
-
-    record = TargetRecord(
-        status="verified",
-        chosen="aoti",
-        below=[Below(rows=50, engine="onnxruntime")] if below else [],
-        candidates={"aoti": candidate(chosen)}
-        | ({"onnxruntime": candidate(below)} if below else {}),
-    )
-    made = Manifest.model_validate({**manifest_data(), "targets": {}})
-    return made.model_copy(update={"targets": {V3: record}})
-
-
-@pytest.mark.parametrize(
-    ("times", "sizes"),
-    [
-        ({"10": 10.0, "1000": 1000.0}, (1000,)),  # the call's own cost is what counts
-        ({"1000": 10_000.0, "2000": 20_000.0}, (1000, 2000)),  # both as good
-        ({"100": 10_000.0, "1000": 900_000.0}, (100,)),  # out of the cache
-        ({"1": 3.0}, ()),
-        ({"nodes=3,edges=5": 10.0}, ()),
-        ({}, ()),
-    ],
-)
-def test_preferred_sizes_come_from_the_benchmark(
-    times: dict[str, float], sizes: tuple[int, ...]
-) -> None:
-    assert preferred_sizes(manifest(times), V3) == sizes
-
-
-def test_the_engine_for_few_rows_counts_too() -> None:
-    slow = {"100": 95_000.0, "1000": 900_000.0}
-    assert preferred_sizes(manifest(slow), V3) == (100, 1000)
-    assert preferred_sizes(manifest(slow, {"100": 1000.0}), V3) == (100,)
-
-
-@given(st.dictionaries(st.integers(2, 5000), st.floats(0.1, 1e6), min_size=1, max_size=5))
-def test_the_best_size_is_always_preferred(times: dict[int, float]) -> None:
-    found = preferred_sizes(manifest({str(n): us for n, us in times.items()}), V3)
-    best = max(times, key=lambda n: n / (times[n] + 300))
-    assert best in found and set(found) <= set(times)
-    assert all(a < b for a, b in itertools.pairwise(found))

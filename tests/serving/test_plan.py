@@ -21,8 +21,9 @@ from registry.bundle import Bundle
 from registry.store import Registry
 from runtime.compare import default_tolerance
 from runtime.session import Session
+from serving.batch_sizes import preferred_sizes
 from serving.errors import ServingError
-from serving.model_config import Service, config_text, preferred_sizes
+from serving.model_config import Service, config_text
 from serving.native import NativeExecutable, graph_of
 from serving.native_onnx import write_onnx
 from serving.native_tensorrt import make_plan, plan_for

@@ -77,6 +77,10 @@ def test_both_sides_read_the_same_values(data: st.DataObject, form: Form) -> Non
         theirs = t.gather(places[t.name].parts(arguments), 0, n)
         ours = t.gather(collection_parts(given_[t.collection], t), 0, n)
         wanted = expected(t, problem, n)
+        view = t.window(collection_parts(given_[t.collection], t), 0, n)
+        if view is not None and n:  # what is written there is in the columns
+            assert np.shares_memory(view, ours)
+            assert view.tobytes() == wanted.tobytes()
         for found in (theirs, ours):
             assert (found.dtype, found.shape) == (t.dtype, t.shape(n))
             assert found.tobytes() == wanted.tobytes()
