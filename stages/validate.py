@@ -109,7 +109,7 @@ def validate_candidate(
 
     Where memory runs out it is done once more, without keeping any that is free.
     """
-    payload = {
+    payload: dict[str, Any] = {
         "name": name,
         "file": str(file.resolve()),
         "signature": signature.to_dict(),
