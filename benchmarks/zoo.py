@@ -27,6 +27,7 @@ from pipeline.assemble import source_of
 from pipeline.config import load_config
 from pipeline.runner import run
 from registry.bundle import Bundle
+from registry.mlflow_access import Access
 from registry.store import Registry
 from runtime.loader import open_artifact, open_choice
 from runtime.session import Session
@@ -52,8 +53,10 @@ def main(configs: list[Path]) -> None:
     panels: list[Panel] = []
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
-        registry = Registry(f"sqlite:///{place}/registry.db")
-        registry.list()  # a database is made once, not by every run
+        uri = f"sqlite:///{place}/registry.db"
+        with Access(uri, None).client(write=True):
+            pass  # a database is made once, not by every run
+        registry = Registry(uri)
         for config in configs:
             folder = Path(place) / config.stem
             folder.mkdir()

@@ -118,14 +118,14 @@ def capture(
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
-    _check_eager(model, signature, arguments, example)
+    checked = _check_eager(model, signature, arguments, example)
     say("exporting the model")
     taken = in_precision(model, precision)
     exportable = _exportable(taken, arguments)
     _check_export(exportable, signature, arguments)
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
-    reference = compute_reference(model, signature, inputs, cases)
+    reference = compute_reference(model, signature, inputs, cases, (example, checked))
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     program = _export_convention(exportable, signature, soa_arguments)
@@ -179,9 +179,9 @@ def collection_for(
 
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
-) -> None:
+) -> dict[str, torch.Tensor]:
     try:
-        eager_outputs(model, signature, [a.clone() for a in arguments], case)
+        return eager_outputs(model, signature, [a.clone() for a in arguments], case)
     except CaptureError:
         raise
     except Exception as error:

@@ -225,11 +225,21 @@ def eager_outputs(
 
 
 def compute_reference(
-    model: torch.nn.Module, signature: Signature, inputs: Arrays, cases: tuple[Case, ...]
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    cases: tuple[Case, ...],
+    known: tuple[Case, dict[str, torch.Tensor]] | None = None,
 ) -> Reference:
-    """The eager model's answers at every case. Raises CaptureError where the model fails."""
+    """The eager model's answers at every case; raises CaptureError where the model fails.
+
+    `known`: a case and its answers, where the model has been asked already.
+    """
     outputs = []
     for case in cases:
+        if known is not None and case == known[0]:
+            outputs.append(known[1])
+            continue
         try:
             arguments = row_major_inputs(signature, inputs, case)
             outputs.append(eager_outputs(model, signature, arguments, case))

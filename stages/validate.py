@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from engines.engine import engine
+from engines.errors import out_of_memory
 from engines.isolation import run_isolated
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.guarded import Side
@@ -26,6 +27,7 @@ from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
+from stages.allocator import keep_freed_memory
 from stages.precision import Precision, tf32_switches
 from stages.reference import Arrays, Case, Reference, label
 
@@ -103,22 +105,26 @@ def validate_candidate(
     device: str = "cpu",
     precision: Precision = "fp32",
 ) -> ValidationReport:
-    """Open and validate in a child process: a segfault there refuses this candidate only."""
-    outcome = run_isolated(
-        "stages.validate:validate_here",
-        {
-            "name": name,
-            "file": str(file.resolve()),
-            "signature": signature.to_dict(),
-            "reference": str(reference.resolve()),
-            "tolerances": {key: asdict(t) for key, t in tolerances.items()},
-            "classifiers": sorted(classifiers),
-            "device": device,
-            "precision": precision,
-        },
-        folder,
-        timeout_s,
-    )
+    """Open and validate in a child process: a segfault there refuses this candidate only.
+
+    Where memory runs out it is done once more, without keeping any that is free.
+    """
+    payload: dict[str, Any] = {
+        "name": name,
+        "file": str(file.resolve()),
+        "signature": signature.to_dict(),
+        "reference": str(reference.resolve()),
+        "tolerances": {key: asdict(t) for key, t in tolerances.items()},
+        "classifiers": sorted(classifiers),
+        "device": device,
+        "precision": precision,
+    }
+    begun = time.monotonic()
+    outcome = run_isolated("stages.validate:validate_here", payload, folder, timeout_s)
+    left_s = timeout_s - (time.monotonic() - begun)
+    if outcome.killed and left_s > 0:
+        payload["keep_memory"] = False
+        outcome = run_isolated("stages.validate:validate_here", payload, folder, left_s)
     if not outcome.ok:
         why = outcome.error
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
@@ -146,8 +152,11 @@ def validate_here(
     classifiers: list[str],
     device: str,
     precision: Precision,
+    keep_memory: bool = True,
 ) -> dict[str, Any]:
-    """What the child does."""
+    """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
+    if keep_memory:
+        keep_freed_memory()
     torch.set_num_threads(1)
     where = torch.device(device)
     with tf32_switches(precision):
@@ -160,6 +169,8 @@ def validate_here(
             frozenset(classifiers),
             say=lambda text: print(text, flush=True),
         )
+    if keep_memory and out_of_memory(RuntimeError(report.reason)):
+        raise MemoryError(report.reason)
     return report.to_dict()
 
 

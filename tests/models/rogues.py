@@ -118,11 +118,11 @@ class Waits:
         Rogue()(arguments)
 
 
-def broken_library(folder: Path) -> Path:
-    """A shared library that dies as soon as it is opened."""
+def broken_library(folder: Path, initial: str = "*(volatile int*)0") -> Path:
+    """A shared library that dies as soon as it is opened, for its `initial` value."""
     import subprocess
 
     source, library = folder / "broken.cpp", folder / "broken.so"
-    source.write_text("static int x = *(volatile int*)0;\nint f() { return x; }\n")
+    source.write_text(f"#include <csignal>\nstatic int x = {initial};\nint f() {{ return x; }}\n")
     subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
     return library

@@ -241,6 +241,25 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
     assert str(tmp_path / "child" / "reproduce.sh") in report.reason
 
 
+def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
+    mlp: Built, tmp_path: Path
+) -> None:
+    report = validate_candidate(
+        "aoti",
+        rogues.broken_library(tmp_path, "raise(SIGKILL)"),  # as the kernel does
+        mlp.signature,
+        mlp.capture.reference,
+        TIGHT,
+        frozenset(),
+        tmp_path / "child",
+        300,
+    )
+    assert report.reason is not None
+    assert report.reason.startswith("killed by SIGKILL, as the kernel does where memory runs out")
+    job = json.loads((tmp_path / "child" / "job.json").read_text())
+    assert job["payload"]["keep_memory"] is False
+
+
 def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
     mlp: Built, tmp_path: Path
 ) -> None:
