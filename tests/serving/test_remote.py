@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import pipeline
+from engines.errors import RunError
 from registry.bundle import Bundle
 from registry.errors import BundleError
 from registry.store import Registry
@@ -463,3 +467,55 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
     written = remote.collection("tags", 8)
     remote.run(given, written)
     assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+
+
+# -- after a fork, and after the end ---------------------------------------------------------------
+
+
+def in_a_child(what: Callable[[], object]) -> str:
+    """What a forked child's call raises, in words; nothing of the child's outlives it."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            what()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as words:
+        if not select.select([words], [], [], 60)[0]:
+            os.kill(child, signal.SIGKILL)
+        said = words.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.parametrize("call", ["run", "run_async", "run_many"])
+def test_a_fork_leaves_the_session_to_its_parent(
+    shop: Shop, remote: RemoteSession, call: str
+) -> None:
+    """Else both would use one region of shared memory, and a pool whose threads are gone."""
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    remote.run_async(given, written).result()  # so that there are threads to be lost
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: remote.run(given, written),
+        "run_async": lambda: remote.run_async(given, written).result(),
+        "run_many": lambda: remote.run_many([remote.bind(given, written)]),
+    }
+    assert in_a_child(calls[call]).startswith("RunError: this session was opened before a fork")
+    assert in_a_child(remote.close) == "nothing"
+    remote.run(given, written)
+
+
+def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    event = collections(shop.bundles["jets"], session, 5)
+    binding = session.bind(*event)
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_async(*event)
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_many([binding])
