@@ -6,7 +6,9 @@ for several threads and whose errors lose gRPC's status code.
 
 from __future__ import annotations
 
+import ssl
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,6 +36,7 @@ _CHANNEL = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
     ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
+    ("grpc.enable_http_proxy", 0),  # those of http_proxy are for the web, and refuse other ports
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -155,7 +158,24 @@ class Client:
 def _credentials(tls: Tls) -> Any:
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
-        root, key, chain = (None if path is None else path.read_bytes() for path in files)
+        root, key, chain = (None if path is None else Path(path).read_bytes() for path in files)
     except OSError as error:
         raise ServingError(f"{error.filename}: {error.strerror}") from None
+    _check(tls)
     return grpc.ssl_channel_credentials(root, key, chain)
+
+
+def _check(tls: Tls) -> None:
+    """By OpenSSL: gRPC takes an empty file for the system's certificates, and speaks of others
+    only as a handshake that failed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    files = str(tls.root_certificates)
+    try:
+        if tls.root_certificates is not None:
+            context.load_verify_locations(tls.root_certificates)
+        if tls.certificate_chain is not None and tls.private_key is not None:
+            files = f"{tls.certificate_chain} with {tls.private_key}"
+            context.load_cert_chain(tls.certificate_chain, tls.private_key, lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        why = str(getattr(error, "reason", None) or "no key that opens without a password")
+        raise ServingError(f"{files}: not PEM that TLS can use: {why.lower()}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +26,13 @@ class Tls:
     private_key: Path | None = None
     certificate_chain: Path | None = None
 
+    def __post_init__(self) -> None:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            there, not_there = ("private_key", "certificate_chain")
+            if self.private_key is None:
+                there, not_there = not_there, there
+            raise ServingError(f"TLS with {there} and no {not_there}: name both, or neither")
+
 
 @dataclass(frozen=True)
 class RemoteOptions:
@@ -47,10 +55,10 @@ class RemoteOptions:
     message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
-        if self.deadline_s <= 0 or self.retries < 0 or self.in_flight < 1:
+        if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
-                f"in_flight={self.in_flight}: needed are more than 0, at least 0, at least 1"
+                f"in_flight={self.in_flight}: needed are a time above 0, at least 0, at least 1"
             )
         if not HEADERS < self.message_bytes <= LARGEST:
             raise ServingError(

@@ -31,6 +31,14 @@ class SiteTls(_Part):
     private_key: str | None = None
     certificate_chain: str | None = None
 
+    @model_validator(mode="after")
+    def _both(self) -> SiteTls:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            raise ValueError(
+                "found one of private_key and certificate_chain; name both, or neither"
+            )
+        return self
+
 
 class SiteServer(_Part):
     """`preference`: those with the lowest are asked first, the others where none of them is good.

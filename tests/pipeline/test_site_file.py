@@ -60,6 +60,12 @@ BAD = [
     ("triton://gpu-1.somewhere:8001", "gpu-1:8001", 4, "is not the address of a server: write tr"),
     ("http://gpu-1", "gpu-1", 5, "servers[0].metrics: found 'gpu-1.somewhere:8002/metrics'; write"),
     ("8002/metrics", "x/metrics", 5, "found 'http://gpu-1.somewhere:x/metrics'; write http"),
+    (
+        "certificate_chain: chain.pem",
+        "",
+        9,
+        "servers[0].tls: found one of private_key and certificate_chain; name both, or neither",
+    ),
     ("compression: none", "compression: zip", 8, "found 'zip' (did you mean 'gzip'?); allowed: no"),
     (
         "true                 # run here",

@@ -419,6 +419,8 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
     "fault",
     [
         {"deadline_s": 0.0},
+        {"deadline_s": float("nan")},
+        {"deadline_s": float("inf")},
         {"retries": -1},
         {"in_flight": 0},
         {"compression": "zip"},
@@ -435,6 +437,38 @@ def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -
     options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
     with pytest.raises(ServingError, match=r"root\.pem: No such file"):
         pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("root",), r"text: not PEM that TLS can use: no_certificate"),
+        (("empty",), r"empty: not PEM that TLS can use: no_certificate"),
+        ((None, "text"), "TLS with private_key and no certificate_chain: name both, or neither"),
+        ((None, None, "text"), "TLS with certificate_chain and no private_key: name both"),
+        ((None, "text", "text"), "text with .*text: not PEM that TLS can use: no key that opens"),
+    ],
+)
+def test_certificates_that_are_none(
+    shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], says: str
+) -> None:
+    """gRPC ends the process for half a pair, and trusts the whole system for an empty file."""
+    (tmp_path / "text").write_text("no certificate")
+    (tmp_path / "empty").touch()
+    files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
+    with pytest.raises(ServingError, match=says):
+        options = RemoteOptions(tls=Tls(*files))
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_a_proxy_for_the_web_is_not_asked(
+    shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker nodes of a site have http_proxy in their environment."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    options = RemoteOptions(deadline_s=5.0, retries=0)
+    pipeline.load("jets@production", device=url, registry=shop.registry, remote=options).close()
 
 
 def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
