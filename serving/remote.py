@@ -84,6 +84,10 @@ class RemoteModel(Executable):
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self._process.require()
+        with self._client.one_deadline():
+            self._run(arguments)
+
+    def _run(self, arguments: Sequence[torch.Tensor]) -> None:
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
         given = {
             t.name: t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
@@ -189,7 +193,7 @@ class RemoteModel(Executable):
                 described.parameters["shared_memory_byte_size"].int64_param = t.nbytes(rows[t.rows])
             for t in self._wire.inputs:
                 view(t)[...] = given[t.name]
-            self._check_shapes(self._client.infer(request), rows)
+            self._check_shapes(self._client.infer(request, region.doubt), rows)
             return {t.name: view(t).copy() for t in self._wire.outputs}
 
     def _check_shapes(self, answer: Any, rows: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from tritonclient.grpc import service_pb2
 
 import pipeline
 from engines.errors import RunError
@@ -26,6 +27,7 @@ from runtime.checked import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
 from runtime.loader import load as load_here
 from runtime.loader import tolerances_of
+from serving.backend import Request
 from serving.errors import (
     AnswerError,
     DeadlineError,
@@ -501,6 +503,93 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
     written = remote.collection("tags", 8)
     remote.run(given, written)
     assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+
+
+class Sharing(Server):
+    """The same through system shared memory. `used` are the regions of requests, in order."""
+
+    used: list[str]
+    forgotten: list[str]
+    in_use: int  # how often it says that it cannot forget a region yet
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        def array(asked: Any, t: Any) -> Any:
+            found = dict(asked.parameters.items())
+            name = found["shared_memory_region"].string_param
+            memory = np.memmap(f"/dev/shm/{name}", np.uint8, "r+")
+            at = found["shared_memory_offset"].int64_param
+            size = found["shared_memory_byte_size"].int64_param
+            return name, memory[at : at + size].view(t.dtype).reshape(t.shape(5))
+
+        wire = self.core.wire
+        given = [array(d, t) for d, t in zip(request.inputs, wire.inputs, strict=True)]
+        self.used.append(given[0][0])
+        inputs = {t.name: v.copy() for t, (_, v) in zip(wire.inputs, given, strict=True)}
+        (found,) = self.core.answer([Request(inputs)])
+        assert isinstance(found, dict)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        for asked, t in zip(request.outputs, wire.outputs, strict=True):
+            array(asked, t)[1][...] = found[t.name]
+            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
+        return self.fault(answer, context)
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.in_use:
+            self.in_use -= 1
+            context.abort(grpc.StatusCode.INTERNAL, "it is currently in use")
+        self.forgotten.append(request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+
+def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
+    shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may still run in the server, and write into it; which also keeps it."""
+    monkeypatch.setattr("serving.shared_memory._REMIND_S", 0.0)
+    sharing = Sharing(server.core._session, server.service)
+    sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
+    broken = [True]
+
+    def breaks(answer: Any, context: Any) -> Any:
+        if broken and broken.pop():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return answer
+
+    sharing.fault = breaks
+    with sharing.listening() as url:
+        session = pipeline.load(
+            "jets@production", device=url, registry=shop.registry,
+            remote=replace(QUICK, shared_memory=True),
+        )  # fmt: skip
+        for _ in range(3):
+            given, written = collections(shop.bundles["jets"], session, 5)
+            session.run(given, written)
+            assert written["tags"]["x"].any()
+        first, again, second, third = sharing.used
+        assert first == again != second == third
+        until = time.monotonic() + 60
+        while first not in sharing.forgotten:
+            assert time.monotonic() < until
+            session.run(given, written)
+        session.close()
+        assert sorted(sharing.forgotten) == sorted({first, second})
+    assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+
+
+def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str) -> None:
+    options = RemoteOptions(deadline_s=0.7, message_bytes=HEADERS + 24 * 300)
+
+    def slow(answer: Any, context: Any) -> Any:
+        time.sleep(0.3)
+        return answer
+
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+    event = collections(shop.bundles["jets"], session, 1000)  # four of them
+    server.fault = slow
+    with pytest.raises(DeadlineError):
+        session.run(*event)
+    assert not event[1]["tags"].memory()[0].any()
+    session.close()
 
 
 # -- after a fork, and after the end ---------------------------------------------------------------
