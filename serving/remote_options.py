@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -72,6 +73,8 @@ def address_of(url: str) -> str:
     """`host:port` of `triton://host:port`; raises ServingError."""
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
-    if not url.startswith(SCHEME) or not host or not port.isdecimal() or "/" in address:
+    plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host) and port.isascii()
+    number = int(port) if plain and port.isdecimal() else 0
+    if not url.startswith(SCHEME) or not 0 < number < 1 << 16:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")
     return address

@@ -155,6 +155,7 @@ class Site(_Part):
     @model_validator(mode="after")
     def _something(self) -> Site:
         known = [server.name for server in self.servers]
+        _once("name", [*known, *self.local.devices])
         for model, rule in self.models.items():
             for name in rule.servers or ():
                 if name not in known:
