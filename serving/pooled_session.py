@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from engines.engine import Executable
@@ -45,9 +45,15 @@ class PooledSession(Session):
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
         """Send all, `in_flight` at a time, and wait; raises the error of the first that failed."""
-        sent = [self._send(binding) for binding in bindings]
-        for future in sent:
-            future.exception()  # every request has ended before the caller gets its memory back
+        sent: list[Future[Mapping[str, Collection]]] = []
+        try:
+            for binding in bindings:
+                sent.append(self._send(binding))
+            wait(sent)
+        finally:  # also after Ctrl-C, every request has ended before the caller has its memory back
+            for future in sent:
+                future.cancel()
+            wait(sent)
         for future in sent:
             future.result()
 

@@ -6,6 +6,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -182,6 +183,26 @@ def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
     remote.run_many([remote.bind(*event) for event in events])
     first = events[0][1]["tags"]["x"]
     assert first.any() and all(torch.equal(w["tags"]["x"], first) for _, w in events)
+
+
+def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    """Nothing is on its way any more that could write into it."""
+    under_way: list[int] = []
+
+    def slow(answer: Any, context: Any) -> Any:
+        under_way.append(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.3)
+        under_way.pop()
+        return answer
+
+    binding = remote.bind(*collections(shop.bundles["jets"], remote, 5))
+    server.fault = slow
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            remote.run_many([binding])
+        finally:
+            assert not under_way
 
 
 def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
