@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import threading
@@ -48,6 +47,7 @@ from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.project import described
 from tests.serving.conftest import Shop
+from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 
 QUICK = RemoteOptions(deadline_s=5.0, retries=2)
@@ -614,27 +614,6 @@ def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str
 
 
 # -- after a fork, and after the end ---------------------------------------------------------------
-
-
-def in_a_child(what: Callable[[], object]) -> str:
-    """What a forked child's call raises, in words; nothing of the child's outlives it."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = "nothing"
-        try:
-            what()
-        except BaseException as error:
-            said = f"{type(error).__name__}: {error}"
-        os.write(write, said.encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as words:
-        if not select.select([words], [], [], 60)[0]:
-            os.kill(child, signal.SIGKILL)
-        said = words.read()
-    os.waitpid(child, 0)
-    return said
 
 
 @pytest.mark.parametrize("call", ["run", "run_async", "run_many"])
