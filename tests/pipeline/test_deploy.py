@@ -118,7 +118,7 @@ def test_a_path_that_tritons_python_cannot_start_from(promoted: Registry, tmp_pa
     assert "a space in it: name another" in refusal("deploy", "jets@production", *where)
     where = ("--out", tmp_path / "$(it)", "--registry", promoted.uri)
     assert "a path with a $ in it" in refusal("deploy", "jets@production", *where)
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "a b").exists() and not (tmp_path / "$(it)").exists()
 
 
 def test_what_is_no_model_is_not_replaced(promoted: Registry, tmp_path: Path) -> None:
