@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from pipeline.cli_options import F
 
@@ -70,8 +71,11 @@ def cluster_files(
 ) -> ClusterFiles | None:
     """What was asked for, checked; None where nothing was. Raises ServingError."""
     if helm is None and manifests is None:
-        if image is not None:
-            raise click.UsageError("--image is for a cluster: add --helm or --manifests")
+        for name in ("image", "servers", *rest):
+            source = click.get_current_context().get_parameter_source(name)
+            if source is ParameterSource.COMMANDLINE:
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for a cluster: add --helm or --manifests")
         return None
     from pipeline.cluster import ClusterFiles
     from serving.cluster.plan import Wanted

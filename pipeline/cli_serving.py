@@ -168,7 +168,7 @@ def serve(
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
-    It serves until Ctrl-C or SIGTERM. Answers out of tolerance stop it, with exit status 1.
+    It serves until Ctrl-C, SIGTERM or SIGHUP. Answers out of tolerance stop it, with exit status 1.
     """
     from pipeline.deploy import deploy as write
     from pipeline.serve import check_answers
@@ -216,13 +216,17 @@ def _print(found: dict[str, Any], as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that whatever was started is stopped in order, also by a service manager."""
+    """So that whatever was started is stopped in order, also by a service manager, and when the
+    terminal goes."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # nohup has SIGHUP ignored, and means it.
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,4 +78,5 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         raise ServingError(f"cannot write {path}: {error.strerror}") from None
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()

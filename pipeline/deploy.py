@@ -145,7 +145,7 @@ def _noted(bundle: Bundle) -> tuple[str, int]:
 def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> str:
     """The target to serve: the one named, the best of this host, or the only one there is."""
     have = [name for name, record in manifest.targets.items() if record.status == "verified"]
-    kind = "cpu" if list(devices) == ["cpu"] else "cuda"
+    kind = "cpu" if set(devices) == {"cpu"} else "cuda"
     fitting = [name for name in have if Target.parse(name).torch_device == kind]
     if wanted is not None:
         if wanted not in fitting:

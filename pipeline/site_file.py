@@ -26,7 +26,15 @@ def load_site(path: str | Path) -> Site:
         data, lines = read_xml(source)
         return _validated(source, data, lines)
     document = read_yaml(source)
-    return _validated(source, document.data, document.lines)
+    site = _validated(source, document.data, document.lines)
+    for i, server in enumerate(document.data.get("servers", ())):
+        if "tls" in server and server["tls"] is None:  # meant as TLS, and would be none
+            line = document.lines["servers", i, "tls"]
+            raise ConfigError(
+                f"{source}:{line}: servers[{i}].tls: found nothing; write `tls: {{}}` for the "
+                "system's certificates, or leave it off"
+            )
+    return site
 
 
 def find_site(environment: Mapping[str, str] = os.environ) -> tuple[Site, Path]:

@@ -34,6 +34,8 @@ from xml.parsers import expat
 from pipeline.config_wording import did_you_mean
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import Key
+from serving.errors import ServingError
+from serving.remote_options import address_of
 
 SERVERS = "inference-servers"
 _BALANCER = "SONIC_LOCAL_BALANCER"
@@ -71,11 +73,15 @@ def balancer(environment: Mapping[str, str]) -> list[dict[str, Any]]:
     host, port = (environment.get(f"{_BALANCER}_{part}", "") for part in ("HOST", "PORT"))
     if not host and not port:
         return []
-    if not host or not port.isdecimal():
+    url = f"triton://{host}:{port}"
+    try:
+        address_of(url)
+    except ServingError:
         raise ConfigError(
-            f"{_BALANCER}_HOST is {host!r} and {_BALANCER}_PORT {port!r}: set both, or neither"
-        )
-    return [{"name": _BALANCER, "url": f"triton://{host}:{port}"}]
+            f"{_BALANCER}_HOST is {host!r} and {_BALANCER}_PORT {port!r}: set both, to a host and "
+            "a port, or neither"
+        ) from None
+    return [{"name": _BALANCER, "url": url}]
 
 
 def read_xml(source: Path) -> tuple[dict[str, Any], dict[Key, int]]:
@@ -104,6 +110,7 @@ class _Reader:
         self.lines: dict[Key, int] = {(): 1}
         self.problems: list[str] = []
         self._open: list[str] = []
+        self._once: set[str] = set()
         self.parser = expat.ParserCreate()
         self.parser.StartElementHandler = self._begin
         self.parser.EndElementHandler = lambda name: self._open.pop()
@@ -125,6 +132,15 @@ class _Reader:
             self.data["site"] = attributes.get("name", "")
         elif at == (*_PARENTS, SERVERS):
             self._part(name, attributes)
+        elif SERVERS in at:
+            self._refuse(f"<{name}> inside <{at[-1]}>; put it into <{SERVERS}>")
+        elif name == SERVERS:
+            if at != _PARENTS:
+                self._refuse(f"<{SERVERS}> outside of <site>; put it there")
+            elif attributes:
+                self._refuse(f"<{name}>: unknown {min(attributes)!r}; it has no attributes")
+        elif at == _PARENTS and (hint := did_you_mean(name, (SERVERS,))):
+            self._refuse(f"unknown <{name}>{hint}")
 
     def _part(self, name: str, found: dict[str, str]) -> None:
         if name not in _KEYS:
@@ -142,6 +158,11 @@ class _Reader:
             self._refuse(f"<{name}>: {missing[0]!r} is missing")
             return
         line = self.parser.CurrentLineNumber
+        if name in self._once:
+            self._refuse(f"a second <{name}>; one is allowed")
+            return
+        if name != "server":
+            self._once.add(name)
         if name == "server":
             self.lines[("servers", len(self.data["servers"]))] = line
             self.data["servers"].append(self._server(found))

@@ -6,7 +6,13 @@ for several threads and whose errors lose gRPC's status code.
 
 from __future__ import annotations
 
+import contextlib
+import math
+import ssl
+import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -34,6 +40,7 @@ _CHANNEL = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
     ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
+    ("grpc.enable_http_proxy", 0),  # those of http_proxy are for the web, and refuse other ports
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -47,6 +54,7 @@ class Client:
         self.address = address
         self.options = options
         self._closed = False
+        self._mine = threading.local()
         self._credentials = None if options.tls is None else _credentials(options.tls)
         self.reconnect()
 
@@ -67,10 +75,22 @@ class Client:
         if self._closed:  # meanwhile
             self._channel.close()
 
-    def infer(self, request: Any) -> Any:
-        """ModelInferRequest to ModelInferResponse; raises RemoteError."""
+    @contextlib.contextmanager
+    def one_deadline(self) -> Iterator[None]:
+        """This thread's calls within it have one deadline together."""
+        self._mine.until = time.monotonic() + self.options.deadline_s
+        try:
+            yield
+        finally:
+            self._mine.until = math.inf
+
+    def infer(self, request: Any, again: Callable[[], object] | None = None) -> Any:
+        """ModelInferRequest to ModelInferResponse; raises RemoteError.
+
+        `again` is called before each retry: the server may still be at work on the one before.
+        """
         self.require_size(request.ByteSize(), "a request")
-        return self._call(self._stub.ModelInfer, request)
+        return self._call(self._stub.ModelInfer, request, again=again)
 
     def require_size(self, size: int, what: str) -> None:
         """Raise TooLargeError unless a message may have that many bytes."""
@@ -104,18 +124,28 @@ class Client:
         )
 
     def unshare(self, name: str) -> Any:
-        """Tell the server to forget a region, without waiting: gRPC's future of its answer."""
+        """Tell the server to forget a region, without waiting: gRPC's future of its answer, or None
+        where the connection is closed."""
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         method = self._stub.SystemSharedMemoryUnregister
-        return method.future(request, timeout=self.options.deadline_s)
+        try:
+            return method.future(request, timeout=self.options.deadline_s)
+        except ValueError:
+            return None
 
     def close(self) -> None:
         self._closed = True
         self._channel.close()
 
-    def _call(self, method: Any, request: Any, within_s: float | None = None) -> Any:
+    def _call(
+        self,
+        method: Any,
+        request: Any,
+        within_s: float | None = None,
+        again: Callable[[], object] | None = None,
+    ) -> Any:
         within_s = within_s or self.options.deadline_s
-        until = time.monotonic() + within_s
+        until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
         attempt = 0
         while True:
             left = until - time.monotonic()
@@ -127,12 +157,14 @@ class Client:
                 )
             except grpc.RpcError as error:
                 pause = _FIRST_PAUSE_S * 2**attempt
-                again = error.code() is grpc.StatusCode.UNAVAILABLE
-                if not again or attempt >= self.options.retries or pause >= left:
+                passing = error.code() is grpc.StatusCode.UNAVAILABLE
+                if not passing or attempt >= self.options.retries or pause >= left:
                     raise self._typed(error, attempt + 1, within_s) from None
             except ValueError as error:  # gRPC's word for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
             attempt += 1
+            if again is not None:
+                again()
             time.sleep(pause)
 
     def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
@@ -155,7 +187,24 @@ class Client:
 def _credentials(tls: Tls) -> Any:
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
-        root, key, chain = (None if path is None else path.read_bytes() for path in files)
+        root, key, chain = (None if path is None else Path(path).read_bytes() for path in files)
     except OSError as error:
         raise ServingError(f"{error.filename}: {error.strerror}") from None
+    _check(tls)
     return grpc.ssl_channel_credentials(root, key, chain)
+
+
+def _check(tls: Tls) -> None:
+    """By OpenSSL: gRPC takes an empty file for the system's certificates, and speaks of others
+    only as a handshake that failed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    files = str(tls.root_certificates)
+    try:
+        if tls.root_certificates is not None:
+            context.load_verify_locations(tls.root_certificates)
+        if tls.certificate_chain is not None and tls.private_key is not None:
+            files = f"{tls.certificate_chain} with {tls.private_key}"
+            context.load_cert_chain(tls.certificate_chain, tls.private_key, lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        why = str(getattr(error, "reason", None) or "no key that opens without a password")
+        raise ServingError(f"{files}: not PEM that TLS can use: {why.lower()}") from None

@@ -26,6 +26,7 @@ from runtime.loader import Mode, open_bundle, require_promoted, tolerances_of
 from runtime.session import Origin
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.model_config import DIGEST, REQUESTS, TARGET
+from serving.own_process import OwnProcess
 from serving.pooled_session import PooledSession
 from serving.remote_options import HEADERS, RemoteOptions, address_of
 from serving.wire import FORMS, Array, Form, Wire, WireTensor, locations
@@ -74,6 +75,7 @@ class RemoteModel(Executable):
         self._name, self._version, self._digest = name, version, digest
         self._given = locations(signature, self._wire.inputs, "input")
         self._written = locations(signature, self._wire.outputs, "output")
+        self._process = OwnProcess()
         self._regions: Any = None
         if self.options.shared_memory:
             from serving.shared_memory import Regions
@@ -81,6 +83,11 @@ class RemoteModel(Executable):
             self._regions = Regions(client)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self._process.require()
+        with self._client.one_deadline():
+            self._run(arguments)
+
+    def _run(self, arguments: Sequence[torch.Tensor]) -> None:
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
         given = {
             t.name: t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
@@ -103,6 +110,8 @@ class RemoteModel(Executable):
             t.scatter(self._written[t.name].parts(arguments), 0, found[t.name])
 
     def close(self) -> None:
+        if not self._process.here():
+            return  # all of it is the parent's
         if self._regions is not None:
             self._regions.close()
         self._client.close()
@@ -184,7 +193,7 @@ class RemoteModel(Executable):
                 described.parameters["shared_memory_byte_size"].int64_param = t.nbytes(rows[t.rows])
             for t in self._wire.inputs:
                 view(t)[...] = given[t.name]
-            self._check_shapes(self._client.infer(request), rows)
+            self._check_shapes(self._client.infer(request, region.doubt), rows)
             return {t.name: view(t).copy() for t in self._wire.outputs}
 
     def _check_shapes(self, answer: Any, rows: Mapping[str, int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +27,13 @@ class Tls:
     private_key: Path | None = None
     certificate_chain: Path | None = None
 
+    def __post_init__(self) -> None:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            there, not_there = ("private_key", "certificate_chain")
+            if self.private_key is None:
+                there, not_there = not_there, there
+            raise ServingError(f"TLS with {there} and no {not_there}: name both, or neither")
+
 
 @dataclass(frozen=True)
 class RemoteOptions:
@@ -47,10 +56,10 @@ class RemoteOptions:
     message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
-        if self.deadline_s <= 0 or self.retries < 0 or self.in_flight < 1:
+        if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
-                f"in_flight={self.in_flight}: needed are more than 0, at least 0, at least 1"
+                f"in_flight={self.in_flight}: needed are a time above 0, at least 0, at least 1"
             )
         if not HEADERS < self.message_bytes <= LARGEST:
             raise ServingError(
@@ -64,6 +73,8 @@ def address_of(url: str) -> str:
     """`host:port` of `triton://host:port`; raises ServingError."""
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
-    if not url.startswith(SCHEME) or not host or not port.isdecimal() or "/" in address:
+    plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host) and port.isascii()
+    number = int(port) if plain and port.isdecimal() else 0
+    if not url.startswith(SCHEME) or not 0 < number < 1 << 16:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")
     return address

@@ -3,6 +3,7 @@ or the one file that a backend of Triton's own loads."""
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,10 +26,10 @@ def write_repository(
     copied. Raises ServingError if the model is there already, unless `replace`.
     """
 
-    if " " in str(out.absolute()):
+    if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
         raise ServingError(
-            f"{out.absolute()}: Triton's Python backend cannot start from a path with a space in "
-            "it: name another"
+            f"{out.absolute() / service.name}: Triton's Python backend starts through a shell, and "
+            f"cannot from a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
         )
 
     def fill(version: Path) -> None:
@@ -53,6 +54,8 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
     folder = out / service.name
     if folder.exists() and not replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise ServingError(f"{folder} holds no {CONFIG}, so it is no model: remove it yourself")
     text = config_text(service)
     with write_atomically(folder, replace=replace) as partial:
         version = partial / str(service.number)

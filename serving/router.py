@@ -27,6 +27,7 @@ from serving.errors import (
     RemoteError,
     TooLargeError,
 )
+from serving.own_process import OwnProcess
 from serving.places import OPEN, Place, PlaceReport, State
 from serving.site import Policy
 from soa.errors import SoaPipelineError
@@ -87,6 +88,7 @@ class Router(Executable):
         """Where requests may go now; replaced as a whole."""
         self.watchers: dict[Place, Watcher] = {}
         self._what = what
+        self.process = OwnProcess()
         self._changed = threading.Condition()
         self._closed = False
         self._retried = self._nowhere = 0
@@ -106,6 +108,8 @@ class Router(Executable):
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
+        if not self.process.here():
+            return  # all of it is the parent's
         with self._changed:
             self._closed = True
             self.open = ()
@@ -276,6 +280,7 @@ class Call:
 
     def run(self, stream: int = 0, /) -> None:
         router = self._router
+        router.process.require()
         if router.open or self._local is None:
             router.run(self)
         else:  # nowhere to go, as before: no more than a local session does

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -155,7 +156,8 @@ class TritonServer:
             )
 
     def _command(self, scratch: Path) -> list[str]:
-        host, ports = self.options.host, self.ports
+        # By number: Triton takes a name, and then answers nobody.
+        host, ports = socket.gethostbyname(self.options.host), self.ports
         backends = self._triton.backend_folder(scratch)
         command = [
             str(self._triton.path),

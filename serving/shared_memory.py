@@ -1,7 +1,8 @@
 """System shared memory between a client and a server on one host: one region per request in flight.
 
-A region is used again by the next request. After a failure it is let go instead, since a server
-that comes late may still write into it.
+A region is used again by the next request. After a failure or a retry it is let go instead, since a
+server that comes late may still write into it. A server keeps a region for as long as a request in
+it uses it, and refuses to forget it: it is told again, else its memory would stay there for good.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,15 +25,22 @@ from serving.wire import Array
 
 _SMALLEST = 1 << 16
 _CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
+_REMIND_S = 1.0  # between two times that it is told
+_POLL_S = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Region:
     """Registered with the server as `name`; `memory` is all of it, as bytes."""
 
     name: str
     memory: Array
     handle: Any
+    doubtful: bool = False
+
+    def doubt(self) -> None:
+        """Somebody may write into it later: no other request may have it."""
+        self.doubtful = True
 
 
 class Regions:
@@ -41,10 +50,14 @@ class Regions:
         self._client = client
         self._lock = threading.Lock()
         self._free: list[Region] = []
+        self._told: dict[str, tuple[Any, float]] = {}
+        """Regions that the server is to forget: gRPC's future, and since when."""
+        self._closed = False
 
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[Region]:
         """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
+        self._remind()
         with self._lock:
             region = self._free.pop() if self._free else None
         if region is not None and region.memory.size < size:
@@ -57,23 +70,38 @@ class Regions:
             self._let_go(region)
             raise
         with self._lock:
-            self._free.append(region)
+            again = not (region.doubtful or self._closed)
+            if again:
+                self._free.append(region)
+        if not again:
+            self._let_go(region)
 
     def forget(self) -> None:
         """Let go of those that nobody uses now: a server that was started anew knows none."""
         self._let_all_go()
 
     def close(self) -> None:
-        for answer in self._let_all_go():
+        """Tell the server to forget all of them, for a second at most."""
+        with self._lock:
+            self._closed = True
+        self._let_all_go()
+        until = time.monotonic() + _CLOSE_S
+        while self._told and (left := until - time.monotonic()) > 0:
+            told, _ = next(iter(self._told.values()))
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
-                answer.result(_CLOSE_S)
+                told.result(left)
+            if told.done() and told.code() is grpc.StatusCode.UNAVAILABLE:
+                return
+            self._remind(_POLL_S)
+            time.sleep(_POLL_S if self._told else 0)
 
-    def _let_all_go(self) -> list[Any]:
+    def _let_all_go(self) -> None:
         with self._lock:
             regions, self._free = self._free, []
-        return [self._let_go(region) for region in regions]
+        for region in regions:
+            self._let_go(region)
 
     def _make(self, size: int) -> Region:
         from tritonclient.utils import shared_memory
@@ -97,10 +125,31 @@ class Regions:
             raise
         return region
 
-    def _let_go(self, region: Region) -> Any:
+    def _let_go(self, region: Region) -> None:
         """Free our side now; the server frees its own when it gets to it."""
         self._destroy(region)
-        return self._client.unshare(region.name)
+        self._tell(region.name)
+
+    def _tell(self, name: str) -> None:
+        answer = self._client.unshare(name)
+        with self._lock:
+            if answer is None:
+                self._told.pop(name, None)
+            else:
+                self._told[name] = (answer, time.monotonic())
+
+    def _remind(self, after_s: float = _REMIND_S) -> None:
+        """Tell the server again of what it has not forgotten."""
+        if not self._told:
+            return
+        with self._lock:
+            answered = {name: at for name, at in self._told.items() if at[0].done()}
+            for name, (answer, _) in answered.items():
+                if answer.code() is grpc.StatusCode.OK:
+                    del self._told[name]
+        for name, (_, since) in answered.items():
+            if name in self._told and time.monotonic() - since >= after_s:
+                self._tell(name)
 
     @staticmethod
     def _destroy(region: Region) -> None:

@@ -31,6 +31,14 @@ class SiteTls(_Part):
     private_key: str | None = None
     certificate_chain: str | None = None
 
+    @model_validator(mode="after")
+    def _both(self) -> SiteTls:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            raise ValueError(
+                "found one of private_key and certificate_chain; name both, or neither"
+            )
+        return self
+
 
 class SiteServer(_Part):
     """`preference`: those with the lowest are asked first, the others where none of them is good.
@@ -147,6 +155,7 @@ class Site(_Part):
     @model_validator(mode="after")
     def _something(self) -> Site:
         known = [server.name for server in self.servers]
+        _once("name", [*known, *self.local.devices])
         for model, rule in self.models.items():
             for name in rule.servers or ():
                 if name not in known:

@@ -36,6 +36,8 @@ def test_values_for_the_chart(promoted: Registry, tmp_path: Path) -> None:
     assert (tmp_path / "a" / "jets" / "config.pbtxt").is_file()
 
     assert "exists already" in refusal("deploy", "jets", *where, "--helm", file, *IMAGE)
+    inside = refusal("deploy", "jets", *where, "--replace", "--helm", file / "x", *IMAGE)
+    assert f"cannot write {file / 'x'}: " in inside
     said = cli("deploy", "jets", *where, "--helm", file, *IMAGE, "--replace", "--json").stdout
     assert json.loads(said)["cluster"] == [f"values for the SuperSONIC chart are in {file}"]
     assert yaml.safe_load(file.read_text())["keda"]["maxReplicaCount"] == 10

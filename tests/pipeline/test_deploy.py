@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from pipeline.cli_serving import _sigterm_as_ctrl_c
 from pipeline.pull import pull
 from registry.bundle import Bundle
 from registry.store import Registry
@@ -174,7 +176,17 @@ def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) ->
 def test_a_path_that_tritons_python_cannot_start_from(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a b", "--registry", promoted.uri)
     assert "a space in it: name another" in refusal("deploy", "jets@production", *where)
-    assert not (tmp_path / "a b").exists()
+    where = ("--out", tmp_path / "$(it)", "--registry", promoted.uri)
+    assert "a path with a $ in it" in refusal("deploy", "jets@production", *where)
+    assert not (tmp_path / "a b").exists() and not (tmp_path / "$(it)").exists()
+
+
+def test_what_is_no_model_is_not_replaced(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path, "--registry", promoted.uri, "--replace")
+    (tmp_path / "jets").mkdir()
+    (tmp_path / "jets" / "mine").touch()
+    assert "jets holds no config.pbtxt" in refusal("deploy", "jets@production", *where)
+    assert [path.name for path in (tmp_path / "jets").iterdir()] == ["mine"]
 
 
 def test_what_no_gate_let_pass(registry: Registry, jets: Built, tmp_path: Path) -> None:
@@ -198,3 +210,12 @@ def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
     where = ("--registry", promoted.uri, "--tritonserver", tmp_path / "none")
     said = refusal("serve", "jets", *where)
     assert said == f"{tmp_path}/none is no tritonserver: there is no such executable file"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
+    """As Ctrl-C does; a terminal that goes must not leave a Triton behind."""
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before

@@ -60,6 +60,16 @@ BAD = [
     ("triton://gpu-1.somewhere:8001", "gpu-1:8001", 4, "is not the address of a server: write tr"),
     ("http://gpu-1", "gpu-1", 5, "servers[0].metrics: found 'gpu-1.somewhere:8002/metrics'; write"),
     ("8002/metrics", "x/metrics", 5, "found 'http://gpu-1.somewhere:x/metrics'; write http"),
+    (
+        "certificate_chain: chain.pem",
+        "",
+        9,
+        "servers[0].tls: found one of private_key and certificate_chain; name both, or neither",
+    ),
+    ("gpu-1.somewhere:8001", "gpu-1.somewhere:99999", 4, "is not the address of a server"),
+    ("gpu-1.somewhere:8001", "::1:8001", 4, "is not the address of a server: write triton"),
+    ("devices: []", "devices: [cpu, cpu]", 1, "site: found the name 'cpu' twice; give each"),
+    ("devices: []", "devices: [gpu-1]", 1, "site: found the name 'gpu-1' twice; give each"),
     ("compression: none", "compression: zip", 8, "found 'zip' (did you mean 'gzip'?); allowed: no"),
     (
         "true                 # run here",
@@ -85,6 +95,12 @@ def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, line: int, sa
     assert YAML.count(old) == 1, old
     problems = refused(tmp_path, YAML.replace(old, new))
     assert any(p.startswith(f"{line}: ") and says in p for p in problems), problems
+
+
+def test_tls_without_a_word_is_not_no_tls(tmp_path: Path) -> None:
+    text = "servers:\n  - name: a\n    url: triton://h:1\n    tls:\n"
+    (problem,) = refused(tmp_path, text)
+    assert problem.startswith("4: servers[0].tls: found nothing; write `tls: {}` for the system's")
 
 
 def test_two_servers_of_one_name_or_address(tmp_path: Path) -> None:
@@ -117,6 +133,17 @@ BAD_XML = [
     ('preference="0"', 'preference="a"', 4, "<server>: preference: found 'a'; expected a number"),
     ("<fallback ", "<falback ", 6, "unknown <falback> (did you mean 'fallback'?); allowed: serv"),
     ('attempt="2"', 'attempt="20"', 7, "policy: found attempt_s 20 above deadline_s 10"),
+    ("<fallback ", "<policy/><fallback ", 7, "a second <policy>; one is allowed"),
+    ("<fallback ", '<fallback enable="false"/><fallback ', 6, "a second <fallback>; one is allow"),
+    ("<inference-servers>", '<inference-servers enable="false">', 3, "unknown 'enable'; it has no"),
+    ("<inference-servers>", "<inference-server/><inference-servers>", 3, "unknown <inference-serv"),
+    ("<site name", "<inference-servers/><site name", 2, "outside of <site>; put it there"),
+    (
+        'certificateChain=""/>',
+        'certificateChain=""><server/></server>',
+        5,
+        "<server> inside <serve",
+    ),
     ("</site>", "", 10, "not XML: mismatched tag"),
     ("<site name", "<!-- a --><place name", 2, "no <site> in <site-local-config>"),
     ("<inference-servers>", "</site><site><inference-servers>", 3, "a second <site>; one is allow"),
@@ -207,8 +234,9 @@ def test_cms_variables_name_a_server(tmp_path: Path) -> None:
     config.write_text(XML)
     both = find_site({**variables, "SITECONFIG_PATH": str(tmp_path)})[0]
     assert [server.name for server in both.servers] == ["gpu-1", "SONIC_LOCAL_BALANCER"]
-    with pytest.raises(ConfigError, match="_PORT '': set both, or neither"):
-        find_site({"SONIC_LOCAL_BALANCER_HOST": "balancer"})
+    for port in ("", "99999", "x"):
+        with pytest.raises(ConfigError, match=f"_PORT '{port}': set both, to a host and a port"):
+            find_site({**variables, "SONIC_LOCAL_BALANCER_PORT": port})
 
 
 def test_no_site_at_all() -> None:

@@ -67,6 +67,9 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
             answer.raw_output_contents.append(found[t.name].tobytes())
         return self.fault(answer, context)
 
+    def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        return service_pb2.SystemSharedMemoryRegisterResponse()
+
     @contextmanager
     def listening(self, address: str = "127.0.0.1:0") -> Iterator[str]:
         """While it lasts, `triton://host:port` answers."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ import grpc
 import numpy as np
 import pytest
 import torch
+from tritonclient.grpc import service_pb2
 
 import pipeline
+from engines.errors import RunError
 from registry.bundle import Bundle
 from registry.errors import BundleError
 from registry.store import Registry
@@ -22,6 +27,7 @@ from runtime.checked import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
 from runtime.loader import load as load_here
 from runtime.loader import tolerances_of
+from serving.backend import Request
 from serving.errors import (
     AnswerError,
     DeadlineError,
@@ -41,6 +47,7 @@ from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.project import described
 from tests.serving.conftest import Shop
+from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 
 QUICK = RemoteOptions(deadline_s=5.0, retries=2)
@@ -176,6 +183,26 @@ def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
     remote.run_many([remote.bind(*event) for event in events])
     first = events[0][1]["tags"]["x"]
     assert first.any() and all(torch.equal(w["tags"]["x"], first) for _, w in events)
+
+
+def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    """Nothing is on its way any more that could write into it."""
+    under_way: list[int] = []
+
+    def slow(answer: Any, context: Any) -> Any:
+        under_way.append(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.3)
+        under_way.pop()
+        return answer
+
+    binding = remote.bind(*collections(shop.bundles["jets"], remote, 5))
+    server.fault = slow
+    with pytest.raises(KeyboardInterrupt):
+        try:
+            remote.run_many([binding])
+        finally:
+            assert not under_way
 
 
 def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
@@ -415,6 +442,8 @@ def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> Non
     "fault",
     [
         {"deadline_s": 0.0},
+        {"deadline_s": float("nan")},
+        {"deadline_s": float("inf")},
         {"retries": -1},
         {"in_flight": 0},
         {"compression": "zip"},
@@ -431,6 +460,38 @@ def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -
     options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
     with pytest.raises(ServingError, match=r"root\.pem: No such file"):
         pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("root",), r"text: not PEM that TLS can use: no_certificate"),
+        (("empty",), r"empty: not PEM that TLS can use: no_certificate"),
+        ((None, "text"), "TLS with private_key and no certificate_chain: name both, or neither"),
+        ((None, None, "text"), "TLS with certificate_chain and no private_key: name both"),
+        ((None, "text", "text"), "text with .*text: not PEM that TLS can use: no key that opens"),
+    ],
+)
+def test_certificates_that_are_none(
+    shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], says: str
+) -> None:
+    """gRPC ends the process for half a pair, and trusts the whole system for an empty file."""
+    (tmp_path / "text").write_text("no certificate")
+    (tmp_path / "empty").touch()
+    files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
+    with pytest.raises(ServingError, match=says):
+        options = RemoteOptions(tls=Tls(*files))
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_a_proxy_for_the_web_is_not_asked(
+    shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker nodes of a site have http_proxy in their environment."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    options = RemoteOptions(deadline_s=5.0, retries=0)
+    pipeline.load("jets@production", device=url, registry=shop.registry, remote=options).close()
 
 
 def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
@@ -463,3 +524,121 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
     written = remote.collection("tags", 8)
     remote.run(given, written)
     assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+
+
+class Sharing(Server):
+    """The same through system shared memory. `used` are the regions of requests, in order."""
+
+    used: list[str]
+    forgotten: list[str]
+    in_use: int  # how often it says that it cannot forget a region yet
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        def array(asked: Any, t: Any) -> Any:
+            found = dict(asked.parameters.items())
+            name = found["shared_memory_region"].string_param
+            memory = np.memmap(f"/dev/shm/{name}", np.uint8, "r+")
+            at = found["shared_memory_offset"].int64_param
+            size = found["shared_memory_byte_size"].int64_param
+            return name, memory[at : at + size].view(t.dtype).reshape(t.shape(5))
+
+        wire = self.core.wire
+        given = [array(d, t) for d, t in zip(request.inputs, wire.inputs, strict=True)]
+        self.used.append(given[0][0])
+        inputs = {t.name: v.copy() for t, (_, v) in zip(wire.inputs, given, strict=True)}
+        (found,) = self.core.answer([Request(inputs)])
+        assert isinstance(found, dict)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        for asked, t in zip(request.outputs, wire.outputs, strict=True):
+            array(asked, t)[1][...] = found[t.name]
+            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
+        return self.fault(answer, context)
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.in_use:
+            self.in_use -= 1
+            context.abort(grpc.StatusCode.INTERNAL, "it is currently in use")
+        self.forgotten.append(request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+
+def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
+    shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may still run in the server, and write into it; which also keeps it."""
+    monkeypatch.setattr("serving.shared_memory._REMIND_S", 0.0)
+    sharing = Sharing(server.core._session, server.service)
+    sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
+    broken = [True]
+
+    def breaks(answer: Any, context: Any) -> Any:
+        if broken and broken.pop():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return answer
+
+    sharing.fault = breaks
+    with sharing.listening() as url:
+        session = pipeline.load(
+            "jets@production", device=url, registry=shop.registry,
+            remote=replace(QUICK, shared_memory=True),
+        )  # fmt: skip
+        for _ in range(3):
+            given, written = collections(shop.bundles["jets"], session, 5)
+            session.run(given, written)
+            assert written["tags"]["x"].any()
+        first, again, second, third = sharing.used
+        assert first == again != second == third
+        until = time.monotonic() + 60
+        while first not in sharing.forgotten:
+            assert time.monotonic() < until
+            session.run(given, written)
+        session.close()
+        assert sorted(sharing.forgotten) == sorted({first, second})
+    assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+
+
+def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str) -> None:
+    options = RemoteOptions(deadline_s=0.7, message_bytes=HEADERS + 24 * 300)
+
+    def slow(answer: Any, context: Any) -> Any:
+        time.sleep(0.3)
+        return answer
+
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+    event = collections(shop.bundles["jets"], session, 1000)  # four of them
+    server.fault = slow
+    with pytest.raises(DeadlineError):
+        session.run(*event)
+    assert not event[1]["tags"].memory()[0].any()
+    session.close()
+
+
+# -- after a fork, and after the end ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["run", "run_async", "run_many"])
+def test_a_fork_leaves_the_session_to_its_parent(
+    shop: Shop, remote: RemoteSession, call: str
+) -> None:
+    """Else both would use one region of shared memory, and a pool whose threads are gone."""
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    remote.run_async(given, written).result()  # so that there are threads to be lost
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: remote.run(given, written),
+        "run_async": lambda: remote.run_async(given, written).result(),
+        "run_many": lambda: remote.run_many([remote.bind(given, written)]),
+    }
+    assert in_a_child(calls[call]).startswith("RunError: this session was opened before a fork")
+    assert in_a_child(remote.close) == "nothing"
+    remote.run(given, written)
+
+
+def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    event = collections(shop.bundles["jets"], session, 5)
+    binding = session.bind(*event)
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_async(*event)
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_many([binding])

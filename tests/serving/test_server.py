@@ -101,3 +101,10 @@ def test_a_port_that_is_none(tmp_path: Path) -> None:
     options = ServerOptions(binary=executable(tmp_path / "server"), ports=Ports(grpc=70_000))
     with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used"):
         TritonServer(tmp_path, options).__enter__()
+
+
+def test_triton_gets_a_number_for_a_name(tmp_path: Path) -> None:
+    """Told `localhost` it says that it listens, and answers nobody."""
+    options = ServerOptions(host="localhost", binary=executable(tmp_path / "server"))
+    command = TritonServer(tmp_path, options)._command(tmp_path)
+    assert {"--grpc-address=127.0.0.1", "--http-address=127.0.0.1"} < set(command)

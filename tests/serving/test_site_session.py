@@ -30,6 +30,7 @@ from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from tests.models.tagged import Event, Tags
+from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
 
@@ -378,6 +379,19 @@ def test_a_closed_session(tags: Tags, one: Server) -> None:
             session.run(event.given, event.found)
     assert event.untouched
     until(lambda: threading.active_count() <= threads)
+
+
+def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> None:
+    session = load(tags, site(nobody()))
+    event = Event.make(session, 1, 5)
+    session.run(event.given, event.found)
+    for call in (session.run, session.run_async):
+        said = in_a_child(lambda call=call: call(event.given, event.found))  # type: ignore[misc]
+        assert said.startswith("RunError: this session was opened before a fork")
+    assert in_a_child(session.close) == "nothing"
+    session.run(event.given, event.found)
+    assert right(local, event)
+    session.close()
 
 
 def test_the_site_of_this_host(

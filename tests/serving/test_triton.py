@@ -191,6 +191,8 @@ def stopped(pid: int) -> bool:
 
 
 def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
+    from tritonclient import grpc as triton_grpc
+
     with TritonServer(shop.repository) as server:
         session = connect(
             shop, server, "jets@production", deadline_s=0.5, retries=1, shared_memory=True
@@ -210,6 +212,13 @@ def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
                 break
             except DeadlineError:
                 assert time.monotonic() < until
+        # Every region of a request that was given up is the server's no more.
+        client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
+        while len(client.get_system_shared_memory_status().regions) > 1:
+            session.run(*each)
+            time.sleep(0.1)
+            assert time.monotonic() < until
+        client.close()
         os.killpg(server.pid, signal.SIGKILL)
         with pytest.raises((ServerGoneError, DeadlineError)):
             session.run(*each)
