@@ -28,10 +28,13 @@ _SMALLEST = 16  # rows that the smallest buffers hold
 
 @dataclass(frozen=True)
 class Request:
-    """Input arrays by tensor name. `digest`: the bundle that the client wants, if it says so."""
+    """Input arrays by tensor name. `digest` and `form`: the bundle that the client wants, and the
+    form that it speaks, if it says so: rows and blocks have the same names, and may have the same
+    shapes."""
 
     inputs: Mapping[str, Array]
     digest: str | None = None
+    form: str | None = None
 
 
 @dataclass
@@ -81,6 +84,7 @@ class Core:
         self._session = session
         self._merge = merge
         self._digest = digest
+        self._form = requests
         self._buffers: dict[tuple[int, ...], _Buffers] = {}
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Array] | RequestError]:
@@ -101,6 +105,10 @@ class Core:
             return WrongVersionError(
                 f"asked for bundle {request.digest[:12]}, this server runs "
                 f"{(self._digest or 'unknown')[:12]}"
+            )
+        if request.form is not None and request.form != self._form:
+            return WrongVersionError(
+                f"the request is of the form {request.form}, this server takes {self._form}"
             )
         wanted = self._wanted
         if request.inputs.keys() != wanted:

@@ -69,16 +69,16 @@ class Client:
 
     def infer(self, request: Any) -> Any:
         """ModelInferRequest to ModelInferResponse; raises RemoteError."""
-        self.require_size(request.ByteSize(), "a request")
+        size = request.ByteSize()
+        if size > self.options.message_bytes:
+            raise self.too_large(size, "a request")
         return self._call(self._stub.ModelInfer, request)
 
-    def require_size(self, size: int, what: str) -> None:
-        """Raise TooLargeError unless a message may have that many bytes."""
-        if size > self.options.message_bytes:
-            raise TooLargeError(
-                f"server {self.address}: {what} of {size} bytes is more than a message carries "
-                f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
-            )
+    def too_large(self, size: int, what: str) -> TooLargeError:
+        return TooLargeError(
+            f"server {self.address}: {what} of {size} bytes is more than a message carries "
+            f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
+        )
 
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Triton's ModelConfig of a model in the server; raises RemoteError.

@@ -68,14 +68,14 @@ class TritonPythonModel:
 
 def _request(request: Any) -> Request:
     inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()).numpy() for t in request.inputs()}
-    return Request(inputs, _digest(request.parameters()))
+    return Request(inputs, *_said(request.parameters()))
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(parameters: str) -> str | None:
-    """The bundle that a request asks for; most requests say the same."""
-    found: str | None = json.loads(parameters or "{}").get("digest")
-    return found
+def _said(parameters: str) -> tuple[str | None, str | None]:
+    """The bundle and the form that a request asks for; most requests say the same."""
+    found: dict[str, str] = json.loads(parameters or "{}")
+    return found.get("digest"), found.get("requests")
 
 
 def _response(answer: dict[str, Any] | RequestError) -> Any:
