@@ -31,7 +31,7 @@ from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from serving.wire import FORMS, Form
-from tests.models.tagged import Event, Tags
+from tests.models.tagged import ROW_BYTES, Event, Tags
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
 
@@ -498,8 +498,6 @@ def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, o
 
 # -- forms, and more rows than a message carries --------------------------------------------------
 
-ROW = 16  # bytes of a row of a request: an int64 and two float32
-
 
 def speaking(tags: Tags, local: Session, form: Form, merge: bool | None = None) -> Server:
     merge = form != "blocks" if merge is None else merge
@@ -518,7 +516,7 @@ def cutting(rows: int, *urls: str, **more: Any) -> Site:
     """A site whose servers take so many rows in a message."""
     data = site(*urls, **more).model_dump()
     for server in data["servers"]:
-        server["message_bytes"] = HEADERS + rows * ROW
+        server["message_bytes"] = HEADERS + rows * ROW_BYTES
     return Site.model_validate(data)
 
 
