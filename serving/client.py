@@ -109,6 +109,24 @@ class Client:
         method = self._stub.SystemSharedMemoryUnregister
         return method.future(request, timeout=self.options.deadline_s)
 
+    def share_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Make a region of a GPU's memory known to the server, by its IPC handle."""
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=handle, device_id=device, byte_size=size
+        )
+        self._call(self._stub.CudaSharedMemoryRegister, request)
+
+    def unshare_cuda(self, name: str) -> Any:
+        """As `unshare`; a region in use is let go of once its requests have ended."""
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
+        method = self._stub.CudaSharedMemoryUnregister
+        return method.future(request, timeout=self.options.deadline_s)
+
+    def cuda_status(self, name: str, within_s: float) -> Any:
+        """Of a region; raises VersionMismatchError where the server knows none of that name."""
+        request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
+        return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
+
     def close(self) -> None:
         self._closed = True
         self._channel.close()

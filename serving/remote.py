@@ -34,12 +34,15 @@ if TYPE_CHECKING:
 
 
 class RemoteSession(PooledSession):
-    """Runs one model in a server, on CPU collections. Any number of threads may bind and run."""
+    """Runs one model in a server, on CPU collections, or on a GPU's where CUDA memory is shared.
+
+    Any number of threads may bind and run. On a GPU the outputs are there when a call returns.
+    """
 
     def __init__(
         self, signature: Signature, model: RemoteModel, origin: Origin | None = None
     ) -> None:
-        super().__init__(signature, model, model.options.in_flight, origin)
+        super().__init__(signature, model, model.options.in_flight, origin, model.device)
 
 
 def connect(
@@ -63,7 +66,7 @@ def connect(
     try:
         wanted = find_wanted(ref, mode, registry)
         served = find_served(client, wanted)
-        model = RemoteModel(wanted.signature, client, wanted.name, wanted.number, wanted.digest)
+        model = _open_model(wanted, client)
         model.follow(served)
     except BaseException:
         client.close()
@@ -71,7 +74,16 @@ def connect(
     origin = wanted.origin(served.target, f"triton at {address}")
     if mode == "production":
         return RemoteSession(wanted.signature, model, origin)
-    return checked(wanted, model, origin)
+    return checked(wanted, model, origin, model.device)
+
+
+def _open_model(wanted: Wanted, client: Client) -> RemoteModel:
+    what = (wanted.signature, client, wanted.name, wanted.number, wanted.digest)
+    if client.options.cuda is None:
+        return RemoteModel(*what)
+    from serving.remote_cuda import open_cuda_model
+
+    return open_cuda_model(*what)
 
 
 @dataclass(frozen=True)
@@ -106,12 +118,14 @@ def find_wanted(ref: str | Path, mode: Mode, registry: Registry | str | None) ->
     return Wanted(bundle, version, signature, name, _number(bundle.path, version))
 
 
-def checked(wanted: Wanted, model: Executable, origin: Origin) -> CheckedSession:
+def checked(
+    wanted: Wanted, model: Executable, origin: Origin, device: torch.device | None = None
+) -> CheckedSession:
     """A session in test mode: every answer is compared with the reference program's here."""
-    bundle = wanted.bundle
-    reference = engine("exported").open(bundle.file(bundle.manifest.program), torch.device("cpu"))
+    bundle, where = wanted.bundle, device or torch.device("cpu")
+    reference = engine("exported").open(bundle.file(bundle.manifest.program), where)
     tolerances = tolerances_of(bundle.manifest)
-    return CheckedSession(wanted.signature, model, reference, tolerances, "cpu", origin)
+    return CheckedSession(wanted.signature, model, reference, tolerances, where, origin)
 
 
 def open_client(address: str, options: RemoteOptions) -> Client:

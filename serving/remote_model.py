@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from soa.signature import Signature
 
 if TYPE_CHECKING:
     from serving.client import Client
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class RemoteModel(Executable):
     the server takes requests is found by a look at it, and `follow` is told.
     """
 
+    device = torch.device("cpu")
+    """Where its arguments lie."""
+
     def __init__(
         self, signature: Signature, client: Client, name: str, version: str, digest: str
     ) -> None:
@@ -45,11 +50,14 @@ class RemoteModel(Executable):
         self._signature = signature
         self._exchange: Exchange | None = None
         self._name, self._version, self._digest = name, version, digest
-        self._regions: Any = None
-        if self.options.shared_memory:
-            from serving.shared_memory import Regions
+        self._regions: Any = self._shared_regions()
 
-            self._regions = Regions(client)
+    def _shared_regions(self) -> Any:
+        if not self.options.shared_memory:
+            return None
+        from serving.shared_memory import Regions
+
+        return Regions(self.client)
 
     def follow(self, served: Served) -> None:
         """From now on, speak as that server wants it. Raises ServingError where nobody can."""
@@ -68,26 +76,33 @@ class RemoteModel(Executable):
 
         Raises RemoteError, and then what was answered before is still there.
         """
-        exchange = self._exchange  # a look at the server may change it
-        if exchange is None:
-            raise VersionMismatchError(f"{self}: nobody has asked yet how it takes requests")
+        exchange = self._current()
         left = progress.left(self._signature.dims)
-        # Triton takes no empty array from shared memory.
-        shared = self._regions and all(t.nbytes(left[t.rows]) for t in exchange.tensors)
+        shared = self._regions is not None and all_filled(exchange, left)
         rows = left if shared else self._fitting(exchange, left)
         given = exchange.gather(progress.arguments, progress.at, rows)
-        if not shared:
-            found = self._ask(exchange, given, rows)
+        if shared:
+            found = self._known(lambda: self._ask_shared(exchange, given, rows))
         else:
-            try:
-                found = self._ask_shared(exchange, given, rows)
-            except (RefusedError, VersionMismatchError) as error:
-                if "shared memory region" not in str(error):
-                    raise
-                self._regions.forget()  # a new server knows none of them
-                found = self._ask_shared(exchange, given, rows)
+            found = self._ask(exchange, given, rows)
         self._check_values(exchange, found, given, progress.at)
         progress.take(exchange, None if rows == left else sum(rows.values()), found)
+
+    def _current(self) -> Exchange:
+        """One for the whole of a message: a look at the server may change it."""
+        if self._exchange is None:
+            raise VersionMismatchError(f"{self}: nobody has asked yet how it takes requests")
+        return self._exchange
+
+    def _known(self, ask: Callable[[], T]) -> T:
+        """Once more with new regions where the server knows those there are no longer."""
+        try:
+            return ask()
+        except (RefusedError, VersionMismatchError) as error:
+            if "shared memory region" not in str(error):
+                raise
+            self._regions.forget()  # a new server knows none of them
+            return ask()
 
     def _fitting(self, exchange: Exchange, left: Mapping[str, int]) -> Mapping[str, int]:
         """The rows of the next message; raises TooLargeError where they belong together."""
@@ -102,14 +117,14 @@ class RemoteModel(Executable):
             self._regions.close()
         self.client.close()
 
-    def _request(self, exchange: Exchange, given: Mapping[str, Array]) -> Any:
+    def _request(self, exchange: Exchange, rows: Mapping[str, int]) -> Any:
         from tritonclient.grpc import service_pb2
 
         request = service_pb2.ModelInferRequest(model_name=self._name, model_version=self._version)
         request.parameters[DIGEST].string_param = self._digest
         request.parameters[REQUESTS].string_param = exchange.form
         for t in exchange.wire.inputs:
-            request.inputs.add(name=t.name, datatype=t.datatype, shape=given[t.name].shape)
+            request.inputs.add(name=t.name, datatype=t.datatype, shape=t.shape(rows[t.rows]))
         for t in exchange.wire.outputs:
             request.outputs.add(name=t.name)
         return request
@@ -117,7 +132,7 @@ class RemoteModel(Executable):
     def _ask(
         self, exchange: Exchange, given: Mapping[str, Array], rows: Mapping[str, int]
     ) -> dict[str, Array]:
-        request = self._request(exchange, given)
+        request = self._request(exchange, rows)
         request.raw_input_contents.extend(given[t.name].tobytes() for t in exchange.wire.inputs)
         answer = self.client.infer(request)
         self._check_shapes(exchange, answer, rows)
@@ -138,7 +153,7 @@ class RemoteModel(Executable):
         self, exchange: Exchange, given: Mapping[str, Array], rows: Mapping[str, int]
     ) -> dict[str, Array]:
         """The same with the arrays in shared memory. The answer is a copy of it."""
-        request = self._request(exchange, given)
+        request = self._request(exchange, rows)
         places = exchange.places(rows)
         with self._regions.taken(places.size) as region:
 
@@ -188,3 +203,8 @@ class RemoteModel(Executable):
 
     def __str__(self) -> str:
         return f"server {self.client.address}, {self._name}/{self._version or 'any'}"
+
+
+def all_filled(exchange: Exchange, rows: Mapping[str, int]) -> bool:
+    """Triton takes no empty array from shared memory."""
+    return all(t.nbytes(rows[t.rows]) for t in exchange.tensors)

@@ -1,16 +1,10 @@
-"""System shared memory between a client and a server on one host: one region per request in flight.
-
-A region is used again by the next request. After a failure it is let go instead, since a server
-that comes late may still write into it.
-"""
+"""System shared memory between a client and a server on one host, see serving/regions.py."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +13,8 @@ import numpy as np
 
 from serving.client import Client
 from serving.errors import RefusedError, ServingError
+from serving.regions import CLOSE_S, Pool
 from serving.wire import Array
-
-_SMALLEST = 1 << 16
-_CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
 
 
 @dataclass(frozen=True)
@@ -33,47 +25,24 @@ class Region:
     memory: Array
     handle: Any
 
+    @property
+    def size(self) -> int:
+        return int(self.memory.size)
 
-class Regions:
+
+class Regions(Pool[Region]):
     """A client's regions. Any number of threads may take one at once."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__()
         self._client = client
-        self._lock = threading.Lock()
-        self._free: list[Region] = []
-
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[Region]:
-        """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
-        with self._lock:
-            region = self._free.pop() if self._free else None
-        if region is not None and region.memory.size < size:
-            self._let_go(region)
-            region = None
-        region = region or self._make(max(_SMALLEST, 1 << (size - 1).bit_length()))
-        try:
-            yield region
-        except BaseException:
-            self._let_go(region)
-            raise
-        with self._lock:
-            self._free.append(region)
-
-    def forget(self) -> None:
-        """Let go of those that nobody uses now: a server that was started anew knows none."""
-        self._let_all_go()
 
     def close(self) -> None:
-        for answer in self._let_all_go():
+        for answer in self.forget():
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
-                answer.result(_CLOSE_S)
-
-    def _let_all_go(self) -> list[Any]:
-        with self._lock:
-            regions, self._free = self._free, []
-        return [self._let_go(region) for region in regions]
+                answer.result(CLOSE_S)
 
     def _make(self, size: int) -> Region:
         from tritonclient.utils import shared_memory

@@ -97,7 +97,7 @@ class WireTensor:
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
     @cached_property
-    def _in_order(self) -> bool:
+    def in_order(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
     def gather(self, parts: Parts, at: int, n: int) -> Array:
@@ -107,7 +107,7 @@ class WireTensor:
         if len(self.order) == 1:
             return parts[0][at : at + n].reshape(self.shape(n))
         if isinstance(parts, np.ndarray):
-            chosen = parts[:, at : at + n] if self._in_order else parts[self._index, at : at + n]
+            chosen = parts[:, at : at + n] if self.in_order else parts[self._index, at : at + n]
         elif self.rows_last:
             return np.stack([parts[k][at : at + n] for k in self.order])
         else:
@@ -125,7 +125,7 @@ class WireTensor:
         count = len(self.order)
         flat = values if self.rows_last else values.reshape(n, count).T
         if isinstance(parts, np.ndarray):
-            if self._in_order:
+            if self.in_order:
                 parts[:, at : at + n] = flat
             else:
                 parts[self._index, at : at + n] = flat
@@ -285,6 +285,17 @@ class Location:
             arguments[i].numpy() if row is None else arguments[i].numpy()[row]
             for i, row in self.places
         ]
+
+    def tensors(
+        self, arguments: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """The same as tensors on any device: the matrix where they are one, and each by itself."""
+        matrix = None
+        if self._run is not None:
+            index, rows = self._run
+            matrix = arguments[index][rows]
+        each = [arguments[i] if row is None else arguments[i][row] for i, row in self.places]
+        return matrix, each
 
 
 Program = Callable[[Sequence[Array]], Sequence[Array]]
