@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +19,13 @@ import torch
 from runtime.binding import Binding
 from runtime.session import Session
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Array, Form, Parts, Wire, WireTensor, collection_parts
+from serving.wire import Form, Parts, Wire, WireTensor, collection_parts
 from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
+
+Values = Any
+"""An Array; on a GPU a tensor, see serving/device_backend.py."""
 
 _SMALLEST = 16  # rows that the smallest buffers hold
 
@@ -32,7 +36,7 @@ class Request:
     form that it speaks, if it says so: rows and blocks have the same names, and may have the same
     shapes."""
 
-    inputs: Mapping[str, Array]
+    inputs: Mapping[str, Values]
     digest: str | None = None
     form: str | None = None
 
@@ -43,24 +47,19 @@ class _Job:
 
     request: Request
     rows: dict[str, int]
-    answers: list[dict[str, Array]] = field(default_factory=list)
+    answers: list[dict[str, Values]] = field(default_factory=list)
     error: RequestError | None = None
 
-    def answer(self) -> dict[str, Array] | RequestError:
-        if self.error is not None:
-            return self.error
-        if len(self.answers) == 1:
-            return self.answers[0]
-        return {
-            name: np.concatenate([part[name] for part in self.answers]) for name in self.answers[0]
-        }
+
+Piece = tuple[_Job, int, int]
+"""Of a job: its first row, and how many."""
 
 
 @dataclass
 class _Run:
-    """Pieces of jobs that run together: (job, its first row, how many)."""
+    """Pieces of jobs that run together."""
 
-    pieces: list[tuple[_Job, int, int]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     rows: int = 0
 
 
@@ -87,7 +86,7 @@ class Core:
         self._form = requests
         self._buffers: dict[tuple[int, ...], _Buffers] = {}
 
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Array] | RequestError]:
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
         checked = [self._check(request) for request in requests]
         jobs = [found for found in checked if isinstance(found, _Job)]
@@ -97,7 +96,18 @@ class Core:
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [found if isinstance(found, RequestError) else found.answer() for found in checked]
+        return [
+            found if isinstance(found, RequestError) else self._whole(found) for found in checked
+        ]
+
+    def _whole(self, job: _Job) -> dict[str, Values] | RequestError:
+        if job.error is not None:
+            return job.error
+        if len(job.answers) == 1:
+            return job.answers[0]
+        return {
+            name: self._together([part[name] for part in job.answers]) for name in job.answers[0]
+        }
 
     def _check(self, request: Request) -> _Job | RequestError:
         signature = self._session.signature
@@ -116,7 +126,7 @@ class Core:
             what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
             return RequestError(f"the request {what}")
         try:
-            rows = _rows_of(self.wire.inputs, request.inputs)
+            rows = self._rows_of(request.inputs)
             for dim in signature.dims:
                 self._check_range(dim, rows)
         except RequestError as error:
@@ -152,7 +162,7 @@ class Core:
     def _run_merged(self, run: _Run) -> None:
         (dim,) = self._session.signature.dims
         try:
-            joined = {t.name: _joined(t.name, run.pieces) for t in self.wire.inputs}
+            joined = {t.name: self._joined(t.name, run.pieces) for t in self.wire.inputs}
             whole = self._run(joined, {dim: run.rows})
         except (SoaPipelineError, RuntimeError) as error:
             for job, _, _ in run.pieces:
@@ -169,7 +179,42 @@ class Core:
         except (SoaPipelineError, RuntimeError) as error:
             job.error = _failed(error)
 
-    def _run(self, inputs: Mapping[str, Array], rows: Mapping[str, int]) -> dict[str, Array]:
+    def _rows_of(self, inputs: Mapping[str, Values]) -> dict[str, int]:
+        """By dimension; raises RequestError where dtypes, shapes or counts do not fit."""
+        rows: dict[str, int] = {}
+        for t in self.wire.inputs:
+            values = inputs[t.name]
+            dtype = self._dtype(t)
+            if values.dtype != dtype:
+                raise RequestError(f"input {t.name} is {values.dtype}, the model takes {dtype}")
+            n = t.rows_in(values.shape)
+            if values.shape != t.shape(n):
+                raise RequestError(
+                    f"input {t.name} has shape {tuple(values.shape)}, the model takes {t.described}"
+                )
+            if not t.scalar and rows.setdefault(t.rows, n) != n:
+                raise RequestError(
+                    f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+                )
+        return rows
+
+    def _dtype(self, t: WireTensor) -> Any:
+        return t.dtype
+
+    def _joined(self, name: str, pieces: Sequence[Piece]) -> Values:
+        """The rows of all pieces behind one another; the request's own memory where it is one."""
+        found = [
+            job.request.inputs[name]
+            if count == len(job.request.inputs[name])
+            else job.request.inputs[name][start : start + count]
+            for job, start, count in pieces
+        ]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _together(self, parts: Sequence[Values]) -> Values:
+        return np.concatenate(parts)
+
+    def _run(self, inputs: Mapping[str, Values], rows: Mapping[str, int]) -> dict[str, Values]:
         """The artifact's answer, in memory of its own."""
         buffers = self._buffers_for(rows)
         for t in self.wire.inputs:
@@ -181,15 +226,18 @@ class Core:
         }
 
     def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
-        signature = self._session.signature
-        capacity = {
-            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
-            for dim in signature.dims
-        }
+        capacity = self._capacity(rows)
         key = tuple(capacity.values())
         if key not in self._buffers:
             self._buffers[key] = _Buffers(self._session, self.wire, capacity)
         return self._buffers[key]
+
+    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+        signature = self._session.signature
+        return {
+            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
+            for dim in signature.dims
+        }
 
 
 class _Buffers:
@@ -201,8 +249,8 @@ class _Buffers:
     def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
         signature = session.signature
         self._gpu = session.device.type != "cpu"
-        here = _collections(signature, capacity, torch.device("cpu"))
-        there = _collections(signature, capacity, session.device) if self._gpu else here
+        here = collections_for(signature, capacity, torch.device("cpu"))
+        there = collections_for(signature, capacity, session.device) if self._gpu else here
         self._host, self._device = here, there
         self._inputs, self._outputs = signature.input_collections, signature.output_collections
         self.given = _parts(wire.inputs, here)
@@ -225,7 +273,7 @@ class _Buffers:
         torch.cuda.synchronize(self._binding.device)
 
 
-def _collections(
+def collections_for(
     signature: Signature, capacity: Mapping[str, int], device: torch.device
 ) -> dict[str, Collection]:
     return {
@@ -243,36 +291,6 @@ def _parts(
 def _copy(source: Collection, into: Collection) -> None:
     for theirs, mine in zip(source.memory(), into.memory(), strict=True):
         mine.copy_(theirs)
-
-
-def _rows_of(tensors: Sequence[WireTensor], inputs: Mapping[str, Array]) -> dict[str, int]:
-    """Row counts by dimension; raises RequestError where dtypes, shapes or counts do not fit."""
-    rows: dict[str, int] = {}
-    for t in tensors:
-        values = inputs[t.name]
-        if values.dtype != t.dtype:
-            raise RequestError(f"input {t.name} is {values.dtype}, the model takes {t.dtype}")
-        n = t.rows_in(values.shape)
-        if values.shape != t.shape(n):
-            raise RequestError(
-                f"input {t.name} has shape {values.shape}, the model takes {t.described}"
-            )
-        if not t.scalar and rows.setdefault(t.rows, n) != n:
-            raise RequestError(
-                f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
-            )
-    return rows
-
-
-def _joined(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> Array:
-    """The rows of all pieces behind one another; the request's own memory where it is one."""
-    found = [
-        job.request.inputs[name]
-        if count == len(job.request.inputs[name])
-        else job.request.inputs[name][start : start + count]
-        for job, start, count in pieces
-    ]
-    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _failed(error: Exception) -> RequestError:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.device_wire import copy_in, copy_out
+from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError
 from serving.exchange import Exchange, Progress
 from serving.remote_model import RemoteModel, all_filled
@@ -56,12 +56,13 @@ class DeviceModel(RemoteModel):
             parts = {name: region.memory[where] for name, where in places.of.items()}
             places.name_in(request, region.name)
             for t in exchange.wire.inputs:
-                copy_in(t, exchange.given[t.name], arguments, rows[t.rows], parts[t.name])
+                to_wire(t, exchange.given[t.name].tensors(arguments), rows[t.rows], parts[t.name])
             self._wait()
             self._check_shapes(exchange, self.client.infer(request), rows)
             self._check_numbers(exchange, parts, rows)
             for t in exchange.wire.outputs:
-                copy_out(t, exchange.written[t.name], arguments, rows[t.rows], parts[t.name])
+                columns = exchange.written[t.name].tensors(arguments)
+                from_wire(t, columns, rows[t.rows], parts[t.name])
             self._wait()
 
     def _check_numbers(

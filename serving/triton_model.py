@@ -26,13 +26,13 @@ soa_pipeline.check_origins()
 
 # Arrays cross by DLPack: the stub was built for NumPy 1, and to it NumPy 2 has elements of 0 bytes.
 # As capsules: the protocol's methods take several times as long, for every tensor of every request.
-from torch import from_numpy  # noqa: E402
+from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
 
 from runtime.loader import load  # noqa: E402
-from serving.backend import Core, Request  # noqa: E402
+from serving.backend import Core, Request, Values  # noqa: E402
+from serving.device_backend import GpuCore  # noqa: E402
 from serving.errors import RequestError, WrongVersionError  # noqa: E402
-from serving.wire import Array  # noqa: E402
 
 
 class TritonPythonModel:
@@ -51,7 +51,8 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(
                 f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
             )
-        self._core = Core(
+        kind = Core if self._session.device.type == "cpu" else GpuCore
+        self._core: Core | GpuCore = kind(
             self._session,
             merge=config["max_batch_size"] > 0,
             digest=digest,
@@ -67,7 +68,9 @@ class TritonPythonModel:
 
 
 def _request(request: Any) -> Request:
-    inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()).numpy() for t in request.inputs()}
+    tensors = {t.name(): dlpack.from_dlpack(t.to_dlpack()) for t in request.inputs()}
+    here = all(tensor.device.type == "cpu" for tensor in tensors.values())
+    inputs = {name: tensor.numpy() if here else tensor for name, tensor in tensors.items()}
     return Request(inputs, *_said(request.parameters()))
 
 
@@ -89,10 +92,10 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
     )
 
 
-def _capsule(values: Array) -> Any:
+def _capsule(values: Values) -> Any:
     """Without a copy. An empty one gets the strides that Triton reckons for it: it checks them."""
-    tensor = from_numpy(values)
-    if not values.size:
+    tensor = values if isinstance(values, Tensor) else from_numpy(values)
+    if not tensor.numel():
         steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
-        tensor = tensor.as_strided(values.shape, steps)
+        tensor = tensor.as_strided(tuple(values.shape), steps)
     return dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]

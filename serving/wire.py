@@ -242,13 +242,13 @@ def mergeable(signature: Signature) -> bool:
 
 def collection_parts(collection: Collection, t: WireTensor) -> Parts:
     """The physical columns of a tensor in a CPU collection, as NumPy views."""
-    if len(t.components) > 1 and _adjacent(collection.layout, t.components):
+    if len(t.components) > 1 and adjacent(collection.layout, t.components):
         matrix: Array = collection.matrix(*t.components[0], len(t.components)).numpy()
         return matrix
     return [collection.component(name, k).numpy() for name, k in t.components]
 
 
-def _adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
+def adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
     """Whether they are one run of the layout's buffer, in this order. They are of one dtype."""
     if layout.storage != "buffer":
         return False

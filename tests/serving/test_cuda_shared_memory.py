@@ -30,7 +30,7 @@ from runtime.loader import tolerances_of
 from serving.client import Client
 from serving.cuda_memory import HANDLE_BYTES, CudaMemory, cuda_runtime, require_cuda
 from serving.cuda_regions import register
-from serving.device_wire import copy_in, copy_out
+from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.exchange import Exchange
 from serving.remote import RemoteSession, find_served, find_wanted, open_client
@@ -88,10 +88,10 @@ def test_the_copies_are_what_numpy_gathers_and_scatters(
         for t in tensors:
             count = rows[t.rows]
             memory = torch.zeros(t.nbytes(count), dtype=torch.uint8)
-            copy_in(t, places[t.name], sources, count, memory)
+            to_wire(t, places[t.name].tensors(sources), count, memory)
             values = t.gather(places[t.name].parts(sources), 0, count)
             assert memory.numpy().tobytes() == values.tobytes()
-            copy_out(t, places[t.name], targets, count, memory)
+            from_wire(t, places[t.name].tensors(targets), count, memory)
             t.scatter(places[t.name].parts(wanted), 0, values)
     for one, other in zip(there.values(), same.values(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.memory(), other.memory(), strict=True))
