@@ -557,6 +557,7 @@ def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) ->
     def third(answer: Any, context: Any) -> Any:
         if one.requests > 2:
             one.rows.pop()
+            one.ready = False  # nor is it tried again
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         return answer
 
