@@ -592,7 +592,7 @@ def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local:
         assert whole(local, event) and session.report().fell_back == 1
         session.close()
         one.requests = 0
-        session = load(tags, cutting(50, url, fall_back=False, deadline_s=1.0, attempt_s=0.5))
+        session = load(tags, cutting(50, url, fall_back=False, deadline_s=2.0))
         event.spoil()
         with pytest.raises(
             NowhereError, match=r"at row 50, .*; its first 50 rows were answered, and are not wri"
