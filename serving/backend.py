@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,23 +20,30 @@ import torch
 from runtime.binding import Binding
 from runtime.session import Session
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Array, Form, Parts, Wire, WireTensor, collection_parts
+from serving.wire import Form, Parts, Wire, WireTensor, collection_parts
 from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
 
+Values = Any
+"""An Array; on a GPU a tensor, see serving/device_backend.py."""
+
 _SMALLEST = 16  # rows that the smallest buffers hold
+_FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
 _SHAPES = 1024  # of requests, whose checks are remembered
 
-Shapes = tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
+Shapes = tuple[tuple[Any, tuple[int, ...]], ...]
 """Dtype and shape of each input, in the wire's order."""
 
 
 class Request(NamedTuple):
-    """Input arrays by tensor name. `digest`: the bundle that the client wants, if it says so."""
+    """Input arrays by tensor name. `digest` and `form`: the bundle that the client wants, and the
+    form that it speaks, if it says so: rows and blocks have the same names, and may have the same
+    shapes."""
 
-    inputs: Mapping[str, Array]
+    inputs: Mapping[str, Values]
     digest: str | None = None
+    form: str | None = None
 
 
 @dataclass(slots=True)
@@ -45,24 +52,19 @@ class _Job:
 
     request: Request
     rows: Mapping[str, int]
-    answers: list[dict[str, Array]] = field(default_factory=list)
+    answers: list[dict[str, Values]] = field(default_factory=list)
     error: RequestError | None = None
 
-    def answer(self) -> dict[str, Array] | RequestError:
-        if self.error is not None:
-            return self.error
-        if len(self.answers) == 1:
-            return self.answers[0]
-        return {
-            name: np.concatenate([part[name] for part in self.answers]) for name in self.answers[0]
-        }
+
+Piece = tuple[_Job, int, int]
+"""Of a job: its first row, and how many."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Pieces of jobs that run together: (job, its first row, how many)."""
+    """Pieces of jobs that run together."""
 
-    pieces: list[tuple[_Job, int, int]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     rows: int = 0
 
 
@@ -89,9 +91,10 @@ class Core:
         self._session = session
         self._merge = merge
         self._digest = digest
+        self._form = requests
         self._buffers: dict[tuple[int, ...], _Buffers] = {}
 
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Array] | RequestError]:
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
         checked = [self._check(request) for request in requests]
         jobs = [found for found in checked if isinstance(found, _Job)]
@@ -101,13 +104,28 @@ class Core:
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [found if isinstance(found, RequestError) else found.answer() for found in checked]
+        return [
+            found if isinstance(found, RequestError) else self._whole(found) for found in checked
+        ]
+
+    def _whole(self, job: _Job) -> dict[str, Values] | RequestError:
+        if job.error is not None:
+            return job.error
+        if len(job.answers) == 1:
+            return job.answers[0]
+        return {
+            name: self._together([part[name] for part in job.answers]) for name in job.answers[0]
+        }
 
     def _check(self, request: Request) -> _Job | RequestError:
         if request.digest is not None and request.digest != self._digest:
             return WrongVersionError(
                 f"asked for bundle {request.digest[:12]}, this server runs "
                 f"{(self._digest or 'unknown')[:12]}"
+            )
+        if request.form is not None and request.form != self._form:
+            return WrongVersionError(
+                f"the request is of the form {request.form}, this server takes {self._form}"
             )
         given, wanted = request.inputs, self._wanted
         if given.keys() != wanted:
@@ -122,7 +140,19 @@ class Core:
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
         """Row counts by dimension; raises RequestError where a request of these does not fit."""
-        rows = _common_rows(self.wire.inputs, shapes)
+        rows: dict[str, int] = {}
+        for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
+            if dtype != self._dtype(t):
+                raise RequestError(f"input {t.name} is {dtype}, the model takes {self._dtype(t)}")
+            n = t.rows_in(shape)
+            if shape != t.shape(n):
+                raise RequestError(
+                    f"input {t.name} has shape {tuple(shape)}, the model takes {t.described}"
+                )
+            if not t.scalar and rows.setdefault(t.rows, n) != n:
+                raise RequestError(
+                    f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+                )
         for dim in self._session.signature.dims:
             self._check_range(dim, rows)
         return rows
@@ -156,7 +186,7 @@ class Core:
         try:
             pieces = {name: _pieces(name, run.pieces) for name in self._names}
             whole = self._run(pieces, {dim: run.rows})
-        except (SoaPipelineError, RuntimeError) as error:
+        except _FAILURES as error:
             for job, _, _ in run.pieces:
                 job.error = _failed(error)
             return
@@ -169,12 +199,18 @@ class Core:
         try:
             pieces = {name: [values] for name, values in job.request.inputs.items()}
             job.answers.append(self._run(pieces, job.rows))
-        except (SoaPipelineError, RuntimeError) as error:
+        except _FAILURES as error:
             job.error = _failed(error)
 
+    def _dtype(self, t: WireTensor) -> Any:
+        return t.dtype
+
+    def _together(self, parts: Sequence[Values]) -> Values:
+        return np.concatenate(parts)
+
     def _run(
-        self, pieces: Mapping[str, Sequence[Array]], rows: Mapping[str, int]
-    ) -> dict[str, Array]:
+        self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
+    ) -> dict[str, Values]:
         """The artifact's answer to the pieces behind one another, in memory of its own."""
         buffers = self._buffers_for(rows)
         for t in self.wire.inputs:
@@ -186,15 +222,18 @@ class Core:
         }
 
     def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
-        signature = self._session.signature
-        capacity = {
-            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
-            for dim in signature.dims
-        }
+        capacity = self._capacity(rows)
         key = tuple(capacity.values())
         if key not in self._buffers:
             self._buffers[key] = _Buffers(self._session, self.wire, capacity)
         return self._buffers[key]
+
+    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+        signature = self._session.signature
+        return {
+            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
+            for dim in signature.dims
+        }
 
 
 class _Buffers:
@@ -206,8 +245,8 @@ class _Buffers:
     def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
         signature = session.signature
         self._gpu = session.device.type != "cpu"
-        here = _collections(signature, capacity, torch.device("cpu"))
-        there = _collections(signature, capacity, session.device) if self._gpu else here
+        here = collections_for(signature, capacity, torch.device("cpu"))
+        there = collections_for(signature, capacity, session.device) if self._gpu else here
         self._host, self._device = here, there
         self._inputs, self._outputs = signature.input_collections, signature.output_collections
         self.given = _parts(wire.inputs, here)
@@ -230,7 +269,7 @@ class _Buffers:
         torch.cuda.synchronize(self._binding.device)
 
 
-def _collections(
+def collections_for(
     signature: Signature, capacity: Mapping[str, int], device: torch.device
 ) -> dict[str, Collection]:
     return {
@@ -250,22 +289,6 @@ def _copy(source: Collection, into: Collection) -> None:
         mine.copy_(theirs)
 
 
-def _common_rows(tensors: Sequence[WireTensor], shapes: Shapes) -> dict[str, int]:
-    """Row counts by dimension; raises RequestError where dtypes, shapes or counts do not fit."""
-    rows: dict[str, int] = {}
-    for t, (dtype, shape) in zip(tensors, shapes, strict=True):
-        if dtype != t.dtype:
-            raise RequestError(f"input {t.name} is {dtype}, the model takes {t.dtype}")
-        n = t.rows_in(shape)
-        if shape != t.shape(n):
-            raise RequestError(f"input {t.name} has shape {shape}, the model takes {t.described}")
-        if not t.scalar and rows.setdefault(t.rows, n) != n:
-            raise RequestError(
-                f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
-            )
-    return rows
-
-
 def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
     """(start, stop) of as few even parts of n rows as keep to the limit."""
     if n <= limit:
@@ -274,7 +297,7 @@ def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
     return pairwise([n * i // parts for i in range(parts + 1)])
 
 
-def _pieces(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> list[Array]:
+def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
     """The rows of an input that run, in the requests' own memory."""
     whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
     return [
@@ -283,7 +306,7 @@ def _pieces(name: str, pieces: Sequence[tuple[_Job, int, int]]) -> list[Array]:
     ]
 
 
-def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Array], rows: Mapping[str, int]) -> None:
+def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[str, int]) -> None:
     """Write the pieces behind one another into the columns, at once where these lie for it."""
     if len(pieces) == 1:
         t.scatter(parts, 0, pieces[0])

@@ -77,7 +77,10 @@ class Client:
 
     @contextlib.contextmanager
     def one_deadline(self) -> Iterator[None]:
-        """This thread's calls within it have one deadline together."""
+        """This thread's calls within it have one deadline together, the outermost's."""
+        if getattr(self._mine, "until", math.inf) < math.inf:
+            yield
+            return
         self._mine.until = time.monotonic() + self.options.deadline_s
         try:
             yield
@@ -89,16 +92,16 @@ class Client:
 
         `again` is called before each retry: the server may still be at work on the one before.
         """
-        self.require_size(request.ByteSize(), "a request")
+        size = request.ByteSize()
+        if size > self.options.message_bytes:
+            raise self.too_large(size, "a request")
         return self._call(self._stub.ModelInfer, request, again=again)
 
-    def require_size(self, size: int, what: str) -> None:
-        """Raise TooLargeError unless a message may have that many bytes."""
-        if size > self.options.message_bytes:
-            raise TooLargeError(
-                f"server {self.address}: {what} of {size} bytes is more than a message carries "
-                f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
-            )
+    def too_large(self, size: int, what: str) -> TooLargeError:
+        return TooLargeError(
+            f"server {self.address}: {what} of {size} bytes is more than a message carries "
+            f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
+        )
 
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Triton's ModelConfig of a model in the server; raises RemoteError.
@@ -127,11 +130,30 @@ class Client:
         """Tell the server to forget a region, without waiting: gRPC's future of its answer, or None
         where the connection is closed."""
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
-        method = self._stub.SystemSharedMemoryUnregister
+        return self._started(self._stub.SystemSharedMemoryUnregister, request)
+
+    def share_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Make a region of a GPU's memory known to the server, by its IPC handle."""
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=handle, device_id=device, byte_size=size
+        )
+        self._call(self._stub.CudaSharedMemoryRegister, request)
+
+    def unshare_cuda(self, name: str) -> Any:
+        """As `unshare`; a region in use is let go of once its requests have ended."""
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
+        return self._started(self._stub.CudaSharedMemoryUnregister, request)
+
+    def _started(self, method: Any, request: Any) -> Any:
         try:
             return method.future(request, timeout=self.options.deadline_s)
-        except ValueError:
+        except ValueError:  # gRPC's word for a closed channel
             return None
+
+    def cuda_status(self, name: str, within_s: float) -> Any:
+        """Of a region; raises VersionMismatchError where the server knows none of that name."""
+        request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
+        return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
 
     def close(self) -> None:
         self._closed = True

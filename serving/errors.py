@@ -18,7 +18,8 @@ class RequestError(ServingError):
 
 
 class WrongVersionError(RequestError):
-    """In the server: a request that asks for another bundle than the one that runs."""
+    """In the server: a request that asks for another bundle than the one that runs, or in
+    another form."""
 
 
 class RemoteError(ServingError):

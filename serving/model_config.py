@@ -132,6 +132,8 @@ def config_message(service: Service) -> Any:
         **_SETTINGS[service.backend],
         **(service.plan.parameters if service.plan else {}),
     }
+    if service.backend == "python" and service.devices != ("cpu",):
+        facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # what is in GPU memory stays there
     for key, value in facts.items():
         config.parameters[key].string_value = value
     return config

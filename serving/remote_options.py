@@ -18,6 +18,8 @@ LARGEST = 2**31 - 1
 HEADERS = 1 << 14
 """Bytes of a message beside its arrays, reckoned generously."""
 
+_GPU = re.compile(r"cuda(:\d+)?")
+
 
 @dataclass(frozen=True)
 class Tls:
@@ -41,15 +43,17 @@ class RemoteOptions:
     broke, or the server took nothing more: to run a model twice does no harm.
 
     `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
-    memory that client and server share, which takes one host. `message_bytes`: the largest message
-    between them; more rows than fit go in several, where their rows are independent. `allow_nan`:
-    hand on NaN answers to inputs that have neither NaN nor infinity, instead of refusing them.
+    memory that client and server share, which takes one host: True or "system" for collections on
+    the CPU, "cuda" or "cuda:<number>" for collections on that GPU. `message_bytes`: the largest
+    message between them; more rows than fit go in several, where their rows are independent.
+    `allow_nan`: hand on NaN answers to inputs that have neither NaN nor infinity, instead of
+    refusing them.
     """
 
     deadline_s: float = 10.0
     retries: int = 3
     in_flight: int = 8
-    shared_memory: bool = False
+    shared_memory: bool | str = False
     compression: Literal["none", "gzip", "deflate"] = "none"
     tls: Tls | None = None
     allow_nan: bool = False
@@ -67,6 +71,17 @@ class RemoteOptions:
             )
         if self.compression not in ("none", "gzip", "deflate"):
             raise ServingError(f"compression {self.compression!r}: use none, gzip or deflate")
+        if self.shared_memory not in (True, False, "system") and self.cuda is None:
+            raise ServingError(
+                f"shared_memory={self.shared_memory!r}: use True or 'system', 'cuda' or "
+                "'cuda:<number>', or False"
+            )
+
+    @property
+    def cuda(self) -> str | None:
+        """The GPU whose memory is shared, as torch calls it."""
+        shared = self.shared_memory
+        return shared if isinstance(shared, str) and _GPU.fullmatch(shared) else None
 
 
 def address_of(url: str) -> str:

@@ -1,9 +1,10 @@
 """Which place runs a request, and where it goes when that fails.
 
 A request is one call in the caller's thread from beginning to end: it goes to one place, and to the
-next only once that one has failed. A place writes the outputs in that thread too, from a whole
-answer and as its last act (see RemoteModel). So nobody is left who could write them later, whatever
-an abandoned server still sends.
+next only once that one has failed. One with more rows than a message carries goes in several, each
+to the place that is best then; what is answered is kept, and only the rest is asked for elsewhere.
+The outputs are written in that thread too, from a whole answer and as the last act (see Progress).
+So nobody is left who could write them later, whatever an abandoned server still sends.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from serving.errors import (
     RemoteError,
     TooLargeError,
 )
+from serving.exchange import Progress
 from serving.own_process import OwnProcess
 from serving.places import OPEN, Place, PlaceReport, State
 from serving.site import Policy
@@ -40,7 +42,8 @@ _STRIKES = 3  # in a row, of a server that answers but not well: one event may b
 @dataclass(frozen=True)
 class SiteReport:
     """`fell_back`: requests run on the local CPU for want of a place; `retried`: attempts after
-    the first of a request; `nowhere`: requests that ended without an answer."""
+    a failed one; `nowhere`: requests that ended without an answer. A place's `answered` counts the
+    messages where a request went in several."""
 
     places: tuple[PlaceReport, ...]
     fell_back: int
@@ -136,26 +139,41 @@ class Router(Executable):
         """Raises NowhereError if no place answers and there is no falling back."""
         begun = time.monotonic()
         last = begun + self.policy.deadline_s - self.policy.attempt_s
+        progress = Progress(call.arguments)
         tried: dict[Place, int] = {}
         whys: dict[str, str] = {}
-        while (place := self._take(tried, last)) is not None:
-            error = self._attempt(place, tried[place], call)
-            if error is None:
+        error: Exception | None = None
+        while (place := self._take(tried, last, bool(progress.at or whys))) is not None:
+            if error is not None:
+                with self.counting:
+                    self._retried += 1
+            error = self._attempt(place, tried[place], progress)
+            if error is not None:
+                whys[place.name] = str(error)
+            elif progress.done:
+                progress.write()
                 return
-            whys[place.name] = str(error)
+            else:
+                del tried[place]  # it is good for the next rows too
         if self.fall_back is None:
             with self._changed:
                 self._nowhere += 1
-            raise NowhereError(self._nobody(whys, time.monotonic() - begun))
+            raise NowhereError(self._nobody(whys, time.monotonic() - begun, progress.at))
         if whys:
             log.info("%s: runs here: %s", self._what, "; ".join(whys.values()))
         call.here()
 
-    def _attempt(self, place: Place, generation: int, call: Call) -> Exception | None:
+    def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
+        """At one message, or at the whole request where the place is a device of this host."""
         begun = time.perf_counter()
         error: Exception | None = None
+        ask = getattr(place.executable, "ask", None)
         try:
-            place.executable(call.arguments)
+            if ask:
+                ask(progress)
+            else:
+                place.executable(progress.arguments)
+                progress.drop()
         except (SoaPipelineError, RuntimeError) as found:  # torch's own are RuntimeErrors
             error = found
         finally:  # also where Ctrl-C ends it
@@ -169,10 +187,10 @@ class Router(Executable):
             self._changed.notify_all()
         return error
 
-    def _take(self, tried: dict[Place, int], last: float) -> Place | None:
+    def _take(self, tried: dict[Place, int], last: float, again: bool) -> Place | None:
         """The best place for an attempt, noted in `tried` with its generation.
 
-        Without falling back, waits for one until `last`.
+        Without falling back, waits for one until `last`; `again`: it is not the request's first.
         """
         with self._changed:
             while True:
@@ -182,21 +200,22 @@ class Router(Executable):
                 unmeasured = min(known, default=1e-3)
                 free = [p for p in self.open if p.admits() and tried.get(p) != p.generation]
                 left = last - time.monotonic()
-                if free and (not tried or left > 0):
+                if free and (left > 0 or not again):
                     best = min(free, key=lambda place: place.delay(unmeasured))
                     best.running += 1
-                    self._retried += bool(tried)
                     tried[best] = best.generation
                     return best
                 if self.fall_back is not None or left <= 0:
                     return None
                 self._changed.wait(left)
 
-    def _nobody(self, whys: Mapping[str, str], seconds: float) -> str:
+    def _nobody(self, whys: Mapping[str, str], seconds: float, answered: int = 0) -> str:
         with self._changed:
             reasons = [
                 f"{p.name}: {whys.get(p.name) or f'{p.state}, {p.reason}'}" for p in self.places
             ]
+        if answered:
+            reasons.append(f"its first {answered} rows were answered, and are not written")
         found = "; ".join(reasons) or "the site names no place for it"
         return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {found}"
 

@@ -1,18 +1,15 @@
-"""System shared memory between a client and a server on one host: one region per request in flight.
+"""System shared memory between a client and a server on one host, see serving/regions.py.
 
-A region is used again by the next request. After a failure or a retry it is let go instead, since a
-server that comes late may still write into it. A server keeps a region for as long as a request in
-it uses it, and refuses to forget it: it is told again, else its memory would stay there for good.
+A server keeps a region for as long as a request in it uses it, and refuses to forget it: it is told
+again, else its memory would stay there for good.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,71 +18,40 @@ import numpy as np
 
 from serving.client import Client
 from serving.errors import RefusedError, ServingError
+from serving.regions import CLOSE_S, Pool, Shared
 from serving.wire import Array
 
-_SMALLEST = 1 << 16
-_CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
 _REMIND_S = 1.0  # between two times that it is told
 _POLL_S = 0.05
 
 
 @dataclass(eq=False)
-class Region:
+class Region(Shared):
     """Registered with the server as `name`; `memory` is all of it, as bytes."""
 
     name: str
     memory: Array
     handle: Any
-    doubtful: bool = False
 
-    def doubt(self) -> None:
-        """Somebody may write into it later: no other request may have it."""
-        self.doubtful = True
+    @property
+    def size(self) -> int:
+        return int(self.memory.size)
 
 
-class Regions:
-    """A client's regions. Any number of threads may take one at once."""
+class Regions(Pool[Region]):
+    """A client's regions."""
 
     def __init__(self, client: Client) -> None:
+        super().__init__()
         self._client = client
-        self._lock = threading.Lock()
-        self._free: list[Region] = []
         self._told: dict[str, tuple[Any, float]] = {}
         """Regions that the server is to forget: gRPC's future, and since when."""
-        self._closed = False
 
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[Region]:
-        """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
+    def _before(self) -> None:
         self._remind()
-        with self._lock:
-            region = self._free.pop() if self._free else None
-        if region is not None and region.memory.size < size:
-            self._let_go(region)
-            region = None
-        region = region or self._make(max(_SMALLEST, 1 << (size - 1).bit_length()))
-        try:
-            yield region
-        except BaseException:
-            self._let_go(region)
-            raise
-        with self._lock:
-            again = not (region.doubtful or self._closed)
-            if again:
-                self._free.append(region)
-        if not again:
-            self._let_go(region)
 
-    def forget(self) -> None:
-        """Let go of those that nobody uses now: a server that was started anew knows none."""
-        self._let_all_go()
-
-    def close(self) -> None:
-        """Tell the server to forget all of them, for a second at most."""
-        with self._lock:
-            self._closed = True
-        self._let_all_go()
-        until = time.monotonic() + _CLOSE_S
+    def _wait_for_server(self) -> None:
+        until = time.monotonic() + CLOSE_S
         while self._told and (left := until - time.monotonic()) > 0:
             told, _ = next(iter(self._told.values()))
             with contextlib.suppress(
@@ -96,12 +62,6 @@ class Regions:
                 return
             self._remind(_POLL_S)
             time.sleep(_POLL_S if self._told else 0)
-
-    def _let_all_go(self) -> None:
-        with self._lock:
-            regions, self._free = self._free, []
-        for region in regions:
-            self._let_go(region)
 
     def _make(self, size: int) -> Region:
         from tritonclient.utils import shared_memory

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 
 from serving.errors import ServingError
-from serving.remote_options import RemoteOptions, Tls, address_of
+from serving.remote_options import HEADERS, LARGEST, RemoteOptions, Tls, address_of
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
@@ -52,6 +52,7 @@ class SiteServer(_Part):
     preference: int = 0
     shared_memory: bool = False
     compression: Literal["none", "gzip", "deflate"] = "none"
+    message_bytes: Annotated[int, Field(gt=HEADERS, le=LARGEST)] = LARGEST
     tls: SiteTls | None = None
 
     @field_validator("url")
@@ -94,6 +95,7 @@ class SiteServer(_Part):
             compression=self.compression,
             tls=tls,
             allow_nan=policy.allow_nan,
+            message_bytes=self.message_bytes,
         )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,14 +19,12 @@ from runtime.loader import Mode
 from runtime.session import Origin, Session
 from serving.places import OnDevice, Place
 from serving.pooled_session import PooledSession
-from serving.remote import RemoteModel, Wanted, checked, find_wanted, open_client
+from serving.remote import Wanted, checked, find_wanted, open_client
+from serving.remote_model import RemoteModel
 from serving.router import Router, SiteReport
 from serving.site import Site
 from serving.watch import Watch
 from soa.signature import Signature
-
-if TYPE_CHECKING:
-    from serving.client import Client
 
 OpenLocal = Callable[[str | Path, str], Session]
 """A session of a reference on a device of this host."""
@@ -101,12 +98,12 @@ def _router(
             raise LoadError(f"{ref} has changed while it was being loaded: load it again")
         return found.executable
 
-    places: dict[Place, tuple[Client | None, str | None]] = {}
+    places: dict[Place, tuple[RemoteModel | None, str | None]] = {}
     for server in site.servers_for(wanted.name):
         client = open_client(server.address, server.options(site.policy, folder))
         model = RemoteModel(wanted.signature, client, wanted.name, wanted.number, wanted.digest)
         opened.append(model)
-        places[Place(server.name, model, server.preference)] = (client, server.metrics)
+        places[Place(server.name, model, server.preference)] = (model, server.metrics)
     for name in site.local.devices:
         executable, device = local(name), torch.device(name)
         if device.type != "cpu":
@@ -114,8 +111,8 @@ def _router(
         places[Place(name, executable, site.local.preference)] = (None, None)
     fall_back = local("cpu") if site.falls_back(wanted.name) else None
     router = Router(wanted.label, list(places), fall_back, site.policy)
-    for place, (asked, metrics) in places.items():
-        router.watchers[place] = Watch(router, place, wanted, asked, metrics)
+    for place, (remote, metrics) in places.items():
+        router.watchers[place] = Watch(router, place, wanted, remote, metrics)
     return router
 
 

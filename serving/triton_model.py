@@ -28,13 +28,13 @@ soa_pipeline.check_origins()
 # its as_numpy() is the first element over and over. Answers as torch's capsules: for NumPy's, it
 # prints an error each time.
 import numpy as np  # noqa: E402
-from torch import from_numpy  # noqa: E402
+from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
 
 from runtime.loader import load  # noqa: E402
-from serving.backend import Core, Request  # noqa: E402
+from serving.backend import Core, Request, Values  # noqa: E402
+from serving.device_backend import GpuCore  # noqa: E402
 from serving.errors import RequestError, WrongVersionError  # noqa: E402
-from serving.wire import Array  # noqa: E402
 
 
 class TritonPythonModel:
@@ -53,7 +53,8 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(
                 f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
             )
-        self._core = Core(
+        kind = Core if self._session.device.type == "cpu" else GpuCore
+        self._core: Core | GpuCore = kind(
             self._session,
             merge=config["max_batch_size"] > 0,
             digest=digest,
@@ -69,8 +70,13 @@ class TritonPythonModel:
 
 
 def _request(request: Any) -> Request:
-    inputs = {t.name(): np.from_dlpack(_Given(t)) for t in request.inputs()}
-    return Request(inputs, _digest(request.parameters()))
+    """NumPy's arrays, or torch's where any is on a GPU; both of the request's own memory."""
+    tensors = request.inputs()
+    if all(t.is_cpu() for t in tensors):
+        inputs: dict[str, Values] = {t.name(): np.from_dlpack(_Given(t)) for t in tensors}
+    else:
+        inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()) for t in tensors}
+    return Request(inputs, *_said(request.parameters()))
 
 
 class _Given:
@@ -91,10 +97,11 @@ class _Given:
 
 
 @functools.lru_cache(maxsize=64)
-def _digest(parameters: str) -> str | None:
-    """The bundle that a request asks for; most requests say the same."""
-    found: str | None = json.loads(parameters or "{}").get("digest")
-    return found
+def _said(parameters: str) -> tuple[str | None, str | None]:
+    """The bundle and the form that a request asks for; most requests say the same."""
+    found: dict[str, object] = json.loads(parameters or "{}")
+    digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
+    return digest, form
 
 
 def _response(answer: dict[str, Any] | RequestError) -> Any:
@@ -108,10 +115,10 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
     )
 
 
-def _capsule(values: Array) -> Any:
+def _capsule(values: Values) -> Any:
     """Without a copy. An empty one gets the strides that Triton reckons for it: it checks them."""
-    tensor = from_numpy(values)
-    if not values.size:
+    tensor = values if isinstance(values, Tensor) else from_numpy(values)
+    if not tensor.numel():
         steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
-        tensor = tensor.as_strided(values.shape, steps)
+        tensor = tensor.as_strided(tuple(values.shape), steps)
     return dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]

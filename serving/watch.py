@@ -1,9 +1,9 @@
 """A thread for each place that looks whether it is well and how long its queue is.
 
-Well: the server is ready, the model too, and it is the registry's bundle. The queue: what Triton's
-own counters say that a request has waited, over the time between two looks. The time is counted
-once a request, so it is divided by nv_inference_request_success, not by nv_inference_count, which
-counts rows (https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
+Well: the server is ready, the model too, and it is the registry's bundle; how it takes requests is
+learnt by the same look. The queue: what Triton's own counters say that a request has waited, over
+the time between two looks. The time is counted once a request, so it is divided by
+nv_inference_request_success, not by nv_inference_count, which counts rows (https://github.com/triton-inference-server/server/blob/main/docs/user_guide/metrics.md).
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from serving.errors import DeadlineError, ServingError
 from serving.metrics import get, model_counters
 from serving.places import Place
 from serving.remote import Wanted, find_served
+from serving.remote_model import RemoteModel
 from serving.router import Router
-
-if TYPE_CHECKING:
-    from serving.client import Client
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST = 4  # times the time between two looks, while it is bad
@@ -35,18 +32,18 @@ _PENDING = "nv_inference_pending_request_count"
 
 
 class Watch:
-    """Looks at one place; `look` is one look. A device of this host has no `client`: it is well,
-    and comes back when its penalty is over."""
+    """Looks at one place; `look` is one look. A device of this host has no `model` on a server: it
+    is well, and comes back when its penalty is over."""
 
     def __init__(
         self,
         router: Router,
         place: Place,
         wanted: Wanted,
-        client: Client | None = None,
+        model: RemoteModel | None = None,
         metrics: str | None = None,
     ) -> None:
-        self._router, self._place, self._client = router, place, client
+        self._router, self._place, self._model = router, place, model
         self._wanted, self._metrics = wanted, metrics
         self._every_s = router.policy.health_s
         self._within_s = router.policy.attempt_s
@@ -92,23 +89,18 @@ class Watch:
                 pause = self._every_s
 
     def _problem(self) -> str | None:
-        if self._client is None:
+        if self._model is None:
             return None
-        wanted = self._wanted
+        client, wanted = self._model.client, self._wanted
         try:
-            if not self._client.ready(wanted.name, wanted.number, self._within_s):
-                return f"server {self._client.address}: {wanted.label} is not ready"
-            served = find_served(self._client, wanted, self._within_s)
-            if served.requests != "columns":
-                return (
-                    f"server {self._client.address}: {wanted.label} takes requests as "
-                    f"{served.requests}; a site sends columns"
-                )
+            if not client.ready(wanted.name, wanted.number, self._within_s):
+                return f"server {client.address}: {wanted.label} is not ready"
+            self._model.follow(find_served(client, wanted, self._within_s))
         except DeadlineError as error:
             self._silent += 1
             # Twice: it hangs, or the connection is dead and nobody has closed it.
             if self._silent > 1 and not self._ended:
-                self._client.reconnect()
+                client.reconnect()
             return str(error)
         except ServingError as error:
             return str(error)

@@ -97,7 +97,7 @@ class WireTensor:
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
     @cached_property
-    def _in_order(self) -> bool:
+    def in_order(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Array | None:
@@ -107,7 +107,7 @@ class WireTensor:
             return None
         if len(self.order) == 1:
             return parts[0][at : at + n].reshape(self.shape(n))
-        if isinstance(parts, np.ndarray) and self._in_order:
+        if isinstance(parts, np.ndarray) and self.in_order:
             rows = parts[:, at : at + n]
             return rows if self.rows_last else rows.T.reshape(self.shape(n))
         return None
@@ -250,13 +250,13 @@ def mergeable(signature: Signature) -> bool:
 
 def collection_parts(collection: Collection, t: WireTensor) -> Parts:
     """The physical columns of a tensor in a CPU collection, as NumPy views."""
-    if len(t.components) > 1 and _adjacent(collection.layout, t.components):
+    if len(t.components) > 1 and adjacent(collection.layout, t.components):
         matrix: Array = collection.matrix(*t.components[0], len(t.components)).numpy()
         return matrix
     return [collection.component(name, k).numpy() for name, k in t.components]
 
 
-def _adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
+def adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
     """Whether they are one run of the layout's buffer, in this order. They are of one dtype."""
     if layout.storage != "buffer":
         return False
@@ -293,6 +293,17 @@ class Location:
             arguments[i].numpy() if row is None else arguments[i].numpy()[row]
             for i, row in self.places
         ]
+
+    def tensors(
+        self, arguments: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """The same as tensors on any device: the matrix where they are one, and each by itself."""
+        matrix = None
+        if self._run is not None:
+            index, rows = self._run
+            matrix = arguments[index][rows]
+        each = [arguments[i] if row is None else arguments[i][row] for i, row in self.places]
+        return matrix, each
 
 
 Program = Callable[[Sequence[Array]], Sequence[Array]]

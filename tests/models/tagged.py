@@ -19,6 +19,7 @@ from tests.models.project import PASSED, described
 
 NAME = "tagged"
 MOST = 200
+ROW_BYTES = 16  # of a request: an int64 and two float32
 SIGNATURE = Signature.build(
     {
         "given": Layout([column("event", "int64"), column("x", "float32"), column("y", "float32")]),
@@ -42,13 +43,14 @@ class Tagged(nn.Module):
 class Tags:
     """tagged/1 and tagged/2 in production; `repository` serves the first, `newer` the second.
 
-    `forged` serves another bundle under the first one's number.
+    `in_rows` serves the first too, in that form. `forged` serves another bundle under its number.
     """
 
     registry: Registry
     bundle: Bundle
     repository: Path
     newer: Path
+    in_rows: Path
     forged: Path
     deployed: Deployed
 
@@ -61,6 +63,7 @@ def make(folder: Path) -> Tags:
     for label, each in (("repository", bundle), ("newer", other)):
         version = registry.promote(registry.register(each), "production", PASSED)
         done[label] = deploy(registry, version.ref, folder / label)
+    deploy(registry, f"{NAME}/1", folder / "in_rows", requests="rows")
     elsewhere = Registry(f"sqlite:///{folder}/elsewhere.db")
     version = elsewhere.promote(elsewhere.register(other), "production", PASSED)
     deploy(elsewhere, version.ref, folder / "forged")
@@ -69,6 +72,7 @@ def make(folder: Path) -> Tags:
         bundle,
         folder / "repository",
         folder / "newer",
+        folder / "in_rows",
         folder / "forged",
         done["repository"],
     )

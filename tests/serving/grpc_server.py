@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from runtime.session import Session
 from serving.backend import Core, Request
-from serving.errors import RequestError
+from serving.errors import RequestError, WrongVersionError
 from serving.model_config import Service, config_message
 
 Fault = Callable[[Any, Any], Any]
@@ -31,6 +31,8 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         self.fault: Fault = lambda answer, context: answer
         self.ready = True
         self.requests = 0
+        self.rows: list[int] = []
+        """Of each request that was answered."""
         self._lock = threading.Lock()
 
     def ServerReady(self, request: Any, context: Any) -> Any:
@@ -55,12 +57,15 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
                 described.name: np.frombuffer(raw, dtypes[described.name]).reshape(described.shape)
                 for described, raw in zip(request.inputs, request.raw_input_contents, strict=True)
             }
-            (found,) = self.core.answer(
-                [Request(inputs, request.parameters["digest"].string_param)]
-            )
+            said = [request.parameters[key].string_param for key in ("digest", "requests")]
+            (found,) = self.core.answer([Request(inputs, *said)])
+        if isinstance(found, WrongVersionError):
+            context.abort(grpc.StatusCode.NOT_FOUND, str(found))
         if isinstance(found, RequestError):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(found))
         assert isinstance(found, dict)
+        first = self.core.wire.inputs[0]
+        self.rows.append(first.rows_in(inputs[first.name].shape))
         answer = service_pb2.ModelInferResponse(model_name=request.model_name)
         for t in self.core.wire.outputs:
             answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)

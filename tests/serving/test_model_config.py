@@ -83,6 +83,9 @@ def test_one_group_for_each_gpu() -> None:
         (group.KIND_GPU, [0], 1),
         (group.KIND_GPU, [2], 1),
     ]
+    forced = "FORCE_CPU_ONLY_INPUT_TENSORS"
+    assert config.parameters[forced].string_value == "no"
+    assert parsed(service(served.MIXED)).parameters[forced].string_value == "yes"
 
 
 def test_rows_of_several_dimensions_are_not_batched() -> None:

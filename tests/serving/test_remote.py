@@ -39,6 +39,7 @@ from serving.errors import (
     VersionMismatchError,
 )
 from serving.remote import RemoteSession
+from serving.remote_model import Served
 from serving.remote_options import HEADERS, RemoteOptions, Tls
 from serving.wire import Form
 from soa import Collection
@@ -115,6 +116,28 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
         other.fault = nan
         with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
             remote.run(given, written)
+        remote.close()
+    session.close()
+
+
+def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server, url: str) -> None:
+    """As many rows as columns: (n, F) of one form is (F, n) of the other, and would be read as it.
+
+    The request says its form, so that such a server refuses it.
+    """
+    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    service = shop.deployed["jets"].service
+    rows = Server(session, replace(service, requests="rows"))
+    blocks = Server(session, replace(service, requests="blocks", merge=False))
+    with rows.listening() as url:
+        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        given, written = collections(shop.bundles["jets"], remote, 6)
+        remote.run(given, written)
+        before = written["tags"].memory()[0].clone()
+        rows.core = blocks.core
+        with pytest.raises(VersionMismatchError, match="is of the form rows, this server takes bl"):
+            remote.run(given, written)
+        assert torch.equal(written["tags"].memory()[0], before)
         remote.close()
     session.close()
 
@@ -414,8 +437,8 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     whole.run(*same)
     for name in "xyz":
         assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
-    model: Any = session._executable
-    model._merge = False
+    model: Any = session.executable
+    model.follow(Served("", "columns", merge=False))
     given, written = collections(shop.bundles["jets"], session, 1000)
     before = server.requests
     with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,11 +26,12 @@ from runtime.loader import load as load_here
 from runtime.session import Session
 from serving.errors import NowhereError, ServingError
 from serving.places import OnDevice
-from serving.remote import RemoteModel
+from serving.remote_model import RemoteModel
 from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
-from tests.models.tagged import Event, Tags
+from serving.wire import FORMS, Form
+from tests.models.tagged import ROW_BYTES, Event, Tags
 from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
@@ -499,12 +501,138 @@ def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, o
         session = load(tags, site(url))
         (model,) = (place.executable for place in session._router.places)
         assert isinstance(model, RemoteModel)
-        model.options = model._client.options = replace(model.options, message_bytes=HEADERS + 1)
+        model.options = model.client.options = replace(model.options, message_bytes=HEADERS + 1)
         event = Event.make(session, 1, 100)
         session.run(event.given, event.found)
         assert right(local, event)
         place = session.report().place("s0")
         assert place.failed == {"TooLargeError": 1} and place.state == "good"
+        session.close()
+
+
+# -- forms, and more rows than a message carries --------------------------------------------------
+
+
+def speaking(tags: Tags, local: Session, form: Form, merge: bool | None = None) -> Server:
+    merge = form != "blocks" if merge is None else merge
+    return Server(local, replace(tags.deployed.service, requests=form, merge=merge))
+
+
+def whole(local: Session, event: Event) -> bool:
+    """As `right`; but the last bit of a score may go by where in a run its row lies."""
+    mine = Event.make(local, event.number, event.found.n)
+    local.run(mine.given, mine.found)
+    (numbers, scores), (tags, wanted) = event.answers(), mine.answers()
+    return torch.equal(numbers, tags) and torch.allclose(scores, wanted, rtol=1e-6, atol=0)
+
+
+def cutting(rows: int, *urls: str, **more: Any) -> Site:
+    """A site whose servers take so many rows in a message."""
+    data = site(*urls, **more).model_dump()
+    for server in data["servers"]:
+        server["message_bytes"] = HEADERS + rows * ROW_BYTES
+    return Site.model_validate(data)
+
+
+def test_each_server_is_spoken_to_in_its_own_form(tags: Tags, local: Session) -> None:
+    servers = [speaking(tags, local, form) for form in FORMS]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(server.listening()) for server in servers]
+        session = load(tags, site(*urls))
+        events = [Event.make(session, i, i % 50) for i in range(120)]
+        for event, future in [(e, session.run_async(e.given, e.found)) for e in events]:
+            future.result()
+            assert right(local, event)
+        report = session.report()
+        assert (report.answered, report.fell_back, report.retried) == (120 - 3, 0, 0)  # 3 are empty
+        assert all(server.requests for server in servers)
+        session.close()
+
+
+@pytest.mark.parametrize("form", ["columns", "rows"])
+def test_more_rows_than_a_message_carries_go_in_several(
+    tags: Tags, local: Session, form: Form
+) -> None:
+    one = speaking(tags, local, form)
+    with one.listening() as url:
+        session = load(tags, cutting(50, url))
+        event = Event.make(session, 1, 180)
+        session.run(event.given, event.found)
+        assert one.rows == [45] * 4 and whole(local, event)
+        report = session.report()
+        assert (report.answered, report.retried, report.fell_back) == (4, 0, 0)
+        session.close()
+
+
+def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) -> None:
+    """The first server answers two parts and dies; the other, of another form, gets the rest."""
+    one, two = speaking(tags, local, "columns"), speaking(tags, local, "rows")
+
+    def third(answer: Any, context: Any) -> Any:
+        if one.requests > 2:
+            one.rows.pop()
+            one.ready = False  # nor is it tried again
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return answer
+
+    one.fault = third
+    with one.listening() as a, two.listening() as b:
+        data = cutting(20, a, b).model_dump()
+        data["servers"][1]["preference"] = 1
+        session = load(tags, Site.model_validate(data))
+        event = Event.make(session, 7, 100)
+        session.run(event.given, event.found)
+        assert (one.rows, two.rows) == ([20, 20], [20, 20, 20])
+        assert whole(local, event)
+        report = session.report()
+        assert (report.retried, report.fell_back) == (1, 0)
+        assert report.place("s0").failed == {"ServerGoneError": 1}
+        session.close()
+
+
+def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local: Session) -> None:
+    one = speaking(tags, local, "rows")
+
+    def second(answer: Any, context: Any) -> Any:
+        if one.requests > 1:
+            answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
+        return answer
+
+    one.fault = second
+    with one.listening() as url:
+        session = load(tags, cutting(50, url))
+        event = Event.make(session, 3, 100)
+        session.run(event.given, event.found)
+        assert whole(local, event) and session.report().fell_back == 1
+        session.close()
+        one.requests = 0
+        session = load(tags, cutting(50, url, fall_back=False, deadline_s=2.0))
+        event.spoil()
+        with pytest.raises(
+            NowhereError, match=r"at row 50, .*; its first 50 rows were answered, and are not wri"
+        ):
+            session.run(event.given, event.found)
+        assert event.untouched
+        session.close()
+
+
+def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url))
+        for form in ("rows", "blocks", "columns"):
+            until(lambda: session.report().place("s0").state == "good")
+            other = speaking(tags, local, form)
+            one.core, one.service = other.core, other.service
+            answered = session.report().place("s0").answered
+            event = Event.make(session, 2, 2)  # as many rows as columns: blocks look like rows
+
+            def asked(event: Event = event, answered: int = answered) -> bool:
+                event.spoil()
+                session.run(event.given, event.found)
+                assert right(local, event)
+                return session.report().place("s0").answered > answered
+
+            until(asked)
         session.close()
 
 

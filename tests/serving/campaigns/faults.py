@@ -3,11 +3,12 @@
     python -m tests.serving.campaigns.faults --faults 100 --seed 1
 
 Two real Tritons and a server that lies (campaigns/servers.py), each with its own seeded list of
-faults, which overlap. Clients call `run` and `run_async`, with falling back and without; every
-event's number stands in each row of its input and comes back in each row of its output. At the end
-all servers must have been taken in again, no event may be lost, done twice, mixed with another or
-other than the local session's answer, and no output may have changed after it was given. The seed
-decides the faults, their order and lengths; what they hit depends on the machine's timing.
+faults, which overlap. A third of the requests are too long for one message. Clients call `run` and
+`run_async`, with falling back and without; every event's number stands in each row of its input and
+comes back in each row of its output. At the end all servers must have been taken in again, no event
+may be lost, done twice, mixed with another or other than the local session's answer, and no output
+may have changed after it was given. The seed decides the faults, their order and lengths; what they
+hit depends on the machine's timing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import pipeline
 from runtime.loader import load as load_here
+from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from tests.models import tagged
@@ -39,6 +41,7 @@ from tests.serving.proxy import Proxy
 
 POLICY = {"deadline_s": 5.0, "attempt_s": 1.0, "health_s": 0.25, "queue_us": 50_000}
 _RECOVER_S = 60.0
+_ROWS = 40  # in a message; events have up to 60
 _SHARES = {"direct": 0.15, "liar": 0.4}  # the rest is behind's
 
 
@@ -137,7 +140,7 @@ def _plan(faults: int) -> dict[str, int]:
 def _session(
     tags: Tags, tritons: dict[str, Triton], proxy: Proxy, liar: str, *, fall_back: bool
 ) -> SiteSession:
-    servers = [
+    servers: list[dict[str, Any]] = [
         {
             "name": name,
             "url": proxy.url if name == "behind" else triton.server.url,
@@ -147,6 +150,8 @@ def _session(
         for name, triton in tritons.items()
     ]
     servers.append({"name": "liar", "url": liar})
+    for server in servers:
+        server["message_bytes"] = HEADERS + _ROWS * tagged.ROW_BYTES
     where = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
     return pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
 

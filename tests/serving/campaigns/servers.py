@@ -71,6 +71,7 @@ class Triton:
             "its Python hung": self.hang_stub,
             "another version": lambda: self._other(self._tags.newer),
             "another bundle under the number": lambda: self._other(self._tags.forged),
+            "another form of requests": lambda: self._other(self._tags.in_rows),
             "a queue of one": lambda: self._other(self._narrow),
             "its port taken": self.lose_port,
         }
