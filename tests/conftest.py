@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,10 @@ import pytest
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
     from tests.models import project as projects
     from tests.models.building import Built
+
+# torch's idle threads sleep: those of one test process would spin on the core another one needs.
+# Read when torch is loaded, so set before; the children of tests inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)
