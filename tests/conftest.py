@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
@@ -45,7 +46,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_commits() -> None:
+    """SQLite leaves it to the kernel when its files reach the disk: a killed process loses nothing
+    by that, and no test pulls the plug. MLflow commits dozens of times a test, and each time would
+    wait for the disk."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    @event.listens_for(Engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path:
     """MLflow takes a second to make its tables; they are the same in every registry."""
     from registry.store import Registry
 
@@ -73,7 +88,7 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 @pytest.fixture(scope="session")
-def jets(tmp_path_factory: pytest.TempPathFactory) -> projects.Built:
+def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
     """A project that was run once, with every engine: jets/1 in a registry of its own."""
     from tests.models import project
 

@@ -43,7 +43,7 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 @pytest.fixture(scope="session")
-def tags(tmp_path_factory: pytest.TempPathFactory) -> tagged.Tags:
+def tags(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> tagged.Tags:
     return tagged.make(tmp_path_factory.mktemp("tagged"))
 
 
