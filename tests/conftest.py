@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
+from tests.models.shared import made_once
+
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
     from tests.models import project as projects
     from tests.models.building import Built
+
+# torch's idle threads sleep: those of one test process would spin on the core another one needs.
+# Read when torch is loaded, so set before; the children of tests inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)
@@ -37,20 +46,57 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def quick_commits() -> None:
+    """SQLite leaves it to the kernel when its files reach the disk: a killed process loses nothing
+    by that, and no test pulls the plug. MLflow commits dozens of times a test, and each time would
+    wait for the disk."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    @event.listens_for(Engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")
+
+
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path:
+    """MLflow takes a second to make its tables; they are the same in every registry."""
+    from registry.store import Registry
+
+    def make(folder: Path) -> None:
+        with Registry(f"sqlite:///{folder}/registry.db")._access.client(write=True):
+            pass
+
+    return made_once(tmp_path_factory, "template", make) / "registry.db"
+
+
+@pytest.fixture(scope="session")
 def mlp(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """A model whose first operation is pointwise, compiled once for every engine."""
     from tests.models import building, mlps
 
     signature = building.mlp_signature(5000, (1000, 4099))
-    return building.build(mlps.PointwiseFirst(), signature, tmp_path_factory.mktemp("mlp"))
+
+    def make(folder: Path) -> None:
+        (folder / "made").mkdir()
+        built = building.build(mlps.PointwiseFirst(), signature, folder / "made")
+        building.save(built, folder / "files.json")
+
+    folder = made_once(tmp_path_factory, "mlp", make)
+    return building.opened(mlps.PointwiseFirst(), signature, folder / "made", folder / "files.json")
 
 
 @pytest.fixture(scope="session")
-def jets(tmp_path_factory: pytest.TempPathFactory) -> projects.Built:
+def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
     """A project that was run once, with every engine: jets/1 in a registry of its own."""
     from tests.models import project
 
-    return project.build(project.write_project(tmp_path_factory.mktemp("jets")))
+    def make(folder: Path) -> None:
+        project.build(project.write_project(folder))
+
+    folder = made_once(tmp_path_factory, "jets", make)
+    return project.copied(folder, tmp_path_factory.mktemp("jets"))
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +105,11 @@ def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> pro
     from registry.store import Registry
     from tests.models import project
 
-    made = project.write_project(tmp_path_factory.mktemp("heavy"), hidden=1920)
-    made.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
-    Registry(made.registry).register(jets.bundle)
-    return project.build(made)
+    def make(folder: Path) -> None:
+        made = project.write_project(folder, hidden=1920)
+        made.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+        Registry(made.registry).register(jets.bundle)
+        project.build(made)
+
+    folder = made_once(tmp_path_factory, "heavy", make)
+    return project.copied(folder, tmp_path_factory.mktemp("heavy"))

@@ -33,7 +33,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
         program = torch.export.export(
             model, (torch.randn(64, 6),), dynamic_shapes=({0: Dim("n", min=1, max=5000)},)
         )
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
+        # Precompiled headers take as long as two compiles, and nothing else has these flags.
+        configs = {"aot_inductor.precompile_headers": False}
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs=configs
+        )
         return torch._inductor.aoti_load_package(str(path))
 
 

@@ -401,6 +401,7 @@ def test_the_transformer_sees_a_set_of_particles() -> None:
 # -- from end to end -------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick_commits")
 @pytest.mark.parametrize(("name", "engine"), [("edge_gnn", "aoti"), ("multi_head", "onnxruntime")])
 def test_it_is_built_and_valid(name: str, engine: str, tmp_path: Path) -> None:
     document = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,6 +77,18 @@ def build(
         made = engine(name).compile(source, Target.parse("cpu"), {}, out)
         files[name] = artifact_file(name, tuple(made), out, captured)
     return Built(model, signature, inputs, captured, files)
+
+
+def save(built: Built, note: Path) -> None:
+    """Note where the artifacts are, for `opened`."""
+    note.write_text(json.dumps({name: str(path) for name, path in built.files.items()}))
+
+
+def opened(model: torch.nn.Module, signature: Signature, folder: Path, note: Path) -> Built:
+    """What `build` made of this model in `folder`, perhaps in another process."""
+    files = {name: Path(path) for name, path in json.loads(note.read_text()).items()}
+    model = model.eval().requires_grad_(False)
+    return Built(model, signature, random_inputs(signature, 1, {}), Capture.load(folder), files)
 
 
 def reference_collections(

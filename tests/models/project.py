@@ -92,7 +92,11 @@ class Project:
 
 @dataclass(frozen=True)
 class Built:
-    """A project that was run once, and what the run said. Shared by tests: look, do not touch."""
+    """A project that was run once, and what the run said.
+
+    Where test processes share it: `project` is this process's own copy, which may run again, and
+    `bundle` is everybody's: look, do not touch.
+    """
 
     project: Project
     answer: dict[str, Any]
@@ -105,12 +109,24 @@ def write_project(folder: Path, hidden: int = 48, seed: int = 1, config: str = C
     save_file(mlps.PointwiseFirst(seed, hidden).state_dict(), folder / "weights.safetensors")
     text = config.replace("hidden: 48", f"hidden: {hidden}")
     (folder / "config.yaml").write_text(text)
+    return project_in(folder)
+
+
+def project_in(folder: Path) -> Project:
     return Project(folder, folder / "work", f"sqlite:///{folder}/store/registry.db")
 
 
 def build(project: Project) -> Built:
     answer = project.run()
+    (project.folder / "answer.json").write_text(json.dumps(answer))
     return Built(project, answer, Bundle.open(answer["bundle"]))
+
+
+def copied(folder: Path, into: Path) -> Built:
+    """What `build` made in `folder`, perhaps in another process, with a project of one's own."""
+    shutil.copytree(folder, into, dirs_exist_ok=True)
+    answer = json.loads((folder / "answer.json").read_text())
+    return Built(project_in(into), answer, Bundle.open(answer["bundle"]))
 
 
 def cli(*arguments: object, code: int = 0) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from stages.package import TargetResult, package
 from stages.reference import Reference, random_inputs
 from stages.validate import validate_session
 from tests.models.building import build
+from tests.models.shared import made_once
 
 MIXED = Signature.build(
     {
@@ -127,6 +129,12 @@ class Running(nn.Module):
 _PROVENANCE = Provenance(
     created="2026-01-02T03:04:05+00:00", config_sha256="00ff", config={}, python="3.11.0"
 )
+
+
+def shared(factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature) -> Bundle:
+    """The bundle that `make_bundle` makes, once for all test processes."""
+    folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of))
+    return Bundle.open(folder / "bundle")
 
 
 def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature) -> Bundle:

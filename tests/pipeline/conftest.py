@@ -31,15 +31,6 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert list(folder.iterdir()) == []
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes a second to make its tables; they are the same in every registry."""
-    path = tmp_path_factory.mktemp("template") / "registry.db"
-    with Registry(f"sqlite:///{path}")._access.client(write=True):
-        pass
-    return path
-
-
 @pytest.fixture
 def empty(tmp_path: Path, empty_database: Path) -> Registry:
     """A registry of this test's own, with nothing in it."""

@@ -66,9 +66,7 @@ def coupled(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="session")
 def event(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Two collections of different lengths, with scalars in and out."""
-    return served.make_bundle(
-        tmp_path_factory.mktemp("event"), "event", served.Event(), served.EVENT
-    )
+    return served.shared(tmp_path_factory, "event", served.Event(), served.EVENT)
 
 
 @pytest.fixture(scope="session")
@@ -81,9 +79,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture(scope="session")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """Every dtype, and a collection that is read and written."""
-    return served.make_bundle(
-        tmp_path_factory.mktemp("mixed"), "mixed", served.Mixed(), served.MIXED
-    )
+    return served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ pytestmark = pytest.mark.skipif(host_runs(Target.parse(ROCM)), reason="this host
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+def built(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """In a registry of its own; what jets has compiled and validated for the CPU is there."""
     project = write_project(tmp_path_factory.mktemp("rocm"))
+    shutil.copytree(jets.project.work, project.work)
     config = project.variant(
         "both.yaml",
         ("targets: [cpu]", f"targets: [cpu, {ROCM}]"),

@@ -63,12 +63,12 @@ def _torch_threads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Life:
+def demo(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Life:
     return live(CONFIGS / "demo.yaml", tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="session")
-def real_particlenet(tmp_path_factory: pytest.TempPathFactory) -> Life:
+def real_particlenet(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Life:
     pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
     weights = located("ParticleNet_kin.pt")
     folder = tmp_path_factory.mktemp("particlenet")
@@ -86,7 +86,7 @@ def real_particlenet(tmp_path_factory: pytest.TempPathFactory) -> Life:
 
 
 @pytest.fixture(scope="session")
-def nanoaod_flavour(tmp_path_factory: pytest.TempPathFactory) -> Life:
+def nanoaod_flavour(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Life:
     pytest.importorskip("uproot", reason="reading NanoAOD needs uproot")
     located(nanoaod.FILE)
     folder = tmp_path_factory.mktemp("nanoaod")

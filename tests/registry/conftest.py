@@ -47,15 +47,6 @@ def bundle(make_bundle: Callable[..., Path]) -> Bundle:
     return Bundle.open(make_bundle())
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """MLflow takes a second to make its tables; they are the same in every registry."""
-    path = tmp_path_factory.mktemp("template") / "registry.db"
-    with Registry(f"sqlite:///{path}")._access.client(write=True):
-        pass
-    return path
-
-
 @pytest.fixture
 def registry(tmp_path: Path, empty_database: Path) -> Registry:
     folder = tmp_path / "store"

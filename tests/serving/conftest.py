@@ -32,8 +32,8 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
     registry = Registry(f"sqlite:///{folder}/registry.db")
     bundles = {
         "jets": jets.bundle,
-        "mixed": served.make_bundle(folder / "mixed", "mixed", served.Mixed(), served.MIXED),
-        "event": served.make_bundle(folder / "event", "event", served.Event(), served.EVENT),
+        "mixed": served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED),
+        "event": served.shared(tmp_path_factory, "event", served.Event(), served.EVENT),
     }
     deployed = {}
     for name, bundle in bundles.items():
@@ -43,7 +43,7 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 
 @pytest.fixture(scope="session")
-def tags(tmp_path_factory: pytest.TempPathFactory) -> tagged.Tags:
+def tags(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> tagged.Tags:
     return tagged.make(tmp_path_factory.mktemp("tagged"))
 
 

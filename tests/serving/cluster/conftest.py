@@ -35,7 +35,7 @@ class Stall:
 def stall(tmp_path_factory: pytest.TempPathFactory) -> Stall:
     folder = tmp_path_factory.mktemp("stall")
     registry = Registry(f"sqlite:///{folder}/registry.db")
-    bundle = served.make_bundle(folder / "mixed", "mixed", served.Mixed(), served.MIXED)
+    bundle = served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED)
     version = registry.promote(registry.register(bundle), "production", PASSED)
     return Stall(
         registry, folder / "repository", deploy(registry, version.ref, folder / "repository")
