@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -85,7 +86,8 @@ def run(
         return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
     record = state.work.cache.root / "runs" / f"{key['run']}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
-    done = {"bundle": str(bundle.path), "digest": bundle.digest, "files": state.files}
+    place = os.path.relpath(bundle.path, state.work.cache.root)  # which may be moved and copied
+    done = {"bundle": place, "digest": bundle.digest, "files": state.files}
     write_whole(record, json.dumps(done))
     return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
 
@@ -119,7 +121,7 @@ def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] 
     if not unchanged(data["files"]):
         return None
     try:
-        bundle = Bundle.open(data["bundle"], verify=False)
+        bundle = Bundle.open(state.work.cache.root / data["bundle"], verify=False)
         for version in store.versions(bundle.manifest.name):
             if version.digest == bundle.digest == data["digest"]:
                 return bundle, version

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store import Registry
 from tests.models.project import TARGET, Built, Project, cli, refusal, write_project
@@ -54,7 +55,9 @@ def test_second_run_does_no_work(jets: Built) -> None:
     project = jets.project
     before = snapshot(project.folder)
     answer = project.run()
-    assert answer == {**jets.answer, "worked": []}
+    mine = Path(answer["bundle"])  # in this process's copy of the project
+    assert mine.is_relative_to(project.work) and Bundle.open(mine).digest == jets.bundle.digest
+    assert answer == {**jets.answer, "worked": [], "bundle": str(mine)}
     text = cli("run", project.config, "--work", project.work, "--registry", project.registry)
     assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
     assert text.stderr == ""

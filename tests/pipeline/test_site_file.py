@@ -63,7 +63,7 @@ BAD = [
     (
         "certificate_chain: chain.pem",
         "",
-        9,
+        10,
         "servers[0].tls: found one of private_key and certificate_chain; name both, or neither",
     ),
     ("gpu-1.somewhere:8001", "gpu-1.somewhere:99999", 4, "is not the address of a server"),
@@ -74,19 +74,19 @@ BAD = [
     (
         "true                 # run here",
         "yes  # run here",
-        16,
+        17,
         "found 'yes'; expected true or false",
     ),
-    ("deadline_s: 10.0", "deadline_s: 0", 18, "policy.deadline_s: found 0; it should be greater"),
-    ("deadline_s: 10.0", "deadline_s: 1.0", 17, "policy: found attempt_s 2 above deadline_s 1"),
-    ("in_flight: 8", "in_flight: 0", 22, "policy.in_flight: found 0; it should be greater than 0"),
+    ("deadline_s: 10.0", "deadline_s: 0", 19, "policy.deadline_s: found 0; it should be greater"),
+    ("deadline_s: 10.0", "deadline_s: 1.0", 18, "policy: found attempt_s 2 above deadline_s 1"),
+    ("in_flight: 8", "in_flight: 0", 23, "policy.in_flight: found 0; it should be greater than 0"),
     (
         "servers: [gpu-1]",
         "servers: [gpu-2]",
         1,
         "found server 'gpu-2' for model jet-tagger; the",
     ),
-    ("policy:\n", "polcy:\n", 17, "polcy: unknown key (did you mean 'policy'?); allowed: site, se"),
+    ("policy:\n", "polcy:\n", 18, "polcy: unknown key (did you mean 'policy'?); allowed: site, se"),
 ]
 
 

@@ -103,7 +103,7 @@ class TensorRegions(Regions):
     def taken(self, size: int) -> Iterator[Any]:
         with super().taken(size) as region:
             memory = torch.from_numpy(region.memory)
-            yield SimpleNamespace(name=region.name, memory=memory)
+            yield SimpleNamespace(name=region.name, memory=memory, doubt=region.doubt)
 
 
 def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
