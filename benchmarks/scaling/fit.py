@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ Terms = Callable[[Probe], tuple[float, ...]]
 def fit(probes: Sequence[Probe]) -> Costs:
     """Least squares of relative errors, no cost below 0. Raises ValueError without the probe that
     sends single rows one at a time."""
+    probes = pooled(probes)
     alone = [each for each in probes if each.burst == 1]
     first = next((each for each in alone if each.rows == 1), None)
     if first is None:
@@ -47,7 +49,29 @@ def fit(probes: Sequence[Probe]) -> Costs:
 
 def misfit(probes: Sequence[Probe], costs: Costs) -> float:
     """The largest relative error of the fit over the probes, of all work of a request."""
-    return max(abs(_fitted(each, costs) / _worked(each) - 1) for each in probes if each.burst == 1)
+    alone = [each for each in pooled(probes) if each.burst == 1]
+    return max(abs(_fitted(each, costs) / _worked(each) - 1) for each in alone)
+
+
+def pooled(probes: Sequence[Probe]) -> list[Probe]:
+    """Repetitions as one: totals add up, latencies lie side by side."""
+    same: dict[tuple[int, int], list[Probe]] = {}
+    for probe in probes:
+        same.setdefault((probe.rows, probe.burst), []).append(probe)
+    return [_together(of) for of in same.values()]
+
+
+def _together(probes: Sequence[Probe]) -> Probe:
+    def total(name: str) -> Any:
+        return sum(getattr(probe, name) for probe in probes)
+
+    return Probe(
+        rows=probes[0].rows, burst=probes[0].burst, requests=total("requests"), runs=total("runs"),
+        client_s=total("client_s"), triton_s=total("triton_s"), stub_s=total("stub_s"),
+        inside_s=total("inside_s"),
+        latencies=tuple(sorted(s for probe in probes for s in probe.latencies)),
+        others=max(probe.others for probe in probes),
+    )  # fmt: skip
 
 
 def _fitted(probe: Probe, costs: Costs) -> float:

@@ -9,7 +9,7 @@ import contextlib
 import datetime
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +33,8 @@ from stages.reference import Arrays, Reference
 PROBES = ((1, 1), (10, 1), (50, 1), (200, 1), (1, 4), (1, 16))
 """Rows of a request, and how many the one client sends at a time."""
 CLIENTS = (1, 8, 32)
-REPEATS = 3
+ROUNDS = 5
+"""Of all probes and runs, in turn: a machine's speed changes by a tenth from second to second."""
 _PROXY_BURST = 16
 _COMPUTE = ("input", "infer", "output")
 
@@ -139,10 +140,10 @@ def measure(
     ref: str,
     folder: Path,
     *,
-    seconds: float = 2.0,
-    probes: Iterable[tuple[int, int]] = PROBES,
+    seconds: float = 1.0,
+    probes: Sequence[tuple[int, int]] = PROBES,
     clients: Sequence[int] = CLIENTS,
-    repeats: int = REPEATS,
+    rounds: int = ROUNDS,
     envoy: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Measured:
@@ -160,19 +161,18 @@ def measure(
     found: list[Probe] = []
     runs: list[Run] = []
     proxy_s = None
-    for name, each in (("on", service), ("off", alone)):
-        with _site(folder / name, each, inputs, seconds) as site:
-            if each.batching:
-                for rows, burst in probes:
-                    say(f"probe: {rows} rows, {burst} at a time")
-                    found.append(site.probe(rows, burst))
-                if envoy is not None:
-                    say("one client through Envoy")
-                    behind = [(site.server.options.host, site.server.ports.grpc)]
-                    proxy_s = site.proxy_s(EnvoyProxy(behind, binary=envoy))
-            for count in (*clients,) * repeats:
-                say(f"batching {name}, {count} clients")
-                runs.append(site.run(count))
+    with (
+        _site(folder / "on", service, inputs, seconds) as merging,
+        _site(folder / "off", alone, inputs, seconds) as one_by_one,
+    ):
+        for i in range(rounds):
+            say(f"round {i + 1} of {rounds}")
+            found += [merging.probe(rows, burst) for rows, burst in probes]
+            runs += [site.run(count) for count in clients for site in (merging, one_by_one)]
+        if envoy is not None:
+            say("one client through Envoy")
+            behind = [(merging.server.options.host, merging.server.ports.grpc)]
+            proxy_s = merging.proxy_s(EnvoyProxy(behind, binary=envoy))
     return Measured(
         model=f"{service.name}/{service.number}",
         when=datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -83,7 +83,7 @@ class System:
         self.shape = shape
         self.seen = Seen()
         self._rng = random.Random(seed)
-        self._clients_cpu = Processors(self.env, shape.client_cores)
+        self._clients_cpu = Processors(self.env, self._rng, shape.client_cores)
         self._disturbances = Disturbances(shape.costs, self._rng)
         self._proxy = Resource(self.env, shape.proxy_threads)
         self.servers: list[Server] = []
@@ -93,7 +93,7 @@ class System:
 
     def add_server(self) -> None:
         shape = self.shape
-        cpu = Processors(self.env, shape.cores)
+        cpu = Processors(self.env, self._rng, shape.cores)
         self.servers.append(
             Server(self.env, shape.costs, shape.batching, cpu, self._rng, shape.instances)
         )

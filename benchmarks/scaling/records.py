@@ -48,9 +48,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """`runs`: several with the same clients are repetitions. `max_rows`, `preferred`, `delay_us`:
-    what the batching repository was deployed with. `proxy_s`: of a request through Envoy, on a
-    core; None where no Envoy was there."""
+    """Several probes of the same requests, and runs of the same clients, are repetitions.
+
+    `max_rows`, `preferred`, `delay_us`: what the batching repository was deployed with. `proxy_s`:
+    of a request through Envoy, on a core; None where no Envoy was there.
+    """
 
     model: str
     when: str

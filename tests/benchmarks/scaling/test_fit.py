@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scaling.check import check, typical
 from benchmarks.scaling.costs import Costs
-from benchmarks.scaling.fit import fit, misfit
+from benchmarks.scaling.fit import fit, misfit, pooled
 from benchmarks.scaling.records import Measured, Probe, Run
 
 TRUE = Costs(
@@ -47,6 +47,17 @@ def test_costs_come_back_out_of_probes() -> None:
             assert vars(found)[name] == pytest.approx(value, rel=1e-6, abs=1e-12), name
     assert found.extras == pytest.approx((0.0,) * 100)
     assert misfit(PROBES, found) < 1e-6
+
+
+def test_repeated_probes_count_together() -> None:
+    quick = Probe(**{**vars(PROBES[0]), "latencies": (1e-3,) * 100, "others": 0.2})
+    one, other = pooled([PROBES[0], PROBES[1], quick])[:2]
+    assert (one.requests, one.runs, one.others) == (2000, 2000, 0.2)
+    assert one.stub_s == pytest.approx(2 * PROBES[0].stub_s)
+    assert one.latencies == tuple(sorted((*PROBES[0].latencies, *quick.latencies)))
+    assert other == PROBES[1]
+    same, once = fit([*PROBES, *PROBES]), fit(PROBES)
+    assert same.run_request == pytest.approx(once.run_request)
 
 
 def test_time_that_nothing_worked_in_is_waited() -> None:

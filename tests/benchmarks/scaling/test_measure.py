@@ -49,10 +49,10 @@ def test_one_client_of_a_real_triton(jets: Built, tmp_path: Path) -> None:
     probes = ((1, 1), (50, 4))
     measured = measure(
         registry, version.ref, tmp_path / "served",
-        seconds=0.2, probes=probes, clients=(2,), repeats=2, say=lambda text: None,
+        seconds=0.2, probes=probes, clients=(2,), rounds=2, say=lambda text: None,
     )  # fmt: skip
-    assert [(each.rows, each.burst) for each in measured.probes] == list(probes)
-    assert [each.batching for each in measured.runs] == [True, True, False, False]
+    assert [(each.rows, each.burst) for each in measured.probes] == 2 * list(probes)
+    assert [each.batching for each in measured.runs] == [True, False, True, False]
     for probe in measured.probes:
         assert 0 < probe.runs <= probe.requests + probe.burst  # it counts after it answers
         assert min(probe.client_s, probe.triton_s, probe.stub_s, probe.inside_s) > 0

@@ -55,7 +55,7 @@ def test_every_request_is_answered_once(
 def test_without_batching_requests_run_in_the_order_of_arrival() -> None:
     env, left = Environment(), []
     costs = replace(COSTS, extras=())
-    server = Server(env, costs, Batching(), Processors(env), random.Random(1))
+    server = Server(env, costs, Batching(), Processors(env, random.Random(1)), random.Random(1))
 
     def one(number: int) -> Iterator[Any]:
         yield env.timeout(number * 1e-5)

@@ -54,7 +54,9 @@ def mean(values: list[float]) -> float:
 @pytest.mark.parametrize("load", [0.3, 0.7])
 def test_a_server_with_one_instance_is_m_d_1(load: float) -> None:
     env = Environment()
-    server = Server(env, Costs(run=1.0), Batching(), Processors(env), random.Random(1))
+    server = Server(
+        env, Costs(run=1.0), Batching(), Processors(env, random.Random(1)), random.Random(1)
+    )
     stayed = arrive(env, load, lambda: server.answer(1))
     assert mean(stayed) - 1.0 == pytest.approx(wait_one_server(load, 1.0), rel=0.15)
     assert server.counters.queue_s / ARRIVALS == pytest.approx(mean(stayed) - 1.0)
@@ -63,7 +65,7 @@ def test_a_server_with_one_instance_is_m_d_1(load: float) -> None:
 @pytest.mark.parametrize("servers", [1, 2, 5])
 def test_cores_with_long_slices_are_m_m_c(servers: int) -> None:
     env, rng, rate = Environment(), random.Random(3), 0.7 * servers
-    cpu = Processors(env, servers, slice_s=math.inf)
+    cpu = Processors(env, rng, servers, slice_s=math.inf)
 
     def visit() -> Iterator[Any]:
         yield cpu.work(rng.expovariate(1.0))
@@ -74,12 +76,28 @@ def test_cores_with_long_slices_are_m_m_c(servers: int) -> None:
 
 def test_a_core_with_short_slices_is_shared_evenly() -> None:
     env, rng = Environment(), random.Random(3)
-    cpu = Processors(env, 1, slice_s=0.05)
+    cpu = Processors(env, rng, 1, slice_s=0.05)
 
     def visit() -> Iterator[Any]:
         yield cpu.work(rng.choice((0.25, 1.75)))
 
     assert mean(arrive(env, 0.5, visit)) == pytest.approx(time_shared_evenly(0.5, 1.0), rel=0.15)
+
+
+def test_whoever_is_runnable_may_be_next() -> None:
+    env = Environment()
+    cpu = Processors(env, random.Random(3), 1)
+    left: list[int] = []
+
+    def visit(number: int) -> Iterator[Any]:
+        yield cpu.work(1e-3)
+        left.append(number)
+
+    for number in range(50):
+        env.process(visit(number))  # type: ignore[arg-type]
+    env.run()
+    assert sorted(left) == list(range(50)) != left
+    assert env.now == pytest.approx(50e-3)
 
 
 def test_erlang_c_by_hand() -> None:
