@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -66,8 +67,13 @@ class Measured:
 
     @property
     def others(self) -> float:
-        """The most that other work took during any of it."""
-        return max([*(p.others for p in self.probes), *(r.others for r in self.runs)])
+        """The most that other work took during any probe or run, over its repetitions."""
+        same: dict[tuple[object, ...], list[float]] = {}
+        for p in self.probes:
+            same.setdefault(("probe", p.rows, p.burst), []).append(p.others)
+        for r in self.runs:
+            same.setdefault(("run", r.batching, r.clients), []).append(r.others)
+        return max(statistics.fmean(each) for each in same.values())
 
     @property
     def quiet(self) -> bool:
