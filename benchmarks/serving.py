@@ -205,7 +205,7 @@ def _ways(bundle: Path, url: str) -> dict[str, Session]:
     }
 
 
-def _call(session: Session, inputs: Arrays, n: int) -> Callable[[], None]:
+def bound_call(session: Session, inputs: Arrays, n: int) -> Callable[[], None]:
     """A bound call on the first n rows of the reference."""
     given = {name: session.collection(name, n) for name in session.signature.input_collections}
     for name, collection in given.items():
@@ -218,7 +218,7 @@ def _call(session: Session, inputs: Arrays, n: int) -> Callable[[], None]:
     return session.bind(given, written)
 
 
-def _timed(call: Callable[[], None], seconds: float) -> list[float]:
+def timed(call: Callable[[], None], seconds: float) -> list[float]:
     """Microseconds of each call, ten or more, after one that does not count."""
     call()
     times: list[float] = []
@@ -244,7 +244,7 @@ def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
     for name, session in ways.items():
         cells = []
         for n in sizes:
-            p50, p99 = _quantiles(_timed(_call(session, inputs, n), _CALLS_S))
+            p50, p99 = _quantiles(timed(bound_call(session, inputs, n), _CALLS_S))
             medians.setdefault(name, []).append(p50)
             cells.append(f"{microseconds(p50)} / {microseconds(p99)}")
         session.close()

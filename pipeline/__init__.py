@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         Session,
         Staging,
     )
+    from runtime.allocator import keep_freed_memory
     from serving.remote import RemoteSession
     from serving.remote_options import RemoteOptions, Tls
     from serving.site import Site
@@ -52,6 +53,7 @@ _HOME = {
     "load_config": "pipeline.config",
     "Difference": "pipeline.difference",
     "diff": "pipeline.difference",
+    "keep_freed_memory": "runtime.allocator",
     "promote": "pipeline.promote",
     "RunResult": "pipeline.runner",
     "run": "pipeline.runner",
@@ -114,6 +116,7 @@ __all__ = [
     "column",
     "diff",
     "eigen",
+    "keep_freed_memory",
     "load",
     "load_config",
     "load_site",

@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
 
+from runtime.allocator import keep_freed_memory  # noqa: E402
 from runtime.loader import load  # noqa: E402
 from serving.backend import Core, Request, Values  # noqa: E402
 from serving.device_backend import GpuCore  # noqa: E402
@@ -46,6 +47,7 @@ class TritonPythonModel:
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         facts = {name: each["string_value"] for name, each in config["parameters"].items()}
+        keep_freed_memory()
         self._session = load(folder, device=device, mode="production", target=facts["target"])
         digest = facts["digest"]
         found = self._session.origin.digest if self._session.origin else None

@@ -20,6 +20,7 @@ import torch
 from engines.engine import engine
 from engines.errors import out_of_memory
 from engines.isolation import run_isolated
+from runtime.allocator import keep_freed_memory
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.guarded import Side
 from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
@@ -27,7 +28,6 @@ from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
-from stages.allocator import keep_freed_memory
 from stages.precision import Precision, tf32_switches
 from stages.reference import Arrays, Case, Reference, label
 

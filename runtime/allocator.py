@@ -2,7 +2,7 @@
 
 glibc maps every large block anew and gives it back when it is freed, so each run of a model with
 large intermediates pays a page fault for every 4 KiB of them: on ParticleNet at 32 rows two thirds
-of the CPU time. A process that validates needs no memory back before it ends.
+of the CPU time. A process that does nothing else, a server or one that validates, may keep it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""A model with glibc's allocator as it comes, and with `keep_freed_memory`, in turn.
+
+`python -m benchmarks.allocator [REF]`: particlenet@production unless named. The setting holds for a
+process, so each measurement is one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.table import print_machine
+from pipeline.report import console, microseconds, new_table
+
+_REF = "particlenet@production"
+_SIZES = (1, 8, 32)
+_ROUNDS = 3
+_SECONDS = 1.5
+_WAYS = {"as it comes": False, "keep_freed_memory": True}
+
+
+def main(ref: str = _REF) -> int:
+    print_machine()
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in _WAYS}
+    for _ in range(_ROUNDS):
+        for way, keep in _WAYS.items():
+            child = [sys.executable, "-m", "benchmarks.allocator", "--child", ref, str(int(keep))]
+            done = subprocess.run(child, stdout=subprocess.PIPE)
+            if done.returncode:
+                return done.returncode
+            found[way].append(json.loads(done.stdout))
+    table = new_table(
+        f"{ref}: p50 of a call (least … most of {_ROUNDS} processes)",
+        "rows", *_WAYS, "times as fast",
+    )  # fmt: skip
+    for n in found["as it comes"][0]["us"]:
+        by_way = [[each["us"][n] for each in found[way]] for way in _WAYS]
+        one, other = map(statistics.median, by_way)
+        table.add_row(n, *map(_spread, by_way), f"{one / other:.2f}")
+    table.add_row("memory, most", *(f"{max(e['mb'] for e in found[way]):.0f} MB" for way in _WAYS))
+    console().print(table)
+    return 0
+
+
+def _spread(times: Sequence[float]) -> str:
+    low, middle, high = min(times), statistics.median(times), max(times)
+    return f"{microseconds(middle)} ({microseconds(low)} … {microseconds(high)})"
+
+
+def _child(ref: str, keep: bool) -> int:
+    from benchmarks.serving import bound_call, timed
+    from pipeline.loading import load
+    from registry.store import Registry
+    from runtime.allocator import keep_freed_memory
+    from runtime.loader import open_bundle
+    from soa.errors import SoaPipelineError
+    from stages.reference import Reference
+
+    if keep:
+        keep_freed_memory()
+    try:
+        bundle, _ = open_bundle(ref, Registry())
+        session = load(ref)
+    except SoaPipelineError as error:
+        print(f"benchmarks.allocator: {error}", file=sys.stderr)
+        return 1
+    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    (rows,) = session.signature.ranges.values()
+    times = {
+        n: statistics.median(timed(bound_call(session, inputs, n), _SECONDS))
+        for n in _SIZES
+        if n <= rows.max
+    }
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"us": times, "mb": most}))
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(_child(sys.argv[2], sys.argv[3] == "1"))
+    sys.exit(main(*sys.argv[1:]))
