@@ -8,14 +8,12 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import yaml
 
 from serving.cluster.envoy_config import Address, Proxy, envoy_config
 from serving.errors import ServerError
-from serving.local_process import LocalProcess, free_ports
+from serving.local_process import LocalProcess, Started, free_ports
 from serving.metrics import get
 
 VARIABLE = "PIPELINE_ENVOY"
@@ -45,7 +43,7 @@ def find_envoy(given: str | Path | None = None) -> Path:
     )
 
 
-class EnvoyProxy:
+class EnvoyProxy(Started):
     """Starts when entered, and knows then which servers are well; when left, it is gone."""
 
     def __init__(
@@ -64,32 +62,19 @@ class EnvoyProxy:
         self._scratch: Path | None = None
         self.proxy: Proxy | None = None
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="soa-envoy-"))
-        try:
-            grpc, stats, admin = free_ports(self.host, self._grpc_port, 0, 0)
-            self.proxy = Proxy(
-                self.servers, (self.host, grpc), (self.host, stats), ("127.0.0.1", admin)
-            )
-            config = self._scratch / "envoy.yaml"
-            config.write_text(yaml.safe_dump(envoy_config(self.proxy)))
-            command: list[str | Path] = [self._binary, "-c", config, "--disable-hot-restart"]
-            command += ["--log-level", "warning"]
-            self._process = LocalProcess(command, self._scratch / "log")
-            # It is ready when every server has been asked for its health once.
-            self._process.wait_for(f"http://{self.stats_address}/ready", _READY_S)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+        grpc, stats, admin = free_ports(self.host, self._grpc_port, 0, 0)
+        self.proxy = Proxy(
+            self.servers, (self.host, grpc), (self.host, stats), ("127.0.0.1", admin)
+        )
+        config = self._scratch / "envoy.yaml"
+        config.write_text(yaml.safe_dump(envoy_config(self.proxy)))
+        command: list[str | Path] = [self._binary, "-c", config, "--disable-hot-restart"]
+        command += ["--log-level", "warning"]
+        self._process = LocalProcess(command, self._scratch / "log")
+        # It is ready when every server has been asked for its health once.
+        self._process.wait_for(f"http://{self.stats_address}/ready", _READY_S)
 
     @property
     def url(self) -> str:

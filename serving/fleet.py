@@ -6,18 +6,17 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from serving.cluster.envoy_config import SERVER_OPTION
 from serving.envoy import EnvoyProxy, find_envoy
 from serving.errors import ServerError
+from serving.local_process import Started
 from serving.server import Ports, ServerOptions, TritonServer
 
 _LOOK_S = 0.5
 
 
-class Fleet:
+class Fleet(Started):
     """Starts when entered, and is ready then; when left, all processes are gone.
 
     `options.ports.grpc` is the proxy's; the servers' are free ones.
@@ -36,26 +35,13 @@ class Fleet:
         self.servers = tuple(TritonServer(repository, own) for _ in range(count))
         self._proxy: EnvoyProxy | None = None
 
-    def __enter__(self) -> Self:
-        try:
-            for server in self.servers:
-                server.__enter__()
-            host = self.options.host
-            addresses = [(host, server.ports.grpc) for server in self.servers]
-            self._proxy = EnvoyProxy(addresses, host=host, grpc_port=self.options.ports.grpc)
-            self._proxy.__enter__()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+    def _begin(self) -> None:
+        for server in self.servers:
+            server.__enter__()
+        host = self.options.host
+        addresses = [(host, server.ports.grpc) for server in self.servers]
+        self._proxy = EnvoyProxy(addresses, host=host, grpc_port=self.options.ports.grpc)
+        self._proxy.__enter__()
 
     @property
     def proxy(self) -> EnvoyProxy:

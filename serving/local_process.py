@@ -8,14 +8,39 @@ import signal
 import socket
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from serving.errors import ServerError
 from serving.metrics import get
 
 _STOP_S = 5.0
 _POLL_S = 0.05
+
+
+class Started(ABC):
+    """Runs from when it is entered until it is left. What does not start leaves nothing behind."""
+
+    def __enter__(self) -> Self:
+        try:
+            self._begin()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Until it is ready."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Whatever there is of it. May be called again."""
 
 
 class LocalProcess:

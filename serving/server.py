@@ -13,11 +13,9 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from serving.errors import ServerError
-from serving.local_process import free_ports
+from serving.local_process import Started, free_ports
 from serving.metrics import get, model_counters
 from serving.triton_binary import TritonBinary, find_triton
 
@@ -48,7 +46,7 @@ class ServerOptions:
     extra: tuple[str, ...] = field(default=())
 
 
-class TritonServer:
+class TritonServer(Started):
     """Starts when entered, and is ready then; when left, it and all its processes are gone."""
 
     def __init__(self, repository: Path, options: ServerOptions | None = None) -> None:
@@ -59,26 +57,13 @@ class TritonServer:
         self._scratch: Path | None = None
         self.ports = Ports()
 
-    def __enter__(self) -> Self:
+    def _begin(self) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="soa-triton-"))
-        try:
-            wanted = self.options.ports
-            found = free_ports(self.options.host, wanted.grpc, wanted.http, wanted.metrics)
-            self.ports = Ports(*found)
-            self._start(self._scratch)
-            self._wait_until_ready()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
+        wanted = self.options.ports
+        found = free_ports(self.options.host, wanted.grpc, wanted.http, wanted.metrics)
+        self.ports = Ports(*found)
+        self._start(self._scratch)
+        self._wait_until_ready()
 
     @property
     def url(self) -> str:
