@@ -80,7 +80,7 @@ def main(*refs: str) -> int:
         for ref in refs or _in_production(registry):
             with tempfile.TemporaryDirectory(prefix="soa-bench-") as folder:
                 _measure(registry, ref, Path(folder))
-    except SoaPipelineError as error:
+    except (SoaPipelineError, RuntimeError) as error:
         print(f"benchmarks.serving: {error}", file=sys.stderr)
         return 1
     return 0
