@@ -1,0 +1,91 @@
+"""What was registered before today still opens, promotes and rolls back.
+
+The archive holds a registry of November 2026, made by `run`, `promote`, `policy`, `approve`,
+`build` and `pull`: jets/1 is @previous, jets/2 (with a target that was built later) is @production,
+jets/3 is new, and a policy asks for the approval of ada. Beside it lies the folder pulled from
+jets@production.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pipeline
+from tests.models.project import cli
+
+ARCHIVE = Path(__file__).parent / "registry-2026-11.tar.xz"
+PLACES = {
+    "runs": ("artifact_uri",),
+    "experiments": ("artifact_location",),
+    "model_versions": ("source", "storage_location"),
+}
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("old")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    with sqlite3.connect(folder / "store" / "registry.db") as database:
+        for table, columns in PLACES.items():
+            for column in columns:  # a local registry holds absolute paths
+                database.execute(
+                    f"update {table} set {column} = replace({column}, '/REGISTRY', ?)",
+                    (str(folder / "store"),),
+                )
+    database.close()
+    return folder
+
+
+@pytest.fixture
+def registry(unpacked: Path) -> str:
+    return f"sqlite:///{unpacked}/store/registry.db"
+
+
+def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
+    n = 10
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    for i, name in enumerate("abcdef"):
+        jets.numpy(name)[:] = 0.1 * i
+    session.run(jets, tags)
+    return {name: np.array(tags.numpy(name)) for name in "xyz"}
+
+
+@pytest.mark.parametrize("ref", ["jets@production", "jets@previous", "jets/1"])
+@pytest.mark.parametrize("mode", ["production", "test"])
+def test_loads(registry: str, ref: str, mode: str) -> None:
+    session = pipeline.load(ref, registry=registry, mode=mode)
+    found = answers(session)
+    assert np.isfinite(found["x"]).all()
+    np.testing.assert_allclose(sum(found.values()), 1, rtol=1e-5)
+
+
+def test_a_pulled_folder_answers_as_the_version_does(unpacked: Path, registry: str) -> None:
+    folder = answers(pipeline.load(unpacked / "pulled"))
+    version = answers(pipeline.load("jets@production", registry=registry))
+    for name, values in folder.items():
+        np.testing.assert_array_equal(values, version[name])
+
+
+def test_only_what_a_gate_let_pass(registry: str) -> None:
+    with pytest.raises(pipeline.LoadError, match=r"jets/3"):
+        pipeline.load("jets/3", registry=registry)
+
+
+def test_promotes_and_rolls_back(registry: str) -> None:
+    at = ("--registry", registry)
+    refused = cli("promote", "jets/3", "--to", "production", "--max-slowdown", "1000", *at, code=1)
+    assert "approvals" in refused.output
+    cli("approve", "jets/3", "--as", "ada", *at)
+    cli("promote", "jets/3", "--to", "production", "--max-slowdown", "1000", *at)
+    pipeline.load("jets/3", registry=registry)
+    cli("rollback", "jets", *at)
+    session = pipeline.load("jets@production", registry=registry)
+    assert session.origin is not None and session.origin.version == "2"
+    kinds = [line for line in cli("history", "jets", *at).stdout.splitlines() if "rollback" in line]
+    assert len(kinds) == 1
