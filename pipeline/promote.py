@@ -33,8 +33,8 @@ from registry.promotion import override as overridden
 from registry.signing import trusted
 from registry.store import Registry
 from registry.version import Version
-from runtime.loader import open_choice, tolerances_of
-from runtime.session import Session
+from runtime.loader import measured_session, tolerances_of
+from runtime.opening import Opened, Opening, open_version
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference
@@ -141,7 +141,7 @@ def assess(
     local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
-        bundle = registry.open(version, annexes=runnable(list(version.annexes)))
+        opened = _open(registry, version)
     except BundleError as error:
         altered = (Decision("digests", False, "altered", "as sealed", str(error)),)
         return Assessment(
@@ -151,6 +151,7 @@ def assess(
             replaced,
             tuple(a.origin for a in registry.policies(version.name)),
         )
+    bundle = opened.bundle
     with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
         asked = [*registry.policies(version.name, Path(folder)), *local]
         needed = _requirements(bundle, max_slowdown, asked)
@@ -162,7 +163,7 @@ def assess(
             targets=targets,
             digest_ok=True,
             revalidation=_revalidate(bundle, targets, say),
-            speed=_compare_speed(registry, bundle, version, replaced, targets, say),
+            speed=_compare_speed(registry, opened, version, replaced, targets, say),
             max_slowdown=needed.max_slowdown,
             max_outside=needed.max_outside,
             allow_unverified=allow_unverified,
@@ -280,6 +281,12 @@ def runnable(targets: list[str]) -> list[str]:
     return [target for target in targets if host_runs(Target.parse(target))]
 
 
+def _open(registry: Registry, version: Version) -> Opened:
+    """To be measured, promoted or not; of what was built later, only what this host runs."""
+    opening = Opening(version.ref, mode="test", registry=registry)
+    return open_version(opening, annexes=runnable(list(version.annexes)))
+
+
 def _holder(registry: Registry, name: str, alias: str) -> Version | None:
     try:
         return registry.find(f"{name}@{alias}")
@@ -322,7 +329,7 @@ def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
 
 def _compare_speed(
     registry: Registry,
-    bundle: Bundle,
+    opened: Opened,
     version: Version,
     replaced: Version | None,
     targets: list[str],
@@ -332,36 +339,34 @@ def _compare_speed(
     if replaced is None or replaced.number == version.number:
         return None
     try:
-        other = registry.open(replaced, annexes=runnable(list(replaced.annexes)))
+        other = _open(registry, replaced)
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
         return SpeedComparison(replaced.ref, ())  # not measured: the gate refuses
     points: list[SpeedPoint] = []
     for target in runnable(targets):
-        records = [b.manifest.targets.get(target) for b in (bundle, other)]
+        records = [each.bundle.manifest.targets.get(target) for each in (opened, other)]
         if any(record is None or record.chosen is None for record in records):
             continue
         say(f"timing {version.ref} beside {replaced.ref} on {target}")
-        points += _race_versions(bundle, other, target)
+        points += _race_versions(opened, other, target)
     return SpeedComparison(replaced.ref, tuple(points))
 
 
-def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
-    signatures = {"new": Signature.from_dict(new.manifest.signature),
-                  "old": Signature.from_dict(old.manifest.signature)}  # fmt: skip
+def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     points: list[SpeedPoint] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         sides = {
             side: (
-                _session(bundle, target, signatures[side]),
-                Reference.load(bundle.file(bundle.manifest.reference)).inputs,
+                measured_session(opened, target),
+                Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs,
             )
-            for side, bundle in (("new", new), ("old", old))
+            for side, opened in (("new", new), ("old", old))
         }
-        for case in benchmark_cases(signatures["new"]):
-            if not _fits(signatures["old"], case):
+        for case in benchmark_cases(new.signature):
+            if not _fits(old.signature, case):
                 continue
             calls = {
                 side: bound_call(session, inputs, case) for side, (session, inputs) in sides.items()
@@ -372,11 +377,6 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
     finally:
         torch.set_num_threads(threads)
     return points
-
-
-def _session(bundle: Bundle, target: str, signature: Signature) -> Session:
-    device = torch.device(Target.parse(target).torch_device)
-    return Session(signature, open_choice(bundle, target, device), device)
 
 
 def _fits(signature: Signature, case: Mapping[str, int]) -> bool:

@@ -30,12 +30,12 @@ from registry.lookup import (
     registered,
 )
 from registry.mlflow_access import Access
-from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
+from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, promotion_of
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, checked_alias, parse_ref
 from registry.signing import PublicKey, Trusted
-from registry.version import ORIGIN, Version
+from registry.version import ORIGIN, Promotion, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -322,6 +322,8 @@ class Registry:
                 *self._unheard(version.name, policies),
             )
             passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
+            before = mover.promotion(found.number, alias) if found.annexes else None
+            seen = {*annexes, *(before.annexes if before else ())}
             event = mover.event(
                 "promotion" if passed else "refusal",
                 alias,
@@ -329,7 +331,7 @@ class Registry:
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
-                annexes=found.annexes_promoted(alias, annexes),
+                annexes={t: digest for t, digest in found.annexes.items() if t in seen},
             )
             if not passed:
                 mover.note(event)
@@ -388,6 +390,24 @@ class Registry:
                 return []
             events = History(client, experiment, name).events()
             return as_settled(client, events, aliases_of(model))
+
+    def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
+        """What the history of its own model says of the promotion that the version's tag records:
+        every promotion of it to `alias` that has happened in that second."""
+        said = version.promotion(alias)
+        if said is None or not self._access.exists:
+            return []
+        with self._access.client() as client:
+            experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
+            if experiment is None:
+                return []
+            events = History(client, experiment.experiment_id, version.name).promotions(said.time)
+            settled = as_settled(client, events, dict.fromkeys(version.aliases, version.number))
+            return [
+                promotion_of(event)
+                for event in settled
+                if (event.alias, event.version, event.state) == (alias, version.number, "done")
+            ]
 
     # Policies
 
