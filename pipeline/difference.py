@@ -20,6 +20,7 @@ from registry.bundle import Bundle
 from registry.manifest import Candidate, Manifest
 from registry.store import Registry
 from runtime.opening import Opened, Opening, open_version
+from soa.options import known_options
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Difference:
         return found
 
 
+@known_options()
 def diff(registry: Registry, a: str, b: str) -> Difference:
     """Compare two versions, or folders of bundles; every digest is checked first."""
     left, right = (open_version(Opening(r, mode="test", registry=registry)) for r in (a, b))

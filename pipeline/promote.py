@@ -35,6 +35,7 @@ from registry.store import Registry
 from registry.version import Version
 from runtime.loader import measured_session, tolerances_of
 from runtime.opening import Opened, Opening, open_version
+from soa.options import known_options
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference
@@ -73,6 +74,7 @@ class Promoted:
     replaced: Version | None
 
 
+@known_options()
 def promote(
     registry: Registry,
     ref: str,
