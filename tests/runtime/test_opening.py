@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,22 @@ import torch
 import pipeline
 from pipeline.deploy import deploy
 from pipeline.pull import pull
-from registry.promoted import read_promoted
+from registry.bundle import Bundle
+from registry.errors import SignatureError
+from registry.policy import Policy
+from registry.promoted import read_promoted, write_promoted
+from registry.signing import read_public_key, sign
 from registry.store import Registry
+from runtime import loader
 from runtime.errors import LoadError
-from tests.models.project import PASSED, Built, described
+from runtime.loader import load as load_here
+from runtime.opening import Opening, open_version
+from serving.errors import ServingError
+from serving.native import Backend
+from soa import SoaPipelineError
+from tests.models.bundles import write_annex
+from tests.models.keys import KeyPair, make_keys
+from tests.models.project import PASSED, TARGET, Built, described
 from tests.models.versions import promoted
 
 TAG = "promotion.production"
@@ -50,21 +64,41 @@ def tagged(registry: Registry, number: int, text: str) -> None:
     by_hand(registry, lambda c: c.set_model_version_tag("jets", str(number), TAG, text))
 
 
-def everywhere_refused(registry: Registry, ref: str, tmp_path: Path, match: str) -> None:
-    """By every way that runs it or hands it on; nothing is left behind."""
-    ways: list[Callable[[], Any]] = [
+def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], Any]]:
+    """Every one that runs a version in production, or hands it to who will."""
+    nobody = "triton://127.0.0.1:9"
+    servers = pipeline.Site.model_validate({"servers": [{"name": "one", "url": nobody}]})
+    here = pipeline.Site.model_validate({"local": {"devices": ["cpu"]}})
+    return [
         lambda: pipeline.load(ref, registry=registry),
+        lambda: pipeline.load(ref, registry=registry, device="auto"),
         lambda: pipeline.load(ref, registry=registry, lookup="prefer-cache"),
-        lambda: pipeline.load(ref, registry=registry, device="triton://127.0.0.1:9"),
-        lambda: pipeline.load(ref, registry=registry, site=pipeline.Site()),
-        lambda: deploy(registry, ref, tmp_path / "out"),
-        lambda: pull(registry, ref, tmp_path / "out"),
+        lambda: pipeline.load(ref, registry=registry, build="missing"),
+        lambda: pipeline.load(ref, registry=registry, device=nobody),
+        lambda: pipeline.load(ref, registry=registry, site=servers),
+        lambda: pipeline.load(ref, registry=registry, site=here),
+        *(
+            partial(deploy, registry, str(ref), out, backend=backend)
+            for backend in typing.get_args(Backend)
+        ),
     ]
+
+
+def refused(
+    ways: list[Callable[[], Any]], kind: type[SoaPipelineError], match: str, out: Path
+) -> None:
+    """In one line, and nothing is left behind."""
     for way in ways:
-        with pytest.raises(LoadError, match=match) as caught:
+        with pytest.raises(kind, match=match) as caught:
             way()
         assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+    assert not out.exists()
+
+
+def everywhere_refused(registry: Registry, ref: str, tmp_path: Path, match: str) -> None:
+    out = tmp_path / "out"
+    every = [*ways(registry, ref, out), lambda: pull(registry, ref, out)]
+    refused(every, LoadError, match, out)
 
 
 class TestAPromotionIsOfOneVersion:
@@ -156,3 +190,89 @@ class TestAPromotionIsOfOneVersion:
         with pytest.raises(LoadError, match=UNKNOWN):
             pipeline.load("jets/2", registry=registry)
         pipeline.load("jets@production", registry=registry)
+
+
+class TestSignatures:
+    """Wherever a signature is asked for, every way asks."""
+
+    @pytest.fixture
+    def release(self, tmp_path: Path) -> KeyPair:
+        return make_keys(tmp_path, "release")
+
+    @pytest.fixture
+    def host(self, release: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
+
+    @pytest.fixture
+    def pulled(self, registry: Registry, tmp_path: Path) -> Path:
+        pull(registry, "jets@production", tmp_path / "pulled")
+        return tmp_path / "pulled"
+
+    def test_the_host(self, registry: Registry, pulled: Path, host: None, tmp_path: Path) -> None:
+        for ref in ("jets@production", pulled):
+            found = ways(registry, ref, tmp_path / "out")
+            refused(found, SignatureError, "not signed", tmp_path / "out")
+
+    def test_a_policy(self, registry: Registry, release: KeyPair, tmp_path: Path) -> None:
+        registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
+        found = ways(registry, "jets@production", tmp_path / "out")
+        refused(found, SignatureError, "not signed.*the registry's policy", tmp_path / "out")
+
+    def test_a_caller(self, registry: Registry, release: KeyPair) -> None:
+        for more in ({}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}):
+            with pytest.raises(SignatureError, match="not signed"):
+                pipeline.load(
+                    "jets@production", registry=registry, trusted_keys=release.public, **more
+                )
+
+    def test_what_is_deployed_loads_where_the_same_is_asked(
+        self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
+    ) -> None:
+        registry.sign(registry.find("jets/1"), release.private)
+        sign(Bundle.open(pulled), release.private)
+        for ref in ("jets@production", str(pulled)):
+            done = deploy(registry, ref, tmp_path / "out", replace=True)
+            session = load_here(done.folder / "1" / "bundle", target=done.service.target)
+            assert session.origin is not None and session.origin.digest == done.service.digest
+        assert deploy(registry, "jets/1", tmp_path / "native", backend="pytorch").folder.exists()
+        pipeline.load("jets@production", registry=registry, site=pipeline.Site()).close()
+
+    def test_each_asks_for_one_of_its_own(
+        self, registry: Registry, release: KeyPair, host: None, tmp_path: Path
+    ) -> None:
+        """`trusted_keys` adds to the host's: one key of each has to have signed."""
+        other = make_keys(tmp_path, "other")
+        version = registry.find("jets/1")
+        for signer in (release, other):
+            registry.sign(version, signer.private)
+            with pytest.raises(SignatureError, match="none of those trusted"):
+                pipeline.load("jets/1", registry=registry, trusted_keys=[other.public])
+        registry.sign(version, release.private)
+        both = [other.public, release.public]
+        pipeline.load("jets/1", registry=registry, trusted_keys=both)
+
+    def test_a_target_that_came_after_the_signature(
+        self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
+    ) -> None:
+        (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
+        annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
+        note = read_promoted(pulled)
+        assert note is not None
+        write_promoted(pulled, replace(note, annexes={added: annex.digest}))
+        sign(Bundle.open(pulled), release.private)
+        with pytest.raises(ServingError, match=f"{added} was built after the version was signed"):
+            deploy(registry, str(pulled), tmp_path / "out", target=added)
+        assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET
+
+
+def test_a_target_is_measured_on_a_device_of_its_kind(
+    jets: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bench`, and the race of a promotion: a GPU's artifact is not timed on the CPU."""
+    asked = []
+    monkeypatch.setattr(loader, "open_artifact", lambda *what: asked.append(what[1:]))
+    opened = open_version(Opening(jets.bundle.path, mode="test"))
+    for target, device in (("cuda/sm_90", "cuda"), ("rocm/gfx90a", "cuda"), (TARGET, "cpu")):
+        session = loader.measured_session(opened, target, "exported")
+        assert session.device == torch.device(device)
+        assert asked.pop() == (target, "exported", session.device)
