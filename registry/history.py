@@ -151,15 +151,14 @@ class History:
         """All of them, oldest first."""
         return sorted(self._search("ASC", 1000), key=lambda event: event.number)
 
-    def promotions(self, second: datetime) -> list[Event]:
-        """Those that were written within a second: the store picks them out of a long history."""
-        since = int(second.timestamp()) * 1000
-        return self._search(
-            "ASC",
-            1000,
-            f"tags.`{_EVENT}` = 'promotion' AND attributes.start_time >= {since} "
-            f"AND attributes.start_time < {since + 1000}",
-        )
+    def promotions(self, second: datetime | None = None) -> list[Event]:
+        """Oldest first; or those of a second alone, which the store picks out of a long history."""
+        which = f"tags.`{_EVENT}` = 'promotion'"
+        if second is not None:
+            since = int(second.timestamp()) * 1000
+            which += f" AND attributes.start_time >= {since}"
+            which += f" AND attributes.start_time < {since + 1000}"
+        return sorted(self._search("ASC", 1000, which), key=lambda event: event.number)
 
     def last(self) -> Event | None:
         return next(iter(self._search("DESC", 1, pages=False)), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -392,8 +393,9 @@ class Registry:
             return as_settled(client, events, aliases_of(model))
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
-        """What the history of its own model says of the promotion that the version's tag records:
-        every promotion of it to `alias` that has happened in that second."""
+        """The promotions to `alias` that have happened to the version by the history of its own
+        model, oldest first: those of the time that its tag names, if there are any; none without
+        that tag."""
         said = version.promotion(alias)
         if said is None or not self._access.exists:
             return []
@@ -401,13 +403,19 @@ class Registry:
             experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
             if experiment is None:
                 return []
-            events = History(client, experiment.experiment_id, version.name).promotions(said.time)
-            settled = as_settled(client, events, dict.fromkeys(version.aliases, version.number))
-            return [
-                promotion_of(event)
-                for event in settled
-                if (event.alias, event.version, event.state) == (alias, version.number, "done")
-            ]
+            history = History(client, experiment.experiment_id, version.name)
+
+            def happened(second: datetime | None) -> list[Promotion]:
+                events = history.promotions(second)
+                aliases = dict.fromkeys(version.aliases, version.number)
+                return [
+                    promotion_of(event)
+                    for event in as_settled(client, events, aliases)
+                    if (event.alias, event.version, event.state) == (alias, version.number, "done")
+                ]
+
+            # A promotion that was cut short has left its tag, and the one before still counts.
+            return happened(said.time) or happened(None)
 
     # Policies
 

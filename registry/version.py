@@ -113,6 +113,11 @@ class Version:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
 
+    def promoted(self, record: Promotion) -> Version:
+        """The version with this for the record of its promotion."""
+        tags = {**self.tags, PROMOTION + record.alias: record.to_json()}
+        return replace(self, tags=MappingProxyType(tags))
+
     @property
     def origin(self) -> Mapping[str, str]:
         """Where a version was before it was pushed or imported, by those who did; else empty."""

@@ -8,6 +8,7 @@ may be left out is `Opening.mode`, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -86,6 +87,7 @@ def _judged(name: Name, found: Lookup, annexes: Collection[str] | None) -> Opene
     try:
         if opening.production:
             promotion = require_promoted(version, found.history)
+            found = replace(found, version=version.promoted(promotion))
             asked = keys_asked_for(found.signers, opening.trusted_keys)
             usable, withheld = usable_annexes(version, promotion, bool(asked))
         wanted = [target for target in usable if annexes is None or target in annexes]

@@ -24,7 +24,8 @@ NOT_SIGNED = (
 def require_promoted(version: Version, history: Sequence[Promotion] | None) -> Promotion:
     """The promotion that let this very version, by model, number and digest, into production.
 
-    `history`: what the model's own history says of it; None where nobody may be asked. LoadError.
+    `history`: the promotions of it that the model's own history knows; None where nobody may be
+    asked. What the tag says counts if the history has it, else the history's last. LoadError.
     """
     record = version.promotion(PRODUCTION)
     again = f"run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with mode='test'"
@@ -37,12 +38,15 @@ def require_promoted(version: Version, history: Sequence[Promotion] | None) -> P
             f"{version.ref}: its record of a promotion is that of {record.model}/{record.number} "
             f"(bundle {str(record.digest)[:12]}), so no gate let this one into production: {again}"
         )
-    if history is not None and meant not in history:
+    if history is None:
+        return meant
+    known = [promotion for promotion in history if promotion == promotion.of(version)]
+    if not known:
         raise LoadError(
             f"{version.ref}: its tag says that it was promoted to {PRODUCTION}, and the history of "
             f"{version.name} has no such promotion: {again}"
         )
-    return meant
+    return meant if meant in known else known[-1]
 
 
 def usable_annexes(

@@ -25,7 +25,7 @@ from registry.store import Registry
 from runtime import loader
 from runtime.errors import LoadError
 from runtime.loader import load as load_here
-from runtime.opening import Opening, open_version
+from runtime.opening import LOOKUPS, Opening, open_version
 from serving.errors import ServingError
 from serving.native import Backend
 from soa import SoaPipelineError
@@ -130,11 +130,19 @@ class TestAPromotionIsOfOneVersion:
         tagged(registry, 2, json.dumps(record))
         everywhere_refused(registry, "jets/2", tmp_path, UNKNOWN)
 
-    def test_targets_added_by_hand(self, registry: Registry, tmp_path: Path) -> None:
+    def test_targets_added_by_hand(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
+        """What the history says that the gates saw is let pass, now and offline, and no more."""
+        (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
+        annex = write_annex(tmp_path / "annex", jets.bundle, added)
+        registry.add_target(registry.find("jets/1"), annex)
         record = json.loads(registry.find("jets/1").tags[TAG])
-        record["annexes"] = {"cpu/x86-64-v2": "0" * 64}
-        tagged(registry, 1, json.dumps(record))
-        everywhere_refused(registry, "jets/1", tmp_path, UNKNOWN)
+        tagged(registry, 1, json.dumps(record | {"annexes": {added: annex.digest}}))
+        for lookup in LOOKUPS:
+            with pytest.raises(LoadError, match=f"{added} was built since it was promoted"):
+                pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
+        pull(registry, "jets/1", tmp_path / "pulled")
+        note = read_promoted(tmp_path / "pulled")
+        assert note is not None and not note.annexes
 
     def test_one_from_before_they_named_the_version(
         self, registry: Registry, tmp_path: Path
