@@ -194,11 +194,12 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     from pipeline.promote import revalidate
     from pipeline.report import console, print_validation
 
-    bundle = opened_at(ref, registry_uri).bundle
+    opened = opened_at(ref, registry_uri)
+    bundle = opened.bundle
     reports: dict[str, list[Any]] = {}
     for name in _targets_here(bundle, target):
         record = bundle.manifest.targets[name]
-        reports[name] = [revalidate(bundle, name, engine, say) for engine in record.candidates]
+        reports[name] = [revalidate(opened, name, engine, say) for engine in record.candidates]
     if as_json:
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
         click.echo(json.dumps(found, indent=1))

@@ -34,7 +34,7 @@ from registry.signing import trusted
 from registry.store import Registry
 from registry.version import Version
 from runtime.loader import measured_session, tolerances_of
-from runtime.opening import Opened, Opening, open_version
+from runtime.opening import Opened, Opening, held_files, open_version
 from soa.options import known_options
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
@@ -164,7 +164,7 @@ def assess(
             bundle.manifest,
             targets=targets,
             digest_ok=True,
-            revalidation=_revalidate(bundle, targets, say),
+            revalidation=_revalidate(opened, targets, say),
             speed=_compare_speed(registry, opened, version, replaced, targets, say),
             max_slowdown=needed.max_slowdown,
             max_outside=needed.max_outside,
@@ -174,7 +174,7 @@ def assess(
             sets=[
                 result
                 for reference in needed.references
-                for result in _on_set(bundle, targets, reference.path, say)
+                for result in _on_set(opened, targets, reference.path, say)
             ],
             staging=_staging(events, version, needed) if in_production else None,
             approvals=_approvals(events, version, needed) if in_production else None,
@@ -228,22 +228,25 @@ def _signature(
     return SignatureFound(names, found[0].fingerprint[:16])
 
 
-def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
+def _on_set(opened: Opened, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
     """The chosen artifact of each target that this host runs, on a larger reference set."""
-    manifest = bundle.manifest
+    manifest = opened.bundle.manifest
     for target in runnable(targets):
         record = manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
         for name in record.engines():
             say(f"comparing {name} on {target} with the portable program on {inputs.name}")
-            with tempfile.TemporaryDirectory(prefix="soa-validate-") as folder:
+            with (
+                tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+                held_files(opened, target, name) as held,
+            ):
                 report = validate_on_set(
                     name,
-                    bundle.file(record.candidates[name].files[0]),
-                    bundle.file(manifest.program),
+                    held.file(record.candidates[name].files[0]),
+                    held.file(manifest.program),
                     inputs,
-                    Signature.from_dict(manifest.signature),
+                    opened.signature,
                     tolerances_of(manifest),
                     Path(folder),
                     _VALIDATION_LIMIT_S,
@@ -254,21 +257,24 @@ def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Itera
 
 
 def revalidate(
-    bundle: Bundle, target: str, engine_name: str, say: Say = lambda text: None
+    opened: Opened, target: str, engine_name: str, say: Say = lambda text: None
 ) -> ValidationReport:
-    """Validate one artifact of a bundle again on this host, in a process of its own."""
-    manifest = bundle.manifest
+    """Validate one artifact of a version again on this host, in a process of its own."""
+    manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
         return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
-    with tempfile.TemporaryDirectory(prefix="soa-validate-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+        held_files(opened, target, engine_name) as held,
+    ):
         return validate_candidate(
             engine_name,
-            bundle.file(candidate.files[0]),
-            Signature.from_dict(manifest.signature),
-            bundle.file(manifest.reference),
+            held.file(candidate.files[0]),
+            opened.signature,
+            held.file(manifest.reference),
             tolerances_of(manifest),
             frozenset(manifest.classifiers),
             Path(folder),
@@ -297,15 +303,15 @@ def _holder(registry: Registry, name: str, alias: str) -> Version | None:
 
 
 def _revalidate(
-    bundle: Bundle, targets: list[str], say: Say
+    opened: Opened, targets: list[str], say: Say
 ) -> Mapping[str, Mapping[str, Worst] | None]:
     found: dict[str, Mapping[str, Worst] | None] = {}
     for target in runnable(targets):
-        record = bundle.manifest.targets.get(target)
+        record = opened.bundle.manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
-        reports = [revalidate(bundle, target, name, say) for name in record.engines()]
-        found[target] = _worst_of_all([_worst(bundle.manifest, report) for report in reports])
+        reports = [revalidate(opened, target, name, say) for name in record.engines()]
+        found[target] = _worst_of_all([_worst(opened.bundle.manifest, each) for each in reports])
     return found
 
 

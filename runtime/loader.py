@@ -27,7 +27,6 @@ from runtime.opening import (
     open_version,
 )
 from runtime.session import Origin, Session
-from runtime.tf32 import settle_tf32
 from soa.options import known_options
 
 AUTO = "auto"
@@ -83,8 +82,6 @@ def session_on(opened: Opened, opening: Opening, device: torch.device) -> Sessio
 
 def _session(opened: Opened, opening: Opening, device: torch.device) -> Session:
     manifest = opened.bundle.manifest
-    if device.type == "cuda":
-        settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     executable, target, engine = open_here(opened, opening, device)
     number = str(opened.version.number) if opened.version else None
     origin = Origin(manifest.name, number, opened.bundle.digest, target, engine, opened.lookup)

@@ -51,8 +51,8 @@ def validate_on_set(
         "stages.reference_set:validate_here",
         {
             "name": name,
-            "file": str(file.resolve()),
-            "program": str(program.resolve()),
+            "file": str(file.absolute()),  # not where a link leads: that may be held for us
+            "program": str(program.absolute()),
             "inputs": str(inputs.resolve()),
             "signature": signature.to_dict(),
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},

@@ -111,9 +111,9 @@ def validate_candidate(
     """
     payload: dict[str, Any] = {
         "name": name,
-        "file": str(file.resolve()),
+        "file": str(file.absolute()),  # not where a link leads: that may be held for us
         "signature": signature.to_dict(),
-        "reference": str(reference.resolve()),
+        "reference": str(reference.absolute()),
         "tolerances": {key: asdict(t) for key, t in tolerances.items()},
         "classifiers": sorted(classifiers),
         "device": device,

@@ -13,42 +13,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from registry.resolved import Lookup
-    from runtime.opening.artifact import copy_artifact, open_artifact, open_candidate, open_program
+    from runtime.opening.artifact import (
+        copy_artifact,
+        held_files,
+        open_artifact,
+        open_candidate,
+        open_program,
+    )
     from runtime.opening.choice import withheld
     from runtime.opening.names import Name
-    from runtime.opening.records import (
-        LOOKUPS,
-        Builder,
-        LookupPolicy,
-        Mode,
-        Opened,
-        Opening,
-        Options,
-    )
+    from runtime.opening.records import LOOKUPS, LookupPolicy, Mode, Opened, Opening, Options
     from runtime.opening.route import name_of, open_found, open_here, open_version
     from runtime.opening.trust import require_promoted
 
-_HOME = {
-    "artifact": ("copy_artifact", "open_artifact", "open_candidate", "open_program"),
-    "choice": ("withheld",),
-    "names": ("Name",),
-    "records": (
-        "LOOKUPS",
-        "Builder",
-        "Lookup",
-        "LookupPolicy",
-        "Mode",
-        "Opened",
-        "Opening",
-        "Options",
-    ),
-    "route": ("name_of", "open_found", "open_here", "open_version"),
-    "trust": ("require_promoted",),
-}
+_ROOMS = ("artifact", "records", "choice", "names", "trust", "route")  # the lightest first
 
 __all__ = [
     "LOOKUPS",
-    "Builder",
     "Lookup",
     "LookupPolicy",
     "Mode",
@@ -57,6 +38,7 @@ __all__ = [
     "Opening",
     "Options",
     "copy_artifact",
+    "held_files",
     "name_of",
     "open_artifact",
     "open_candidate",
@@ -70,11 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOME.items():
-        if name in names:
-            return getattr(import_module(f"runtime.opening.{home}"), name)
-    raise AttributeError(f"module 'runtime.opening' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    if name not in __all__:
+        raise AttributeError(f"module 'runtime.opening' has no attribute {name!r}")
+    rooms = (import_module(f"runtime.opening.{room}") for room in _ROOMS)
+    return next(getattr(room, name) for room in rooms if hasattr(room, name))

@@ -66,6 +66,17 @@ def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> 
     return into / files[0]
 
 
+@contextmanager
+def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
+    """A candidate with the program and the reference, as they were hashed, for the process that is
+    to judge it; checked again at the end."""
+    manifest = opened.bundle.manifest
+    names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
+    with _held(opened.bundle, names, for_others=True) as pinned:
+        yield pinned
+        pinned.check()
+
+
 def open_candidate(engine_name: str, file: Path, device: torch.device) -> Executable:
     """An artifact that is being made or judged, by its path: for the stages alone."""
     return engine(engine_name).open(file, device)
@@ -103,11 +114,13 @@ def _open(
 
 
 @contextmanager
-def _held(bundle: Bundle, files: Sequence[str], *, close: bool = True) -> Iterator[Pinned]:
+def _held(
+    bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
+) -> Iterator[Pinned]:
     """The files, open; errors name the bundle's folder. Kept open after success if not `close`."""
     from registry.pinned import Pinned
 
-    pinned = Pinned(bundle, files)
+    pinned = Pinned(bundle, files, for_others=for_others)
     try:
         yield pinned
     except EngineError as error:

@@ -32,6 +32,7 @@ from runtime.opening.trust import (
     require_vouched,
     usable_annexes,
 )
+from runtime.tf32 import settle_tf32
 
 
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
@@ -71,12 +72,15 @@ def open_here(
         opened = completed(opened, device, opening.target, opening.builder)
     target = choose(opened, device, opening.target)
     require_engine(opened, target, opening.engine_name)
-    settings = opened.bundle.manifest.session
-    instances = settings.instances if opening.instances is None else opening.instances
+    manifest = opened.bundle.manifest
+    if device.type == "cuda":
+        settle_tf32(manifest.capture.precision == "tf32", manifest.name)
+    given, settings = opening.instances, manifest.session
+    instances = settings.instances if given is None else given
     made = open_artifact(
         opened, target, opening.engine_name, device, opened.threads(opening), instances
     )
-    return made, target, opening.engine_name or opened.bundle.manifest.targets[target].choice()
+    return made, target, opening.engine_name or manifest.targets[target].choice()
 
 
 def _judged(name: Name, found: Lookup, annexes: Collection[str] | None) -> Opened:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from engines.errors import EngineError
 from registry.bundle import seal
 from registry.errors import BundleError
 from registry.pinned import Pinned
-from runtime.opening import Opened, Opening, copy_artifact, open_artifact, open_version
+from runtime.opening import Opened, Opening, copy_artifact, held_files, open_artifact, open_version
 from runtime.session import Session
 from stages.reference import Reference
 from tests.models.project import TARGET, Built
@@ -73,6 +75,20 @@ def test_replaced_in_the_last_moment(copy: Opened, name: str, tmp_path: Path) ->
     session.run(jets, tags)
     total = sum(tags[column.name] for column in session.layout("tags").columns)
     torch.testing.assert_close(torch.as_tensor(total), torch.ones(1000))
+
+
+def test_another_process_judges_what_was_hashed(copy: Opened, tmp_path: Path) -> None:
+    first = files_of(copy, "aoti")[0]
+    before = copy.bundle.file(first).read_bytes()
+    read = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
+    with (
+        pytest.raises(BundleError, match="was changed after its digest was checked"),
+        held_files(copy, TARGET, "aoti") as held,
+    ):
+        (tmp_path / "garbage").write_bytes(b"garbage")
+        os.replace(tmp_path / "garbage", copy.bundle.path / first)
+        command = [sys.executable, "-c", read, str(held.file(first))]
+        assert subprocess.run(command, capture_output=True, check=True).stdout == before
 
 
 @pytest.mark.parametrize("name", ENGINES)
