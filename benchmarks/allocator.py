@@ -55,16 +55,15 @@ def _spread(times: Sequence[float]) -> str:
 def _child(ref: str, keep: bool) -> int:
     from benchmarks.serving import bound_call, timed
     from pipeline.loading import load
-    from registry.store import Registry
     from runtime.allocator import keep_freed_memory
-    from runtime.loader import open_bundle
+    from runtime.opening import Opening, open_version
     from soa.errors import SoaPipelineError
     from stages.reference import Reference
 
     if keep:
         keep_freed_memory()
     try:
-        bundle, _ = open_bundle(ref, Registry())
+        bundle = open_version(Opening(ref)).bundle
         session = load(ref)
     except SoaPipelineError as error:
         print(f"benchmarks.allocator: {error}", file=sys.stderr)

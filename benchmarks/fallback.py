@@ -14,7 +14,7 @@ from functools import partial
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from pipeline.loading import load
 from registry.store import Registry
-from runtime.loader import open_bundle
+from runtime.opening import Opening, open_version
 from runtime.session import Session
 from serving.site import Site, SiteServer
 from soa.collection import Collection
@@ -32,7 +32,7 @@ def main(ref: str) -> int:
     print_machine()
     registry = Registry()
     try:
-        bundle, _ = open_bundle(ref, registry)
+        bundle = open_version(Opening(ref, registry=registry)).bundle
         inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
         direct = load(ref, registry=registry)
         with socket.socket() as nobody:

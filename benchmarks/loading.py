@@ -35,14 +35,14 @@ from registry.manifest import Candidate, Capture, Manifest, Provenance, TargetRe
 from registry.promotion import Decision
 from registry.signing import read_public_key, require_signature, sign
 from registry.store import Registry
-from runtime.loader import load, open_artifact
-from runtime.lookup import Policy
+from runtime.loader import load, measured_session
+from runtime.opening import LookupPolicy, Opening, open_candidate, open_version
 from runtime.session import Session
 from soa import Signature
 
 _WAYS = ("without digests", "digests", "digests and signature")
 _ENGINES = ("aoti", "exported")
-_LOOKUPS: dict[str, tuple[Policy, float]] = {
+_LOOKUPS: dict[str, tuple[LookupPolicy, float]] = {
     "fresh, in place": ("fresh", 0.0),
     "prefer-cache, asked": ("prefer-cache", 0.0),
     "prefer-cache, not asked": ("prefer-cache", 3600.0),
@@ -132,16 +132,18 @@ def _in_turns(load: Callable[[str], None], ways: Iterable[str], times: int) -> l
 
 
 def _load(folder: Path, way: str, name: str) -> None:
-    bundle = Bundle.open(folder, verify=way != _WAYS[0])
+    if way == _WAYS[0]:
+        bundle = Bundle.open(folder, verify=False)
+        (record,) = bundle.manifest.targets.values()
+        file = bundle.file(record.candidates[name].files[0])
+        made = open_candidate(name, file, torch.device("cpu"))
+        Session(Signature.from_dict(bundle.manifest.signature), made)
+        return
+    opened = open_version(Opening(folder, mode="test"))
     if way == _WAYS[2]:
-        require_signature(bundle, [read_public_key(folder.parent / "release.pem")])
-    (target,) = bundle.manifest.targets
-    device = torch.device("cpu")
-    Session(
-        Signature.from_dict(bundle.manifest.signature),
-        open_artifact(bundle, target, name, device),
-        device,
-    )
+        require_signature(opened.bundle, [read_public_key(folder.parent / "release.pem")])
+    (target,) = opened.bundle.manifest.targets
+    measured_session(opened, target, name)
 
 
 def _process(*arguments: str) -> None:

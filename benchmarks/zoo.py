@@ -29,8 +29,8 @@ from pipeline.runner import run
 from registry.bundle import Bundle
 from registry.mlflow_access import Access
 from registry.store import Registry
-from runtime.loader import open_artifact, open_choice
-from runtime.session import Session
+from runtime.loader import measured_session
+from runtime.opening import Opening, open_version
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
 from stages.benchmark import EAGER, benchmark_cases, bound_call, race, row_major_call
@@ -95,17 +95,15 @@ def sizes(signature: Signature) -> list[Case]:
 
 def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel:
     """All ways at all sizes."""
-    signature = Signature.from_dict(bundle.manifest.signature)
+    opened = open_version(Opening(bundle.path, mode="test"))
+    signature = opened.signature
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     model = build_model(source_of(load_config(config))).eval()
     target = str(Target.parse("cpu"))
-    device = torch.device("cpu")
-    sessions = {_CHOSEN: Session(signature, open_choice(bundle, target, device))}
+    sessions = {_CHOSEN: measured_session(opened, target)}
     for name, candidate in bundle.manifest.targets[target].candidates.items():
         if candidate.status == "valid":
-            sessions[f"ours, {name}"] = Session(
-                signature, open_artifact(bundle, target, name, device)
-            )
+            sessions[f"ours, {name}"] = measured_session(opened, target, name)
     by_hand = ways_by_hand(model, signature, inputs, folder)
     races = {}
     for case in sizes(signature):

@@ -17,6 +17,7 @@ import torch
 
 from engines.errors import EngineError
 from engines.target import Target
+from soa.options import known_options
 
 _FILES = {
     "aoti": "engines.aoti",
@@ -101,6 +102,7 @@ class Engine(ABC):
         """
 
 
+@known_options()
 def engine(name: str) -> Engine:
     """The engine of that name; raises EngineError if it is unknown or its library is missing."""
     try:

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from engines.errors import TargetError
+from soa.options import known_options
 
 # The flags /proc/cpuinfo shows for each level of the x86-64 psABI (each includes the one before).
 _LEVEL_FLAGS: dict[str, frozenset[str]] = {
@@ -67,6 +68,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
+@known_options()
 def host_cpu_levels(flags: frozenset[str] | None = None) -> tuple[str, ...]:
     """The CPU architectures this host runs, best first."""
     if flags is None:
@@ -104,6 +106,7 @@ def _default_cpu_arch() -> str:
     return _DEFAULT_CEILING if _DEFAULT_CEILING in levels else levels[0]
 
 
+@known_options()
 def check_host_runs(target: Target) -> None:
     """Raise TargetError saying what is missing if this host cannot run `target`."""
     if target.device == "cpu":
@@ -120,6 +123,7 @@ def check_host_runs(target: Target) -> None:
         raise TargetError(f"this host cannot run {target}: its GPU is {found}")
 
 
+@known_options()
 def host_runs(target: Target) -> bool:
     """Whether `check_host_runs` passes."""
     try:
@@ -142,6 +146,7 @@ def gpu_target(index: int) -> Target:
     return Target("cuda", f"sm_{properties.major}{properties.minor}")
 
 
+@known_options()
 def choose_target(available: list[str], device: str, flags: frozenset[str] | None = None) -> str:
     """The best of `available` targets that this host runs on `device` (`cpu` or `cuda[:i]`).
 

@@ -23,6 +23,7 @@ from registry.manifest import Manifest
 from registry.store import Registry
 from registry.version import Version
 from runtime.loader import tolerances_of
+from runtime.opening import Opening, open_version
 from soa.signature import Signature
 from stages.capture import Capture
 from stages.package import TargetResult
@@ -61,14 +62,14 @@ def build(
     version.require_free(str(wanted))
     check_host_runs(wanted)
     say(f"checking the digests of {version.ref}")
-    bundle = registry.open(version, annexes=())
+    bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
     result = build_candidates(bundle, wanted, engines, work or Path("pipeline-work"), say)
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
         found = registry.add_target(version, annex)
-    opened = registry.open(found)
-    return Added(found, str(wanted), opened.annexes[str(wanted)], opened)
+    whole = open_version(Opening(found.ref, mode="test", registry=registry)).bundle
+    return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
 
 
 def build_candidates(

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable, engine
 from engines.target import Target, host_runs
 from pipeline.cache import StageCache, content_key
 from pipeline.provenance import host
 from runtime.compare import Tolerance
+from runtime.opening import open_candidate
 from runtime.session import Session
 from stages.benchmark import BenchmarkReport, benchmark
 from stages.capture import Capture
@@ -141,7 +141,7 @@ def _validate(
         with work.step(f"validate {compiled.engine} on {target}"):
             report = validate_candidate(
                 compiled.engine,
-                artifact_file(compiled.engine, compiled.files, compiled.folder, captured),
+                _artifact_of(compiled, captured),
                 captured.signature,
                 captured.reference,
                 recipe.tolerances,
@@ -187,7 +187,9 @@ def _benchmark(
             device = torch.device(target.torch_device)
             sessions = {
                 name: Session(
-                    captured.signature, open_candidate(compiled[name], captured, device), device
+                    captured.signature,
+                    open_candidate(name, _artifact_of(compiled[name], captured), device),
+                    device,
                 )
                 for name in valid
             }
@@ -203,7 +205,5 @@ def _benchmark(
     return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
 
 
-def open_candidate(compiled: Compiled, captured: Capture, device: torch.device) -> Executable:
-    """Open a candidate that was validated, in this process."""
-    file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
-    return engine(compiled.engine).open(file, device)
+def _artifact_of(compiled: Compiled, captured: Capture) -> Path:
+    return artifact_file(compiled.engine, compiled.files, compiled.folder, captured)

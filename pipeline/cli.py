@@ -22,7 +22,7 @@ from pipeline.cli_housekeeping import (
     push,
     rm,
 )
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import json_option, opened_at, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from pipeline.cli_serving import deploy, serve
 from pipeline.cli_signing import sign, verify
@@ -164,9 +164,8 @@ def _version(version: Any) -> dict[str, Any]:
 @json_option
 def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
-    from runtime.loader import open_bundle
-
-    bundle, version = open_bundle(ref, registry_at(registry_uri))
+    opened = opened_at(ref, registry_uri)
+    bundle, version = opened.bundle, opened.version
     if as_json:
         data = json.loads(bundle.manifest.to_json())
         described = _version(version) if version else None
@@ -194,13 +193,13 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     """
     from pipeline.promote import revalidate
     from pipeline.report import console, print_validation
-    from runtime.loader import open_bundle
 
-    bundle, _ = open_bundle(ref, registry_at(registry_uri))
+    opened = opened_at(ref, registry_uri)
+    bundle = opened.bundle
     reports: dict[str, list[Any]] = {}
     for name in _targets_here(bundle, target):
         record = bundle.manifest.targets[name]
-        reports[name] = [revalidate(bundle, name, engine, say) for engine in record.candidates]
+        reports[name] = [revalidate(opened, name, engine, say) for engine in record.candidates]
     if as_json:
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
         click.echo(json.dumps(found, indent=1))
@@ -242,17 +241,13 @@ def bench(
     ref: str, target: str | None, seconds: float, registry_uri: str | None, as_json: bool
 ) -> None:
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
-    import torch
-
     from pipeline.report import console, print_benchmark
-    from runtime.loader import open_artifact, open_bundle
-    from runtime.session import Session
-    from soa.signature import Signature
+    from runtime.loader import measured_session
     from stages.benchmark import benchmark
     from stages.reference import Reference
 
-    bundle, _ = open_bundle(ref, registry_at(registry_uri))
-    signature = Signature.from_dict(bundle.manifest.signature)
+    opened = opened_at(ref, registry_uri)
+    bundle = opened.bundle
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     found: dict[str, Any] = {}
     for name in _targets_here(bundle, target):
@@ -260,11 +255,8 @@ def bench(
             e for e, c in bundle.manifest.targets[name].candidates.items() if c.status == "valid"
         ]
         say(f"timing {', '.join(valid)} on {name}")
-        sessions = {
-            e: Session(signature, open_artifact(bundle, name, e, torch.device("cpu")))
-            for e in valid
-        }
-        found[name] = benchmark(signature, sessions, inputs, seconds=seconds)
+        sessions = {e: measured_session(opened, name, e) for e in valid}
+        found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     if as_json:
         click.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
         return

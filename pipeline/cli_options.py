@@ -32,5 +32,12 @@ def registry_at(uri: str | None) -> Any:
     return Registry(uri)
 
 
+def opened_at(ref: str, uri: str | None) -> Any:
+    """To look at or to measure, whether it was promoted or not."""
+    from runtime.opening import Opening, open_version
+
+    return open_version(Opening(ref, mode="test", registry=uri))
+
+
 def say(text: str) -> None:
     click.echo(text, err=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option
+from pipeline.cli_options import json_option, opened_at, registry_at, registry_option
 
 PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 
@@ -44,14 +44,14 @@ def sign(
     openssl ec -in release.key -pubout -out release.pem
     """
     from registry import signing
-    from runtime.loader import open_bundle
 
     if chain and certificate is None:
         raise click.UsageError("--chain goes with --certificate")
     registry = registry_at(registry_uri)
     password = os.environ.get(PASSWORD_VARIABLE)
     certificates = [] if certificate is None else [certificate, *chain]
-    bundle, version = open_bundle(ref, registry)
+    opened = opened_at(ref, registry_uri)
+    bundle, version = opened.bundle, opened.version
     if version is None:
         public = signing.sign(bundle, key, password, certificates)
     else:
@@ -74,14 +74,14 @@ def sign(
 def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
     """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
     from registry.certificates import Root
-    from registry.signing import require_signature, trusted_keys
-    from runtime.loader import open_bundle
+    from registry.signing import host_keys, require_signature, trusted_keys
 
-    trusted = trusted_keys(keys or None)
+    trusted = trusted_keys(keys) if keys else host_keys()
     if trusted is None:
         raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
     registry = registry_at(registry_uri)
-    bundle, version = open_bundle(ref, registry)
+    opened = opened_at(ref, registry_uri)
+    bundle, version = opened.bundle, opened.version
     if version is None:
         signer = require_signature(bundle, trusted)
     else:

@@ -26,6 +26,7 @@ from pipeline.config_checks import Files, check_config, find_files
 from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
+from soa.options import known_options
 
 DEFAULT_ENGINES = (
     "aoti", "aoti-autotune", "aoti-folded", "torchscript", "onnxruntime", "exported",
@@ -226,6 +227,7 @@ class Config(_Part):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+@known_options()
 def load_config(path: str | Path) -> Config:
     """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)

@@ -29,7 +29,8 @@ from pipeline.report import (
 from pipeline.runner import run
 from registry.store import Registry
 from runtime.checked import CheckedSession
-from runtime.loader import Mode, load
+from runtime.loader import load
+from runtime.opening import Mode
 from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.layout import Layout

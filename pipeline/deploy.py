@@ -10,25 +10,36 @@ from pathlib import Path
 
 import torch
 
-from engines.engine import engine
 from engines.target import Target, choose_target
-from pipeline.pull import pull
+from pipeline.pull import pull_version
 from registry.bundle import Bundle
 from registry.manifest import Manifest
-from registry.promoted import read_promoted
-from registry.reference import Ref, parse_ref
 from registry.store import Registry
-from runtime.loader import open_bundle, require_promoted, tolerances_of
+from runtime.loader import tolerances_of
+from runtime.opening import (
+    Opened,
+    Opening,
+    copy_artifact,
+    open_program,
+    open_version,
+    withheld,
+)
 from runtime.session import Session
 from serving.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from serving.errors import ServingError
 from serving.independence import rows_are_independent
 from serving.model_config import BLOCKS_ALONE, Service
-from serving.native import Backend, NativeExecutable, artifact_of, graph_of, make_native
+from serving.native import (
+    ENGINES,
+    Backend,
+    NativeExecutable,
+    artifact_of,
+    graph_of,
+    make_native,
+)
 from serving.native_tensorrt import make_plan, plan_for
 from serving.repository import write_native_repository, write_repository
 from serving.wire import Form, Wire, mergeable
-from soa.signature import Signature
 from stages.reference import Reference
 from stages.validate import validate_session
 
@@ -57,22 +68,24 @@ def deploy(
     merge: bool | None = None,
     replace: bool = False,
 ) -> Deployed:
-    """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it.
+    """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it,
+    signed as this host and the registry's policies ask; of its targets, one that may be used there.
 
     `merge`: whether requests share runs; by default where they may, and gain by it according to the
     version's own benchmark. For a `backend` of Triton's own the reference goes through the very
     file that is written. Raises ServingError, LoadError or the registry's errors; nothing is left
     then.
     """
-    bundle, version = open_bundle(ref, registry)
-    require_promoted(ref, bundle, version)
-    name, number = (version.name, version.number) if version else _noted(bundle)
+    opened = open_version(Opening(ref, registry=registry))
+    name, number, bundle = opened.name, opened.number, opened.bundle
+    if number is None:
+        raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
     plan = plan_for(devices, target) if backend == "tensorrt" else None
-    chosen = str(plan.target) if plan else _target(manifest, devices, target)
-    signature = Signature.from_dict(manifest.signature)
+    chosen = str(plan.target) if plan else _target(opened, devices, target)
+    signature = opened.signature
     Wire.of(signature, requests)  # refuses what does not travel in that form
-    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(bundle, signature)
+    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
     why_alone = why_never or _why_alone(manifest, chosen, merge)
@@ -94,29 +107,36 @@ def deploy(
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
-            file = _proven(bundle, service, Path(scratch))
+            file = _proven(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
         return Deployed(service, folder, bundle, why_alone)
 
     def place(folder: Path) -> Bundle:
-        if version is not None:
-            return pull(registry, version.ref, folder)[1]
-        shutil.copytree(bundle.path, folder)
-        return Bundle.open(folder)
+        if opened.version is not None:
+            pull_version(registry, opened.version, folder)
+        else:
+            shutil.copytree(bundle.path, folder)
+        # As the server will: by the rules of this host, which are hoped to be those of its own.
+        there = open_version(Opening(folder))
+        if chosen not in there.bundle.manifest.targets:
+            raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")
+        return there.bundle
 
     folder = write_repository(out, service, place, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
 
 
-def _proven(bundle: Bundle, service: Service, scratch: Path) -> Path:
+def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     """The file for one of Triton's own backends, once it has answered the whole reference."""
-    signature, wire = service.signature, service.wire
+    signature, wire, bundle = service.signature, service.wire, opened.bundle
     if service.plan is not None:
-        graph = graph_of(bundle, service.target)
+        whose = graph_of(bundle, service.target)
+        graph = copy_artifact(opened, whose, ENGINES["onnxruntime"], scratch / "artifact")
         tf32 = bundle.manifest.capture.precision == "tf32"
         made = make_plan(graph, signature, wire, service.plan, service.preferred, tf32, scratch)
     else:
-        artifact = artifact_of(bundle, service.target, service.backend)
+        name = artifact_of(bundle, service.target, service.backend)
+        artifact = copy_artifact(opened, service.target, name, scratch / "artifact")
         made = make_native(artifact, service.backend, signature, wire, scratch)
     report = validate_session(
         Session(signature, NativeExecutable(signature, wire, made.program)),
@@ -133,17 +153,9 @@ def _proven(bundle: Bundle, service: Service, scratch: Path) -> Path:
     return made.file
 
 
-def _noted(bundle: Bundle) -> tuple[str, int]:
-    """Name and number of a pulled folder, by its note."""
-    record = read_promoted(bundle.path)
-    found = parse_ref(record.ref) if record else None
-    if not isinstance(found, Ref) or found.version is None:
-        raise ServingError(f"{bundle.path}: its note of promotion names no version")
-    return found.name, found.version
-
-
-def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> str:
+def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     """The target to serve: the one named, the best of this host, or the only one there is."""
+    manifest, others = opened.bundle.manifest, withheld(opened)
     have = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
     fitting = [name for name in have if Target.parse(name).torch_device == kind]
@@ -151,13 +163,13 @@ def _target(manifest: Manifest, devices: Sequence[str], wanted: str | None) -> s
         if wanted not in fitting:
             raise ServingError(
                 f"{manifest.name} has no verified target {wanted} for {', '.join(devices)}; it "
-                f"has: {', '.join(have) or 'none'}"
+                f"has: {', '.join(have) or 'none'}{others}"
             )
         return wanted
     if not fitting:
         raise ServingError(
             f"{manifest.name} has no verified target for {', '.join(devices)}; it has: "
-            f"{', '.join(have) or 'none'}"
+            f"{', '.join(have) or 'none'}{others}"
         )
     if len(fitting) == 1:
         return fitting[0]
@@ -171,14 +183,13 @@ def _why_alone(manifest: Manifest, target: str, merge: bool | None) -> str | Non
     return None if merge else "--alone"
 
 
-def _why_never(bundle: Bundle, signature: Signature) -> str | None:
+def _why_never(opened: Opened) -> str | None:
     """Why requests may not share a run; None where they may."""
+    signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):
         return "it has scalars or several row dimensions"
-    manifest = bundle.manifest
-    program = engine("exported").open(bundle.file(manifest.program), torch.device("cpu"))
-    inputs = Reference.load(bundle.file(manifest.reference)).inputs
-    session = Session(signature, program)
-    if rows_are_independent(session, inputs, tolerances_of(manifest)):
+    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    session = Session(signature, open_program(opened, torch.device("cpu")))
+    if rows_are_independent(session, inputs, tolerances_of(bundle.manifest)):
         return None
     return "the answer of a row depends on the other rows"

@@ -19,8 +19,8 @@ from engines.torch_quiet import quiet_torch
 from registry.bundle import Bundle
 from registry.manifest import Candidate, Manifest
 from registry.store import Registry
-from registry.version import Version
-from runtime.loader import open_bundle
+from runtime.opening import Opened, Opening, open_version
+from soa.options import known_options
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,14 @@ class Difference:
         return found
 
 
+@known_options()
 def diff(registry: Registry, a: str, b: str) -> Difference:
     """Compare two versions, or folders of bundles; every digest is checked first."""
-    left, right = (open_bundle(ref, registry) for ref in (a, b))
-    one, two = left[0], right[0]
+    left, right = (open_version(Opening(r, mode="test", registry=registry)) for r in (a, b))
+    one, two = left.bundle, right.bundle
     return Difference(
-        _side(*left),
-        _side(*right),
+        _side(left),
+        _side(right),
         _weights(one, two),
         _records(one, two),
         tuple(_speed(one.manifest, two.manifest)),
@@ -130,9 +131,10 @@ def diff(registry: Registry, a: str, b: str) -> Difference:
     )
 
 
-def _side(bundle: Bundle, version: Version | None) -> Side:
+def _side(opened: Opened) -> Side:
+    bundle = opened.bundle
     return Side(
-        version.ref if version else str(bundle.path),
+        opened.version.ref if opened.version else str(bundle.path),
         bundle.digest,
         {target: annex.digest for target, annex in bundle.annexes.items()},
     )

@@ -39,7 +39,10 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Co
     """MLflow calls this; `model_config`: `{"mode": "test"}` opens what no gate let pass, too."""
     folder = Path(path)
     ref, registry = _version_of(folder)
-    mode = (model_config or {}).get("mode", "production")
+    config = dict(model_config or {})
+    mode = config.pop("mode", "production")
+    if config:
+        raise LoadError(f"model_config has no {min(config)!r}: it has: mode")
     try:
         session = load(ref, mode=mode, registry=registry)
     except LoadError as error:

@@ -33,8 +33,9 @@ from registry.promotion import override as overridden
 from registry.signing import trusted
 from registry.store import Registry
 from registry.version import Version
-from runtime.loader import open_choice, tolerances_of
-from runtime.session import Session
+from runtime.loader import measured_session, tolerances_of
+from runtime.opening import Opened, Opening, held_files, open_version
+from soa.options import known_options
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference
@@ -73,6 +74,7 @@ class Promoted:
     replaced: Version | None
 
 
+@known_options()
 def promote(
     registry: Registry,
     ref: str,
@@ -141,7 +143,7 @@ def assess(
     local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
-        bundle = registry.open(version, annexes=runnable(list(version.annexes)))
+        opened = _open(registry, version)
     except BundleError as error:
         altered = (Decision("digests", False, "altered", "as sealed", str(error)),)
         return Assessment(
@@ -151,6 +153,7 @@ def assess(
             replaced,
             tuple(a.origin for a in registry.policies(version.name)),
         )
+    bundle = opened.bundle
     with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
         asked = [*registry.policies(version.name, Path(folder)), *local]
         needed = _requirements(bundle, max_slowdown, asked)
@@ -161,8 +164,8 @@ def assess(
             bundle.manifest,
             targets=targets,
             digest_ok=True,
-            revalidation=_revalidate(bundle, targets, say),
-            speed=_compare_speed(registry, bundle, version, replaced, targets, say),
+            revalidation=_revalidate(opened, targets, say),
+            speed=_compare_speed(registry, opened, version, replaced, targets, say),
             max_slowdown=needed.max_slowdown,
             max_outside=needed.max_outside,
             allow_unverified=allow_unverified,
@@ -171,7 +174,7 @@ def assess(
             sets=[
                 result
                 for reference in needed.references
-                for result in _on_set(bundle, targets, reference.path, say)
+                for result in _on_set(opened, targets, reference.path, say)
             ],
             staging=_staging(events, version, needed) if in_production else None,
             approvals=_approvals(events, version, needed) if in_production else None,
@@ -225,22 +228,25 @@ def _signature(
     return SignatureFound(names, found[0].fingerprint[:16])
 
 
-def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
+def _on_set(opened: Opened, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
     """The chosen artifact of each target that this host runs, on a larger reference set."""
-    manifest = bundle.manifest
+    manifest = opened.bundle.manifest
     for target in runnable(targets):
         record = manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
         for name in record.engines():
             say(f"comparing {name} on {target} with the portable program on {inputs.name}")
-            with tempfile.TemporaryDirectory(prefix="soa-validate-") as folder:
+            with (
+                tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+                held_files(opened, target, name) as held,
+            ):
                 report = validate_on_set(
                     name,
-                    bundle.file(record.candidates[name].files[0]),
-                    bundle.file(manifest.program),
+                    held.file(record.candidates[name].files[0]),
+                    held.file(manifest.program),
                     inputs,
-                    Signature.from_dict(manifest.signature),
+                    opened.signature,
                     tolerances_of(manifest),
                     Path(folder),
                     _VALIDATION_LIMIT_S,
@@ -251,21 +257,24 @@ def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Itera
 
 
 def revalidate(
-    bundle: Bundle, target: str, engine_name: str, say: Say = lambda text: None
+    opened: Opened, target: str, engine_name: str, say: Say = lambda text: None
 ) -> ValidationReport:
-    """Validate one artifact of a bundle again on this host, in a process of its own."""
-    manifest = bundle.manifest
+    """Validate one artifact of a version again on this host, in a process of its own."""
+    manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
         return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
-    with tempfile.TemporaryDirectory(prefix="soa-validate-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+        held_files(opened, target, engine_name) as held,
+    ):
         return validate_candidate(
             engine_name,
-            bundle.file(candidate.files[0]),
-            Signature.from_dict(manifest.signature),
-            bundle.file(manifest.reference),
+            held.file(candidate.files[0]),
+            opened.signature,
+            held.file(manifest.reference),
             tolerances_of(manifest),
             frozenset(manifest.classifiers),
             Path(folder),
@@ -280,6 +289,12 @@ def runnable(targets: list[str]) -> list[str]:
     return [target for target in targets if host_runs(Target.parse(target))]
 
 
+def _open(registry: Registry, version: Version) -> Opened:
+    """To be measured, promoted or not; of what was built later, only what this host runs."""
+    opening = Opening(version.ref, mode="test", registry=registry)
+    return open_version(opening, annexes=runnable(list(version.annexes)))
+
+
 def _holder(registry: Registry, name: str, alias: str) -> Version | None:
     try:
         return registry.find(f"{name}@{alias}")
@@ -288,15 +303,15 @@ def _holder(registry: Registry, name: str, alias: str) -> Version | None:
 
 
 def _revalidate(
-    bundle: Bundle, targets: list[str], say: Say
+    opened: Opened, targets: list[str], say: Say
 ) -> Mapping[str, Mapping[str, Worst] | None]:
     found: dict[str, Mapping[str, Worst] | None] = {}
     for target in runnable(targets):
-        record = bundle.manifest.targets.get(target)
+        record = opened.bundle.manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
-        reports = [revalidate(bundle, target, name, say) for name in record.engines()]
-        found[target] = _worst_of_all([_worst(bundle.manifest, report) for report in reports])
+        reports = [revalidate(opened, target, name, say) for name in record.engines()]
+        found[target] = _worst_of_all([_worst(opened.bundle.manifest, each) for each in reports])
     return found
 
 
@@ -322,7 +337,7 @@ def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
 
 def _compare_speed(
     registry: Registry,
-    bundle: Bundle,
+    opened: Opened,
     version: Version,
     replaced: Version | None,
     targets: list[str],
@@ -332,36 +347,34 @@ def _compare_speed(
     if replaced is None or replaced.number == version.number:
         return None
     try:
-        other = registry.open(replaced, annexes=runnable(list(replaced.annexes)))
+        other = _open(registry, replaced)
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
         return SpeedComparison(replaced.ref, ())  # not measured: the gate refuses
     points: list[SpeedPoint] = []
     for target in runnable(targets):
-        records = [b.manifest.targets.get(target) for b in (bundle, other)]
+        records = [each.bundle.manifest.targets.get(target) for each in (opened, other)]
         if any(record is None or record.chosen is None for record in records):
             continue
         say(f"timing {version.ref} beside {replaced.ref} on {target}")
-        points += _race_versions(bundle, other, target)
+        points += _race_versions(opened, other, target)
     return SpeedComparison(replaced.ref, tuple(points))
 
 
-def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
-    signatures = {"new": Signature.from_dict(new.manifest.signature),
-                  "old": Signature.from_dict(old.manifest.signature)}  # fmt: skip
+def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     points: list[SpeedPoint] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         sides = {
             side: (
-                _session(bundle, target, signatures[side]),
-                Reference.load(bundle.file(bundle.manifest.reference)).inputs,
+                measured_session(opened, target),
+                Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs,
             )
-            for side, bundle in (("new", new), ("old", old))
+            for side, opened in (("new", new), ("old", old))
         }
-        for case in benchmark_cases(signatures["new"]):
-            if not _fits(signatures["old"], case):
+        for case in benchmark_cases(new.signature):
+            if not _fits(old.signature, case):
                 continue
             calls = {
                 side: bound_call(session, inputs, case) for side, (session, inputs) in sides.items()
@@ -372,11 +385,6 @@ def _race_versions(new: Bundle, old: Bundle, target: str) -> list[SpeedPoint]:
     finally:
         torch.set_num_threads(threads)
     return points
-
-
-def _session(bundle: Bundle, target: str, signature: Signature) -> Session:
-    device = torch.device(Target.parse(target).torch_device)
-    return Session(signature, open_choice(bundle, target, device), device)
 
 
 def _fits(signature: Signature, case: Mapping[str, int]) -> bool:

@@ -6,27 +6,35 @@ import shutil
 from pathlib import Path
 
 from registry.bundle import Bundle
+from registry.moves import PRODUCTION
 from registry.promoted import Promoted, write_promoted
 from registry.store import Registry
 from registry.version import Version
+from runtime.opening import require_promoted
 
 
 def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
     """Copy the bundle of `ref` and its annexes into the new `folder`, whole and verified or not at
     all.
 
-    If the version was promoted to production, the folder says so, by its digest.
+    If the version was promoted to production, the folder says so, by its digest. LoadError if the
+    record of the promotion is not of this version.
     """
     version = registry.find(ref)
+    return version, pull_version(registry, version, folder)
+
+
+def pull_version(registry: Registry, version: Version, folder: Path) -> Bundle:
+    note = None
+    if version.promotion(PRODUCTION) is not None:
+        found = require_promoted(version, registry.promotions(version, PRODUCTION))
+        let_pass = {t: d for t, d in version.annexes.items() if found.annexes.get(t) == d}
+        note = Promoted(version.ref, version.digest, found.by, found.at, let_pass)
     bundle = registry.fetch(version, folder)
-    record = version.promotion("production")
-    if record is not None:
+    if note is not None:
         try:
-            promoted = Promoted(
-                version.ref, bundle.digest, record.by, record.at, dict(record.annexes)
-            )
-            write_promoted(folder, promoted)
+            write_promoted(folder, note)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-    return version, bundle
+    return bundle

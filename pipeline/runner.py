@@ -28,6 +28,7 @@ from registry.errors import BundleError, NotFoundError
 from registry.manifest import SessionSettings
 from registry.store import Registry
 from registry.version import Version
+from soa.options import known_options
 from stages.capture import Capture, capture
 from stages.errors import CaptureError
 from stages.package import package
@@ -55,6 +56,7 @@ class _Run:
     """The user's own code behind the capture, with digests."""
 
 
+@known_options()
 def run(
     config_path: str | Path,
     registry: Registry | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pipeline.deploy import Deployed
 from runtime.loader import tolerances_of
+from runtime.opening import Opening
 from serving.errors import ServerError
 from serving.fleet import Fleet
 from serving.remote import connect
@@ -22,7 +23,7 @@ def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> Validatio
     """
     bundle = deployed.bundle
     folder = deployed.folder / str(deployed.service.number) / "bundle"
-    session = connect(folder, server.url, options=RemoteOptions(deadline_s=_CALL_S))
+    session = connect(Opening(folder), server.url, RemoteOptions(deadline_s=_CALL_S))
     try:
         report = validate_session(
             session,

@@ -14,11 +14,13 @@ from pipeline.errors import ConfigError
 from pipeline.site_xml import balancer, read_xml
 from pipeline.yaml_lines import Key, dotted, read_yaml
 from serving.site import Site
+from soa.options import known_options
 
 VARIABLE = "PIPELINE_SITE"
 _CMS = "JobConfig/site-local-config.xml"
 
 
+@known_options()
 def load_site(path: str | Path) -> Site:
     """Read a site file; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)

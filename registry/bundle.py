@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from registry.errors import BundleError
 from registry.manifest import Manifest, safe_relative
 from registry.promoted import PROMOTED
+from soa.options import known_options
 
 if TYPE_CHECKING:
     from registry.annex import Annex
@@ -168,6 +169,7 @@ def open_sealed(
     return Sealed(MappingProxyType(listed), digest, content, MappingProxyType(hashed))
 
 
+@known_options()
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
     root = Path(path)
@@ -178,6 +180,7 @@ def seal(path: str | Path) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
+@known_options()
 @contextlib.contextmanager
 def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
     """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not

@@ -151,6 +151,15 @@ class History:
         """All of them, oldest first."""
         return sorted(self._search("ASC", 1000), key=lambda event: event.number)
 
+    def promotions(self, second: datetime | None = None) -> list[Event]:
+        """Oldest first; or those of a second alone, which the store picks out of a long history."""
+        which = f"tags.`{_EVENT}` = 'promotion'"
+        if second is not None:
+            since = int(second.timestamp()) * 1000
+            which += f" AND attributes.start_time >= {since}"
+            which += f" AND attributes.start_time < {since + 1000}"
+        return sorted(self._search("ASC", 1000, which), key=lambda event: event.number)
+
     def last(self) -> Event | None:
         return next(iter(self._search("DESC", 1, pages=False)), None)
 
@@ -183,13 +192,15 @@ class History:
         self._client.set_terminated(event.id, _STATUS[state])
         return replace(event, state=state)
 
-    def _search(self, order: str, page: int, pages: bool = True) -> list[Event]:
+    def _search(
+        self, order: str, page: int, which: str = f"tags.`{_EVENT}` LIKE '%'", pages: bool = True
+    ) -> list[Event]:
         from mlflow.entities import ViewType
 
         def search(page_token: str | None) -> Any:
             return self._client.search_runs(
                 [self._experiment],
-                f"tags.`{_EVENT}` LIKE '%'",
+                which,
                 run_view_type=ViewType.ALL,
                 order_by=[f"attributes.start_time {order}"],
                 max_results=page,

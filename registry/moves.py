@@ -157,6 +157,16 @@ class Mover:
         )
         return [Decision("in place", False, found, limit, detail)]
 
+    def promotion(self, number: int | None, alias: str | None) -> Promotion | None:
+        """The last one of a version to an alias that has happened."""
+        past = [
+            event
+            for event in self.history.events()
+            if (event.kind, event.state) == ("promotion", "done")
+            and (event.version, event.alias) == (number, alias)
+        ]
+        return promotion_of(past[-1]) if past else None
+
     def note(self, event: Event) -> Event:
         """Record what moves nothing."""
         self.turn.require()
@@ -198,7 +208,7 @@ class Mover:
 
     def _prepare(self, event: Event) -> None:
         if event.kind == "promotion":
-            self._tag(event.version, f"{PROMOTION}{event.alias}", _promotion(event))
+            self._tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
     def _unprepare(self, event: Event) -> None:
         """The tag of the promotion becomes again what the history says of it."""
@@ -206,16 +216,11 @@ class Mover:
             return
         key = f"{PROMOTION}{event.alias}"
         found = self.client.get_model_version(self.model, str(event.version)).tags.get(key)
-        if found != _promotion(event):
+        if found is None or not _written_by(event, found):
             return
-        before = [
-            past
-            for past in self.history.events()
-            if (past.kind, past.state) == ("promotion", "done")
-            and (past.version, past.alias) == (event.version, event.alias)
-        ]
-        if before:
-            self._tag(event.version, key, _promotion(before[-1]))
+        before = self.promotion(event.version, event.alias)
+        if before is not None:
+            self._tag(event.version, key, before.to_json())
         else:
             self.turn.require()
             self.client.delete_model_version_tag(self.model, str(event.version), key)
@@ -256,9 +261,24 @@ class Mover:
         return aliases_of(self.client.get_registered_model(self.model))
 
 
-def _promotion(event: Event) -> str:
-    record = Promotion(str(event.alias), event.by, _seconds(event), event.decisions, event.annexes)
-    return record.to_json()
+def promotion_of(event: Event) -> Promotion:
+    """What the version's tag says of the event."""
+    return Promotion(
+        str(event.alias),
+        event.by,
+        _seconds(event),
+        event.decisions,
+        event.annexes,
+        event.model,
+        event.version,
+        event.digests.get(f"{event.model}/{event.version}"),
+    )
+
+
+def _written_by(event: Event, tag: str) -> bool:
+    """Whether a tag is the event's, also in the words of a writer that named no version."""
+    meant = promotion_of(event)
+    return tag in (meant.to_json(), replace(meant, model=None, number=None, digest=None).to_json())
 
 
 def _seconds(event: Event) -> str:

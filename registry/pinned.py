@@ -27,13 +27,15 @@ from registry.errors import BundleError
 
 
 class Pinned:
-    """Some files of a bundle, until `close`. `file(name)` is the path to open instead of its own.
+    """Some files of a bundle, until `close`. `file(name)` is the path to open instead of its own:
+    for this process, also after a fork, or, `for_others`, for those that it starts while it lives.
 
     Of a bundle that was opened without digests, the files are held as they are found.
     """
 
-    def __init__(self, bundle: Bundle, names: Iterable[str]) -> None:
+    def __init__(self, bundle: Bundle, names: Iterable[str], *, for_others: bool = False) -> None:
         self._bundle = bundle
+        self._owner = str(os.getpid()) if for_others else "self"
         self._held: dict[str, tuple[int, Identity]] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="soa-pinned-"))
         try:
@@ -72,7 +74,7 @@ class Pinned:
             if digest != self._bundle.files[name]:
                 raise self._changed(name)
         self.file(name).parent.mkdir(parents=True, exist_ok=True)
-        self.file(name).symlink_to(f"/proc/self/fd/{handle}")
+        self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
     def _changed(self, name: str) -> BundleError:
         return BundleError(f"{self._bundle.path}: {name} was changed after its digest was checked")

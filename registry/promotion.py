@@ -14,6 +14,7 @@ from datetime import timedelta
 
 from registry.errors import RegistryError
 from registry.manifest import Manifest, Worst
+from soa.options import known_options
 
 # What loads in production holds these too, so to let a version pass here would be of no use.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
@@ -101,6 +102,7 @@ class Signature:
     error: str = ""
 
 
+@known_options()
 def decide(
     manifest: Manifest,
     *,

@@ -21,6 +21,7 @@ from registry.promoted import read_promoted
 from registry.reference import Ref
 from registry.store import Registry
 from registry.version import DIGEST, ORIGIN, Version
+from soa.options import known_options
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Pushed:
     """"kept": the version had another one, which stays."""
 
 
+@known_options()
 def push(
     registry: Registry,
     folder: str | Path,

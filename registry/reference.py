@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from registry.errors import RegistryError
+from soa.options import known_options
 
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 """A registered model's name: no slash and no at-sign, which separate version and alias, and no dot
@@ -35,6 +36,7 @@ class Ref:
         return self.name if self.alias is None else f"{self.name}@{self.alias}"
 
 
+@known_options()
 def parse_ref(text: str) -> Ref | Path:
     """A `Ref`, or the `Path` of a bundle folder. The text alone decides, never what is on disk.
 

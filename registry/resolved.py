@@ -17,33 +17,35 @@ import hashlib
 import json
 import os
 import uuid
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from registry.errors import RegistryError
-from registry.version import Version
+from registry.version import Promotion, Version
 
 _SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Signers:
-    """Public keys in PEM format, one of which must have signed; `origin`: who asks for it."""
-
-    origin: str
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """What a reference meant at a time (UTC), and the signatures that policies asked for then."""
+class Lookup:
+    """What a reference meant, and how that is known: for the route to an artifact, for records."""
 
     version: Version
-    signers: tuple[Signers, ...]
+    signers: Mapping[str, tuple[str, ...]]
+    """By who asks for it: public keys in PEM format, one of which must have signed."""
     at: datetime
+    """When the registry said so (UTC)."""
+    policy: str = "offline"
+    asked: bool = False
+    """Whether it was asked for this session."""
+    stale: str | None = None
+    """Why it could not be asked, where it should have been."""
+    history: Sequence[Promotion] | None = field(default=None, repr=False)
+    """What the model's history says of the version's promotion, where it was asked."""
 
 
 class Resolved:
@@ -53,7 +55,7 @@ class Resolved:
         self._root = root / "resolved"
         self._key = {"registry": registry, "mode": mode}
 
-    def read(self, ref: str) -> Resolution | None:
+    def read(self, ref: str) -> Lookup | None:
         """None if there is none; RegistryError if it is damaged."""
         path = self._path(ref)
         try:
@@ -69,25 +71,25 @@ class Resolved:
                 raise ValueError("it is not what was written")
             if (content["schema"], content["ref"]) != (_SCHEMA, ref):
                 raise ValueError("it is of another kind")
-            return _resolution(content)
+            return _lookup(content)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RegistryError(
                 f"{path}: damaged: {error}: remove it, or load with lookup='fresh'"
             ) from error
 
-    def write(self, ref: str, resolution: Resolution) -> None:
+    def write(self, ref: str, found: Lookup) -> None:
         """Unless another process has found it later. OSError where the cache cannot be written."""
         with contextlib.suppress(RegistryError):
             last = self.read(ref)
-            if last is not None and last.at > resolution.at:
+            if last is not None and last.at > found.at:
                 return
         content = {
             "schema": _SCHEMA,
             **self._key,
             "ref": ref,
-            "at": resolution.at.isoformat(),
-            "version": _plain(resolution.version),
-            "signers": [asdict(each) for each in resolution.signers],
+            "at": found.at.isoformat(),
+            "version": _plain(found.version),
+            "signers": [{"origin": o, "keys": list(k)} for o, k in found.signers.items()],
         }
         path = self._path(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,7 @@ def _plain(version: Version) -> dict[str, Any]:
     }
 
 
-def _resolution(content: dict[str, Any]) -> Resolution:
+def _lookup(content: dict[str, Any]) -> Lookup:
     said = content["version"]
     version = Version(
         **{
@@ -140,5 +142,5 @@ def _resolution(content: dict[str, Any]) -> Resolution:
             },
         }
     )
-    signers = tuple(Signers(each["origin"], tuple(each["keys"])) for each in content["signers"])
-    return Resolution(version, signers, datetime.fromisoformat(content["at"]).astimezone(UTC))
+    signers = {each["origin"]: tuple(each["keys"]) for each in content["signers"]}
+    return Lookup(version, signers, datetime.fromisoformat(content["at"]).astimezone(UTC))

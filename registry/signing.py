@@ -82,22 +82,16 @@ def read_trusted(path: str | Path) -> Trusted:
     return trusted(read_file(Path(path)), str(path))
 
 
-def trusted_keys(given: Sequence[str | Path] | None = None) -> tuple[Trusted, ...] | None:
-    """The keys and roots to trust: those given, else PIPELINE_TRUSTED_KEYS, else None: nobody asks.
+def trusted_keys(
+    given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
+) -> tuple[Trusted, ...]:
+    """The keys and roots in files, or in folders of which every `*.pem` and `*.pub` is one.
 
-    Each is a file, or a folder of which every `*.pem` and `*.pub` is one; the variable holds
-    several with `:` in between. Where trust is asked for and there is no key, SignatureError: a
-    folder that was lost does not become trust in everything.
+    Where trust is asked for and there is no key, SignatureError: a folder that was lost does not
+    become trust in everything.
     """
-    if given is None:
-        text = os.environ.get(TRUSTED_KEYS_VARIABLE)
-        if text is None:
-            return None
-        given, asked = [part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE
-    else:
-        asked = "trusted_keys"
     keys: list[Trusted] = []
-    for path in map(Path, given):
+    for path in map(Path, [given] if isinstance(given, str | Path) else given):
         files = sorted(f for f in path.iterdir() if f.suffix in (".pem", ".pub")) \
             if path.is_dir() else [path]  # fmt: skip
         if not files:
@@ -106,6 +100,15 @@ def trusted_keys(given: Sequence[str | Path] | None = None) -> tuple[Trusted, ..
     if not keys:
         raise SignatureError(f"{asked} names no key, so no signature could be trusted")
     return tuple(keys)
+
+
+def host_keys() -> tuple[Trusted, ...] | None:
+    """Those of the files and folders in PIPELINE_TRUSTED_KEYS, with `:` in between; None: this host
+    asks for no signature."""
+    text = os.environ.get(TRUSTED_KEYS_VARIABLE)
+    if text is None:
+        return None
+    return trusted_keys([part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE)
 
 
 def sign(

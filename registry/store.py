@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +31,12 @@ from registry.lookup import (
     registered,
 )
 from registry.mlflow_access import Access
-from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
+from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, promotion_of
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, checked_alias, parse_ref
 from registry.signing import PublicKey, Trusted
-from registry.version import ORIGIN, Version
+from registry.version import ORIGIN, Promotion, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -322,6 +323,8 @@ class Registry:
                 *self._unheard(version.name, policies),
             )
             passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
+            before = mover.promotion(found.number, alias) if found.annexes else None
+            seen = {*annexes, *(before.annexes if before else ())}
             event = mover.event(
                 "promotion" if passed else "refusal",
                 alias,
@@ -329,7 +332,7 @@ class Registry:
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
-                annexes=found.annexes_promoted(alias, annexes),
+                annexes={t: digest for t, digest in found.annexes.items() if t in seen},
             )
             if not passed:
                 mover.note(event)
@@ -388,6 +391,31 @@ class Registry:
                 return []
             events = History(client, experiment, name).events()
             return as_settled(client, events, aliases_of(model))
+
+    def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
+        """The promotions to `alias` that have happened to the version by the history of its own
+        model, oldest first: those of the time that its tag names, if there are any; none without
+        that tag."""
+        said = version.promotion(alias)
+        if said is None or not self._access.exists:
+            return []
+        with self._access.client() as client:
+            experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
+            if experiment is None:
+                return []
+            history = History(client, experiment.experiment_id, version.name)
+
+            def happened(second: datetime | None) -> list[Promotion]:
+                events = history.promotions(second)
+                aliases = dict.fromkeys(version.aliases, version.number)
+                return [
+                    promotion_of(event)
+                    for event in as_settled(client, events, aliases)
+                    if (event.alias, event.version, event.state) == (alias, version.number, "done")
+                ]
+
+            # A promotion that was cut short has left its tag, and the one before still counts.
+            return happened(said.time) or happened(None)
 
     # Policies
 

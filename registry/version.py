@@ -6,8 +6,8 @@ The tags are a contract with people: MLflow's web page shows them and its search
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,18 +38,33 @@ def target_of(tag: str) -> str:
 
 @dataclass(frozen=True)
 class Promotion:
-    """The record of one promotion: who let the version pass, when, and by which decisions."""
+    """The record of one promotion: who let the version pass, when, and by which decisions.
+
+    It is of one version, by `model`, `number` and `digest`; records of old name none of the three.
+    """
 
     alias: str
     by: str
     at: str
-    """UTC, ISO 8601."""
+    """UTC, ISO 8601, in whole seconds."""
     decisions: tuple[Decision, ...]
     annexes: Mapping[str, str] = field(default_factory=dict)
     """Targets built later that the gates saw too, and the digests of their annexes."""
+    model: str | None = None
+    number: int | None = None
+    digest: str | None = None
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromisoformat(self.at)
+
+    def of(self, version: Version) -> Promotion:
+        """The same promotion as one of `version`."""
+        return replace(self, model=version.name, number=version.number, digest=version.digest)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
+        said = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(said, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:
@@ -58,8 +73,11 @@ class Promotion:
         try:
             data = json.loads(text)
             decisions = tuple(Decision(**decision) for decision in data.pop("decisions"))
-            return cls(decisions=decisions, **data)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            made = cls(decisions=decisions, **{**data, "annexes": dict(data.get("annexes", {}))})
+            if made.time.tzinfo is None:
+                raise ValueError(f"its time {made.at!r} is in no time zone")
+            return made
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
 
 
@@ -95,6 +113,11 @@ class Version:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
 
+    def promoted(self, record: Promotion) -> Version:
+        """The version with this for the record of its promotion."""
+        tags = {**self.tags, PROMOTION + record.alias: record.to_json()}
+        return replace(self, tags=MappingProxyType(tags))
+
     @property
     def origin(self) -> Mapping[str, str]:
         """Where a version was before it was pushed or imported, by those who did; else empty."""
@@ -104,12 +127,6 @@ class Version:
             return {str(key): str(value) for key, value in found.items()}
         except (ValueError, AttributeError) as error:
             raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
-
-    def annexes_promoted(self, alias: str, seen: Collection[str]) -> dict[str, str]:
-        """What a promotion to `alias` lets pass: those that its gates saw, and earlier ones."""
-        before = self.promotion(alias)
-        kept = {*seen, *(before.annexes if before else ())}
-        return {target: digest for target, digest in self.annexes.items() if target in kept}
 
     def require_free(self, target: str) -> None:
         """Raise RegistryError if the version has a target, proven there, already."""

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import ctypes
 
+from soa.options import known_options
+
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
 _NEVER = 2**31 - 1
 
 
+@known_options()
 def keep_freed_memory() -> None:
     """Have freed memory reused rather than returned, for the rest of this process.
 

@@ -21,12 +21,11 @@ from typing import Any, Self
 import torch
 
 from engines.errors import RunError
-from registry.bundle import Bundle
 from runtime.binding import Binding, Rows
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.lookup import Found, Name
 from runtime.memory_rules import Collections
+from runtime.opening import Lookup, Name, Opened, open_found
 from runtime.session import Origin, Session
 from soa.collection import Collection
 from soa.errors import SoaPipelineError
@@ -44,7 +43,7 @@ class LiveSession:
     It has a session's methods; `current` is the session in place, with its origin and its report.
     """
 
-    def __init__(self, name: Name, open_: Callable[[Found, Bundle], AnySession]) -> None:
+    def __init__(self, name: Name, open_: Callable[[Opened], AnySession]) -> None:
         self._name = name
         self._open = open_
         self._refreshing = threading.Lock()
@@ -52,8 +51,9 @@ class LiveSession:
         self._bindings: weakref.WeakSet[LiveBinding] = weakref.WeakSet()
         self._watchers: list[Watcher] = []
         self._closed = False
-        self._found, bundle = name.open(name.find())
-        self.current: AnySession = open_(self._found, bundle)
+        opened = open_found(name, name.find())
+        self._found = _lookup(opened)
+        self.current: AnySession = open_(opened)
         """Set by `refresh` alone, at once for all bindings."""
         self.signature = self.current.signature
 
@@ -86,17 +86,17 @@ class LiveSession:
             found = self._name.find(now=True)
             if not self._is_news(found):
                 return False
-            found, bundle = self._name.open(found)
-            if not self._is_news(found):  # its files could not be had
+            opened = open_found(self._name, found)
+            if not self._is_news(_lookup(opened)):  # its files could not be had
                 return False
-            coming = self._open(found, bundle)
+            coming = self._open(opened)
             try:
-                self._require_fits(found, coming)
+                self._require_fits(opened, coming)
             except BaseException:
                 coming.close()
                 raise
-            log.info("%s: %s takes the place of %s", self._name.ref, found.version.ref, self.ref)
-            self._found = found
+            log.info("%s: %s takes the place of %s", self._name.ref, opened.label, self.ref)
+            self._found = _lookup(opened)
             self.current = coming
             return True
 
@@ -148,17 +148,17 @@ class LiveSession:
             self._closed = True
             self.current.close()
 
-    def _is_news(self, found: Found) -> bool:
+    def _is_news(self, found: Lookup) -> bool:
         """Another version, and not one known from before the one in place was asked for."""
         now = self._found
         same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
-        return not same and found.lookup.at >= now.lookup.at
+        return not same and found.at >= now.at
 
-    def _require_fits(self, found: Found, coming: AnySession) -> None:
+    def _require_fits(self, opened: Opened, coming: AnySession) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
         if _contract(coming.signature) != _contract(self.signature):
             raise LoadError(
-                f"{found.version.ref} has another signature than {self.ref}, which goes on "
+                f"{opened.label} has another signature than {self.ref}, which goes on "
                 f"serving{_difference(self, coming)}: load it anew"
             )
         if isinstance(coming, MultiDeviceSession) and isinstance(self.current, MultiDeviceSession):
@@ -261,6 +261,11 @@ class Watcher:
                 log.warning("not refreshed, %s goes on serving: %s", self._session.ref, self.error)
             else:
                 self.error = None
+
+
+def _lookup(opened: Opened) -> Lookup:
+    assert opened.lookup is not None  # it has come by a name
+    return opened.lookup
 
 
 def _contract(signature: Signature) -> dict[str, Any]:

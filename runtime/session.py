@@ -19,7 +19,7 @@ from soa.layout import Layout
 from soa.signature import Signature
 
 if TYPE_CHECKING:
-    from runtime.lookup import Lookup
+    from registry.resolved import Lookup
 
 
 @dataclass(frozen=True)

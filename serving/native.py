@@ -45,8 +45,8 @@ class Native:
     program: Program
 
 
-def artifact_of(bundle: Bundle, target: str, backend: Backend) -> Path:
-    """The artifact that a backend can be given; raises ServingError where there is none."""
+def artifact_of(bundle: Bundle, target: str, backend: Backend) -> str:
+    """The engine whose artifact a backend can be given; ServingError where none is valid."""
     name = ENGINES[backend]
     candidate = bundle.manifest.targets[target].candidates.get(name)
     if candidate is None or candidate.status != "valid" or not candidate.files:
@@ -57,11 +57,11 @@ def artifact_of(bundle: Bundle, target: str, backend: Backend) -> Path:
             f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
             f"{backend} backend would run: {why}"
         )
-    return bundle.file(candidate.files[0])
+    return name
 
 
-def graph_of(bundle: Bundle, target: str) -> Path:
-    """The ONNX file that a plan for `target` is made of; ServingError where none is valid.
+def graph_of(bundle: Bundle, target: str) -> str:
+    """The target whose ONNX file a plan for `target` is made of; ServingError where none is valid.
 
     That of the target itself, else of any other: the file is exported from the program without a
     look at the target, and the plan is tried on its own.
@@ -71,7 +71,7 @@ def graph_of(bundle: Bundle, target: str) -> Path:
         record = targets.get(name)
         candidate = record.candidates.get("onnxruntime") if record else None
         if candidate is not None and candidate.status == "valid" and candidate.files:
-            return bundle.file(candidate.files[0])
+            return name
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of onnxruntime for any target, of which a "
         "plan for Triton's tensorrt backend would be made"

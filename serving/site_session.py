@@ -5,29 +5,25 @@ It binds and runs as a local session does; where each request runs is serving/ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
 from engines.engine import Executable
-from registry.store import Registry
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
-from runtime.loader import Mode
-from runtime.session import Origin, Session
+from runtime.loader import AUTO, checked, device_here, session_on
+from runtime.opening import Opened, Opening, open_version
+from runtime.session import Origin
 from serving.places import OnDevice, Place
 from serving.pooled_session import PooledSession
-from serving.remote import Wanted, checked, find_wanted, open_client
+from serving.remote import open_client, open_model, origin_of
 from serving.remote_model import RemoteModel
 from serving.router import Router, SiteReport
 from serving.site import Site
 from serving.watch import Watch
 from soa.signature import Signature
-
-OpenLocal = Callable[[str | Path, str], Session]
-"""A session of a reference on a device of this host."""
 
 
 class SiteSession(PooledSession):
@@ -42,27 +38,19 @@ class SiteSession(PooledSession):
         return self._router.report()
 
 
-def connect_site(
-    ref: str | Path,
-    site: Site,
-    folder: Path,
-    open_local: OpenLocal,
-    *,
-    mode: Mode = "production",
-    registry: Registry | str | None = None,
-) -> SiteSession | CheckedSession:
-    """A session of `ref` over a site. Paths in the site are relative to `folder`.
+def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | CheckedSession:
+    """A session over a site. Paths in the site are relative to `folder`.
 
     A server that is away, busy or has another bundle now is no error, it is used once it is well;
     but where there is no falling back and nothing is well within the deadline, NowhereError is
-    raised. Raises too what `runtime.load` raises about `ref`, also for this host's artifact.
+    raised. Raises too what the route to an artifact raises, also for this host's artifact.
     """
-    wanted = find_wanted(ref, mode, registry)
-    opened: list[Executable] = []
+    opened = open_version(opening)
+    closing: list[Executable] = []
     try:
-        router = _router(wanted, ref, site, folder, open_local, opened)
+        router = _router(opened, opening, site, folder, closing)
     except BaseException:
-        for executable in opened:
+        for executable in closing:
             _close(executable)
         raise
     try:
@@ -72,47 +60,43 @@ def connect_site(
             watch.start()
         if router.fall_back is None:
             router.wait_until_open()
-        origin = wanted.origin("site", ", ".join(place.name for place in router.places) or "cpu")
-        if mode == "production":
-            return SiteSession(wanted.signature, router, origin)
-        return checked(wanted, router, origin)
+        places = ", ".join(place.name for place in router.places) or "cpu"
+        origin = origin_of(opened, "site", places)
+        if opened.production:
+            return SiteSession(opened.signature, router, origin)
+        return checked(opened, router, torch.device("cpu"), origin)
     except BaseException:
         router.close()
         raise
 
 
 def _router(
-    wanted: Wanted,
-    ref: str | Path,
-    site: Site,
-    folder: Path,
-    open_local: OpenLocal,
-    opened: list[Executable],
+    opened: Opened, opening: Opening, site: Site, folder: Path, closing: list[Executable]
 ) -> Router:
-    """`opened` gets what is to be closed if this fails half-way."""
+    """`closing` gets what is to be closed if this fails half-way."""
 
-    def local(device: str) -> Executable:
-        found = open_local(wanted.version.ref if wanted.version else ref, device)
-        opened.append(found.executable)
-        if found.origin is None or found.origin.digest != wanted.digest:
-            raise LoadError(f"{ref} has changed while it was being loaded: load it again")
-        return found.executable
+    def local(name: str) -> Executable:
+        if name == AUTO:
+            raise LoadError(f"device {name!r} in a site: use 'cpu', 'cuda' or 'cuda:1'")
+        executable = session_on(opened, opening, device_here(name)).executable
+        closing.append(executable)
+        return executable
 
     places: dict[Place, tuple[RemoteModel | None, str | None]] = {}
-    for server in site.servers_for(wanted.name):
+    for server in site.servers_for(opened.name):
         client = open_client(server.address, server.options(site.policy, folder))
-        model = RemoteModel(wanted.signature, client, wanted.name, wanted.number, wanted.digest)
-        opened.append(model)
+        model = open_model(opened, client)
+        closing.append(model)
         places[Place(server.name, model, server.preference)] = (model, server.metrics)
     for name in site.local.devices:
         executable, device = local(name), torch.device(name)
         if device.type != "cpu":
-            executable = OnDevice(executable, device, wanted.signature)
+            executable = OnDevice(executable, device, opened.signature)
         places[Place(name, executable, site.local.preference)] = (None, None)
-    fall_back = local("cpu") if site.falls_back(wanted.name) else None
-    router = Router(wanted.label, list(places), fall_back, site.policy)
+    fall_back = local("cpu") if site.falls_back(opened.name) else None
+    router = Router(opened.label, list(places), fall_back, site.policy)
     for place, (remote, metrics) in places.items():
-        router.watchers[place] = Watch(router, place, wanted, remote, metrics)
+        router.watchers[place] = Watch(router, place, opened, remote, metrics)
     return router
 
 

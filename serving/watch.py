@@ -15,10 +15,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from runtime.opening import Opened
 from serving.errors import DeadlineError, ServingError
 from serving.metrics import get, model_counters
 from serving.places import Place
-from serving.remote import Wanted, find_served
+from serving.remote import find_served, number_of
 from serving.remote_model import RemoteModel
 from serving.router import Router
 
@@ -39,12 +40,12 @@ class Watch:
         self,
         router: Router,
         place: Place,
-        wanted: Wanted,
+        opened: Opened,
         model: RemoteModel | None = None,
         metrics: str | None = None,
     ) -> None:
         self._router, self._place, self._model = router, place, model
-        self._wanted, self._metrics = wanted, metrics
+        self._opened, self._metrics = opened, metrics
         self._every_s = router.policy.health_s
         self._within_s = router.policy.attempt_s
         self._before: _Counters | None = None
@@ -91,11 +92,11 @@ class Watch:
     def _problem(self) -> str | None:
         if self._model is None:
             return None
-        client, wanted = self._model.client, self._wanted
+        client, opened = self._model.client, self._opened
         try:
-            if not client.ready(wanted.name, wanted.number, self._within_s):
-                return f"server {client.address}: {wanted.label} is not ready"
-            self._model.follow(find_served(client, wanted, self._within_s))
+            if not client.ready(opened.name, number_of(opened), self._within_s):
+                return f"server {client.address}: {opened.label} is not ready"
+            self._model.follow(find_served(client, opened, self._within_s))
         except DeadlineError as error:
             self._silent += 1
             # Twice: it hangs, or the connection is dead and nobody has closed it.
@@ -132,7 +133,7 @@ class Watch:
     def _counters(self, url: str) -> _Counters | None:
         try:
             text = get(url, self._within_s).decode("utf-8", "replace")
-            return _Counters(time.monotonic(), model_counters(text, self._wanted.name))
+            return _Counters(time.monotonic(), model_counters(text, self._opened.name))
         except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
             return None
 

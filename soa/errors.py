@@ -25,3 +25,7 @@ class BlockError(SoaPipelineError):
 
 class SignatureError(SoaPipelineError):
     """A signature that contradicts itself or cannot be read."""
+
+
+class OptionError(SoaPipelineError, TypeError):
+    """A keyword that a public function does not have."""

@@ -23,6 +23,7 @@ from typing import Any, Literal
 
 from soa.dtypes import itemsize, torch_dtype
 from soa.errors import LayoutError
+from soa.options import known_options
 
 Kind = Literal["column", "scalar", "eigen"]
 Storage = Literal["buffer", "columns"]
@@ -80,16 +81,19 @@ class Column:
         return col * rows + row
 
 
+@known_options()
 def column(name: str, dtype: str) -> Column:
     """A plain column: one value per element (`SOA_COLUMN`)."""
     return Column(name, dtype)
 
 
+@known_options()
 def scalar(name: str, dtype: str) -> Column:
     """One value for the whole collection (`SOA_SCALAR`)."""
     return Column(name, dtype, "scalar")
 
 
+@known_options()
 def eigen(name: str, dtype: str, *shape: int) -> Column:
     """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`)."""
     return Column(name, dtype, "eigen", tuple(shape))

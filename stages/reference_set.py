@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engines.engine import engine
 from engines.isolation import run_isolated
 from runtime.compare import Tolerance, combine
+from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.signature import Signature
 from soa.transfer import fill_column, read_block
@@ -51,8 +51,8 @@ def validate_on_set(
         "stages.reference_set:validate_here",
         {
             "name": name,
-            "file": str(file.resolve()),
-            "program": str(program.resolve()),
+            "file": str(file.absolute()),  # not where a link leads: that may be held for us
+            "program": str(program.absolute()),
             "inputs": str(inputs.resolve()),
             "signature": signature.to_dict(),
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},
@@ -93,8 +93,8 @@ def _validated(
     device: str,
 ) -> dict[str, Any]:
     kept, cpu = Signature.from_dict(signature), torch.device("cpu")
-    portable = Session(kept, engine("exported").open(Path(program), cpu))
-    session = Session(kept, engine(name).open(Path(file), torch.device(device)), device)
+    portable = Session(kept, open_candidate("exported", Path(program), cpu))
+    session = Session(kept, open_candidate(name, Path(file), torch.device(device)), device)
     limits = {key: Tolerance(**t) for key, t in tolerances.items()}
     reports = []
     for rows, case in windows(kept, read_set(kept, Path(inputs))):

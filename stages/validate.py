@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from engines.engine import engine
 from engines.errors import out_of_memory
 from engines.isolation import run_isolated
 from runtime.allocator import keep_freed_memory
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.guarded import Side
 from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.collection import Collection
 from soa.signature import Signature
@@ -111,9 +111,9 @@ def validate_candidate(
     """
     payload: dict[str, Any] = {
         "name": name,
-        "file": str(file.resolve()),
+        "file": str(file.absolute()),  # not where a link leads: that may be held for us
         "signature": signature.to_dict(),
-        "reference": str(reference.resolve()),
+        "reference": str(reference.absolute()),
         "tolerances": {key: asdict(t) for key, t in tolerances.items()},
         "classifiers": sorted(classifiers),
         "device": device,
@@ -160,7 +160,7 @@ def validate_here(
     torch.set_num_threads(1)
     where = torch.device(device)
     with tf32_switches(precision):
-        executable = engine(name).open(Path(file), where)
+        executable = open_candidate(name, Path(file), where)
         report = validate_session(
             Session(Signature.from_dict(signature), executable, where),
             name,

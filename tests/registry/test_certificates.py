@@ -16,7 +16,7 @@ import pytest
 
 from registry import Bundle, Registry, SignatureError, seal
 from registry.certificates import Root
-from registry.signing import PublicKey, read_trusted, require_signature, sign, trusted_keys
+from registry.signing import PublicKey, host_keys, read_trusted, require_signature, sign
 from tests.models.authorities import TODAY, Certified, certify
 from tests.models.keys import make_keys
 
@@ -216,7 +216,7 @@ def test_a_folder_of_keys_and_roots(
     shutil.copy(house.root.pem, folder)
     shutil.copy(make_keys(tmp_path, "release").public, folder)
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(folder))
-    keys = trusted_keys()
+    keys = host_keys()
     assert keys is not None
     assert len(keys) == 2
     version = registry.register(Bundle.open(signed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,22 @@ def test_a_promotion_that_never_was_leaves_the_one_before(
     assert between.decisions == tuple(other)
     registry.approve(three[0], "Ada")
     assert registry.find("jets/1").promotion("production") == before
+
+
+def test_one_cut_short_by_a_writer_that_named_no_version(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        kill_after(patch, 2)
+        with pytest.raises(Killed):
+            registry.promote(three[2], "production", passed)
+    record = json.loads(registry.find("jets/3").tags["promotion.production"])
+    old = {key: record[key] for key in ("alias", "annexes", "at", "by", "decisions")}
+    text = json.dumps(old, sort_keys=True)
+    client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+    client.set_model_version_tag("jets", "3", "promotion.production", text)
+    registry.approve(three[0], "Ada")
+    assert registry.find("jets/3").promotion("production") is None
 
 
 def test_what_was_found_is_not_put_back(registry: Registry, three: list[Version]) -> None:

@@ -5,7 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from registry import Bundle, Registry, SignatureError, seal
 from registry.promoted import Promoted, write_promoted
-from registry.signing import public_key, read_public_key, require_signature, sign, trusted_keys
+from registry.signing import (
+    host_keys,
+    public_key,
+    read_public_key,
+    require_signature,
+    sign,
+    trusted_keys,
+)
 from tests.models.keys import KeyPair, make_keys, write_keys
 
 MakeBundle = Callable[..., Path]
@@ -200,25 +207,24 @@ def test_keys_of_other_kinds(bundle: Bundle, tmp_path: Path, release: KeyPair) -
 
 
 def test_trusted_keys(tmp_path: Path, release: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fingerprints(given: Sequence[str | Path] | None) -> list[str]:
-        return [key.fingerprint for key in trusted_keys(given) or ()]
-
     monkeypatch.delenv("PIPELINE_TRUSTED_KEYS", raising=False)
-    assert trusted_keys() is None
+    assert host_keys() is None
     key, other = read_public_key(release.public), make_keys(tmp_path, "other")
-    assert fingerprints([release.public]) == [key.fingerprint]
+    one_path: tuple[str | Path, ...] = (release.public, str(release.public))
+    for given in ([release.public], *one_path):
+        assert [each.fingerprint for each in trusted_keys(given)] == [key.fingerprint]
     folder = tmp_path / "keys"
     folder.mkdir()
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(folder))
     with pytest.raises(SignatureError, match=r"PIPELINE_TRUSTED_KEYS: there is no \*.pem"):
-        trusted_keys()
+        host_keys()
     shutil.copy(release.public, folder)
-    assert fingerprints(None) == [key.fingerprint]
+    assert [each.fingerprint for each in host_keys() or ()] == [key.fingerprint]
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", f"{folder}:{other.public}")
-    assert len(fingerprints(None)) == 2
+    assert len(host_keys() or ()) == 2
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", "")
-    with pytest.raises(SignatureError, match="names no key"):
-        trusted_keys()
+    with pytest.raises(SignatureError, match="PIPELINE_TRUSTED_KEYS names no key"):
+        host_keys()
     with pytest.raises(SignatureError, match="trusted_keys names no key"):
         trusted_keys([])
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from engines.errors import RunError
+from pipeline.loading import load
 from registry.bundle import Bundle
 from registry.cache import Cache, cache_root
 from registry.errors import NotFoundError, RegistryUnavailableError
 from registry.store import Registry
 from runtime.errors import BindError, LoadError
 from runtime.live import LiveSession, Watcher
-from runtime.loader import load
 from runtime.scheduler import Scheduler
 from runtime.session import Session
 from soa.collection import Collection

@@ -14,6 +14,7 @@ import torch
 
 from engines.errors import RunError, TargetError
 from engines.target import host_cpu_levels
+from pipeline.loading import load
 from pipeline.pull import pull
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.promoted import Promoted, write_promoted
@@ -22,7 +23,6 @@ from runtime import tf32
 from runtime.checked import CheckedSession
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import load
 from runtime.session import Session
 from tests.models.mlps import PointwiseFirst
 from tests.models.project import PASSED, TARGET, Built, described, resealed

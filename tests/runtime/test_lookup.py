@@ -25,7 +25,7 @@ from registry.signing import read_public_key
 from registry.store import Registry
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.lookup import POLICIES, Lookup
+from runtime.opening import LOOKUPS, Lookup
 from runtime.session import Session
 from tests.models.keys import make_keys
 from tests.models.project import Built, described
@@ -168,7 +168,7 @@ class TestGates:
         with pytest.raises(LoadError, match="jets/2 was never promoted"):
             load(NAME, registry=registry)
         move_away(registry)
-        for lookup in POLICIES[1:]:
+        for lookup in LOOKUPS[1:]:
             with pytest.raises((LoadError, NotFoundError)):
                 load(NAME, registry=registry, lookup=lookup)
 
@@ -191,11 +191,11 @@ class TestGates:
         registry.sign(registry.find(NAME), release.private)
         session = load(NAME, registry=registry, lookup="prefer-cache")
         move_away(registry)
-        for lookup in POLICIES[1:]:
+        for lookup in LOOKUPS[1:]:
             require_runs(load(NAME, registry=registry, lookup=lookup, max_age_s=0))
         assert session.origin is not None
         (cache_root() / str(session.origin.digest) / "bundle.sig").unlink()
-        for lookup in POLICIES[1:]:
+        for lookup in LOOKUPS[1:]:
             with pytest.raises(SignatureError, match=r"not signed; .*the registry's policy"):
                 load(NAME, registry=registry, lookup=lookup, max_age_s=0)
         other = make_keys(tmp_path, "other")
@@ -214,7 +214,7 @@ class TestGates:
         require_runs(load(NAME, registry=registry, lookup="offline"))
         path.write_bytes(content)
         move_away(registry)
-        for lookup in POLICIES[1:]:
+        for lookup in LOOKUPS[1:]:
             with pytest.raises((BundleError, RegistryUnavailableError)):
                 load(NAME, registry=registry, lookup=lookup, max_age_s=0)
 
@@ -265,4 +265,4 @@ def test_a_cache_that_cannot_be_written(
 
 def test_unknown_policy(registry: Registry) -> None:
     with pytest.raises(LoadError, match="lookup 'cache': use one of 'fresh', 'prefer-cache', 'of"):
-        load(NAME, registry=registry, lookup="cache")  # type: ignore[call-overload]
+        load(NAME, registry=registry, lookup="cache")  # type: ignore[arg-type]

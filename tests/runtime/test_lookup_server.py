@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.loading import load
 from registry.cache import Cache, cache_root
 from registry.errors import RegistryUnavailableError
 from registry.store import Registry
 from runtime.errors import LoadError
-from runtime.loader import load
 from tests.models.mlflow_server import MlflowServer
 from tests.models.project import Built
 from tests.models.versions import negated, promoted

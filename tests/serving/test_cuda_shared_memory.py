@@ -26,13 +26,14 @@ import pipeline
 from runtime.errors import BindError
 from runtime.loader import load as load_here
 from runtime.loader import tolerances_of
+from runtime.opening import Opening, open_version
 from serving.client import Client
 from serving.cuda_memory import HANDLE_BYTES, CudaMemory, cuda_runtime, require_cuda
 from serving.cuda_regions import register
 from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.exchange import Exchange
-from serving.remote import RemoteSession, find_served, find_wanted, open_client
+from serving.remote import RemoteSession, find_served, number_of, open_client
 from serving.remote_cuda import DeviceModel
 from serving.remote_options import RemoteOptions
 from serving.server import TritonServer
@@ -108,13 +109,14 @@ class TensorRegions(Regions):
 
 def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
     client = open_client(url.removeprefix("triton://"), options)
-    wanted = find_wanted(ref, "production", registry)
+    opened = open_version(Opening(ref, registry=registry))
     regions = TensorRegions(client)
+    digest = opened.bundle.digest
     model = DeviceModel(
-        wanted.signature, client, wanted.name, wanted.number, wanted.digest, CPU, regions
+        opened.signature, client, opened.name, number_of(opened), digest, CPU, regions
     )
-    model.follow(find_served(client, wanted))
-    return RemoteSession(wanted.signature, model)
+    model.follow(find_served(client, opened))
+    return RemoteSession(opened.signature, model)
 
 
 @pytest.mark.parametrize("name", ["mixed", "event"])

@@ -417,9 +417,9 @@ def test_the_site_of_this_host(
 
 def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="target with device 'site'"):
-        pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)  # type: ignore[call-overload]
+        pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)
     with pytest.raises(LoadError, match="a site with device 'cuda'"):
-        pipeline.load("tagged/1", site=site(), device="cuda", registry=tags.registry)  # type: ignore[call-overload]
+        pipeline.load("tagged/1", site=site(), device="cuda", registry=tags.registry)
     with pytest.raises(LoadError, match="device 'auto' in a site"):
         where = Site.model_validate({"local": {"devices": ["auto"]}})
         load(tags, where)

@@ -1,0 +1,138 @@
+"""The last step: an engine opens the files that were hashed, and no others.
+
+`Engine.open` is called in this file and nowhere else. What is opened belongs to a version that came
+along the route, but for `open_candidate`: the stages prove an artifact before any bundle has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.engine import Executable, engine
+from engines.errors import EngineError
+from engines.target import Target, check_host_runs
+from runtime.errors import LoadError
+from runtime.ranged import RangedExecutable
+
+if TYPE_CHECKING:  # a process that only validates imports no registry
+    from registry.bundle import Bundle
+    from registry.pinned import Pinned
+    from runtime.opening.records import Opened
+
+
+def open_artifact(
+    opened: Opened,
+    target: str,
+    engine_name: str | None,
+    device: torch.device,
+    threads: int = 1,
+    instances: int | None = None,
+) -> Executable:
+    """One candidate of a target, whatever its verdict: the caller has judged it. Without a name
+    what was chosen for the target: one artifact, or several that share the row counts."""
+    check_host_runs(Target.parse(target))
+    record = opened.bundle.manifest.targets[target]
+    made = {
+        name: _open(opened.bundle, name, _files(opened, target, name), device, threads, instances)
+        for name in (record.engines() if engine_name is None else [engine_name])
+    }
+    largest = made[str(engine_name or record.chosen)]
+    if engine_name is not None or not record.below:
+        return largest
+    return RangedExecutable([(each.rows, made[each.engine]) for each in record.below], largest)
+
+
+def open_program(opened: Opened, device: torch.device) -> Executable:
+    """The portable program on torch's own kernels: the reference of test mode."""
+    return _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
+
+
+def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:
+    """The files of a candidate as they were hashed, in a folder of one's own, to make another form
+    of it; the first of them."""
+    files = _files(opened, target, engine_name)
+    with _held(opened.bundle, files) as pinned:
+        for name in files:
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(pinned.file(name), into / name)
+        pinned.check()
+    return into / files[0]
+
+
+@contextmanager
+def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
+    """A candidate with the program and the reference, as they were hashed, for the process that is
+    to judge it; checked again at the end."""
+    manifest = opened.bundle.manifest
+    names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
+    with _held(opened.bundle, names, for_others=True) as pinned:
+        yield pinned
+        pinned.check()
+
+
+def open_candidate(engine_name: str, file: Path, device: torch.device) -> Executable:
+    """An artifact that is being made or judged, by its path: for the stages alone."""
+    return engine(engine_name).open(file, device)
+
+
+def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
+    files = opened.bundle.manifest.targets[target].candidates[engine_name].files
+    if not files:
+        raise LoadError(f"{opened.bundle.path}: {engine_name} made no artifact for {target}")
+    return files
+
+
+def _open(
+    bundle: Bundle,
+    engine_name: str,
+    files: Sequence[str],
+    device: torch.device,
+    threads: int = 1,
+    instances: int | None = None,
+) -> Executable:
+    """What the engine makes of `files`, the first of which it opens.
+
+    BundleError if one was replaced or written to since its digest was checked, or while it was
+    opened. Files in the cache stay there as long as the executable does.
+    """
+    made = engine(engine_name)
+    with _held(bundle, files, close=device.type == "cpu") as pinned:
+        executable = made.open(pinned.file(files[0]), device, threads, instances)
+        pinned.check()
+    if device.type != "cpu":  # a GPU's artifact is opened again when its runs are first recorded
+        weakref.finalize(executable, pinned.close)
+    if bundle.holds:
+        weakref.finalize(executable, _let_go, bundle.holds)
+    return executable
+
+
+@contextmanager
+def _held(
+    bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
+) -> Iterator[Pinned]:
+    """The files, open; errors name the bundle's folder. Kept open after success if not `close`."""
+    from registry.pinned import Pinned
+
+    pinned = Pinned(bundle, files, for_others=for_others)
+    try:
+        yield pinned
+    except EngineError as error:
+        pinned.close()
+        said = str(error).replace(str(pinned.folder), str(bundle.path))
+        raise type(error)(said) from error
+    except BaseException:
+        pinned.close()
+        raise
+    if close:
+        pinned.close()
+
+
+def _let_go(holds: tuple[object, ...]) -> None:
+    """That these existed until now is what kept the files."""

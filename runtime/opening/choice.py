@@ -1,0 +1,78 @@
+"""Choice: which of a version's targets and artifacts a session runs, and why none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+
+from engines.errors import TargetError
+from engines.target import Target, check_host_runs, choose_target, gpu_target
+from registry.annex import attach
+from runtime.errors import LoadError
+from runtime.opening.records import Builder, Opened
+
+
+def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
+    """The target `wanted`, or the best of this host: of those that may be used."""
+    name, targets = opened.bundle.manifest.name, opened.bundle.manifest.targets
+    if wanted is None:
+        usable = [target for target, record in targets.items() if record.chosen]
+        try:
+            return choose_target(usable, str(device))
+        except TargetError as error:
+            raise TargetError(f"{error}{withheld(opened)}") from None
+    target = str(Target.parse(wanted))
+    if target not in targets:
+        have = ", ".join(targets) or "none"
+        raise LoadError(f"{name} has no target {target}; it has: {have}{withheld(opened)}")
+    check_host_runs(Target.parse(target))
+    if (device.type == "cpu") != target.startswith("cpu/"):
+        raise LoadError(f"target {target} does not run on device {str(device)!r}")
+    return target
+
+
+def require_engine(opened: Opened, target: str, wanted: str | None) -> None:
+    """LoadError unless there is an artifact of the engine `wanted`, or of the one chosen for the
+    target; in production, one that is valid."""
+    name, record = opened.bundle.manifest.name, opened.bundle.manifest.targets[target]
+    if opened.production and record.status != "verified":
+        raise LoadError(
+            f"{name} is {record.status} on {target}: production runs only what was verified there"
+        )
+    chosen = wanted or record.chosen
+    if chosen is None:
+        reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
+        raise LoadError(f"{name} has no valid artifact on {target}: {reasons}")
+    if chosen not in record.candidates:
+        have = ", ".join(record.candidates)
+        raise LoadError(f"{name} has no {chosen} artifact on {target}; it has: {have}")
+    candidate = record.candidates[chosen]
+    if opened.production and candidate.status != "valid":
+        raise LoadError(
+            f"{name}: the {chosen} artifact for {target} is {candidate.status}: {candidate.reason}"
+        )
+
+
+def completed(opened: Opened, device: torch.device, wanted: str | None, builder: Builder) -> Opened:
+    """With a verified artifact for this host: its own, or one that is built now."""
+    targets = opened.bundle.manifest.targets
+    verified = [name for name, record in targets.items() if record.status == "verified"]
+    if wanted is None:
+        with suppress(TargetError):
+            choose_target(verified, str(device))
+            return opened
+        target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+    else:
+        target = Target.parse(wanted)
+        check_host_runs(target)
+    # A wanted target of another device is refused in its place.
+    if str(target) in verified or target.torch_device != device.type:
+        return opened
+    return replace(opened, bundle=attach(opened.bundle, [builder(opened.bundle, target)]))
+
+
+def withheld(opened: Opened) -> str:
+    """Which targets the version has besides, and why they may not be used."""
+    return "".join(f"; {target} {why}" for target, why in sorted(opened.withheld.items()))

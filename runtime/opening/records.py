@@ -1,0 +1,118 @@
+"""What goes along the route: what is asked for, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from engines.target import Target
+from registry.annex import Annex
+from registry.bundle import Bundle
+from registry.resolved import Lookup
+from registry.store import Registry
+from registry.version import Version
+from runtime.errors import LoadError
+from soa.signature import Signature
+
+Mode = Literal["test", "production"]
+LookupPolicy = Literal["fresh", "prefer-cache", "offline"]
+LOOKUPS: tuple[LookupPolicy, ...] = ("fresh", "prefer-cache", "offline")
+
+Builder = Callable[[Bundle, Target], Annex]
+"""Builds a bundle's program for a target, proven against the bundle's reference; or raises."""
+
+
+class Options(TypedDict, total=False):
+    """The fields of `Opening` but its mode, for type checkers, where they come as `**options`."""
+
+    registry: Registry | str | None
+    lookup: LookupPolicy
+    max_age_s: float
+    trusted_keys: str | Path | Sequence[str | Path] | None
+    target: str | None
+    engine_name: str | None
+    threads: int | None
+    instances: int | None
+    builder: Builder | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What is to be opened, and by which rules. LoadError where these cannot be.
+
+    `mode` says what must have passed: "production" takes only what a gate let into production, for
+    this model, number and digest, and what is signed as the host, the registry's policies and
+    `trusted_keys` ask, each by one of its own keys; "test" takes anything.
+
+    `lookup` says who is asked what a name means, see runtime/opening/names.py. `trusted_keys`:
+    files of public keys, or folders of them. `target` and `engine_name` override the best target
+    of this host and the engine that was chosen for it; `threads` and `instances` (how many runs
+    there may be at one moment) what the version's config says under `session`. `builder` is asked
+    for an artifact where the version holds no verified one for this host.
+    """
+
+    ref: str | Path = field(kw_only=False)
+    mode: Mode = "production"
+    registry: Registry | str | None = None
+    lookup: LookupPolicy = "fresh"
+    max_age_s: float = 300.0
+    trusted_keys: str | Path | Sequence[str | Path] | None = None
+    target: str | None = None
+    engine_name: str | None = None
+    threads: int | None = None
+    instances: int | None = None
+    builder: Builder | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("test", "production"):
+            raise LoadError(f"mode {self.mode!r} is neither 'test' nor 'production'")
+        if self.lookup not in LOOKUPS:
+            raise LoadError(f"lookup {self.lookup!r}: use one of {', '.join(map(repr, LOOKUPS))}")
+        for name, count in (("threads", self.threads), ("instances", self.instances)):
+            if count is not None and count < 1:
+                raise LoadError(f"{name}={count}: at least 1 is needed")
+
+    @property
+    def production(self) -> bool:
+        return self.mode == "production"
+
+    def store(self) -> Registry:
+        return self.registry if isinstance(self.registry, Registry) else Registry(self.registry)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A version, or the bundle of a folder, for which all has passed that its mode asks for.
+
+    The route alone makes one. `bundle` has the targets that may be used and no others: `withheld`
+    says of those that the version has besides why they may not.
+    """
+
+    bundle: Bundle
+    name: str
+    """The model's: the registry's name for it, or that of a pulled folder's note."""
+    number: int | None
+    """None for a folder that does not say which version it is."""
+    lookup: Lookup | None
+    """How the version was found; None for a folder."""
+    production: bool
+    withheld: Mapping[str, str]
+
+    @property
+    def version(self) -> Version | None:
+        return None if self.lookup is None else self.lookup.version
+
+    @property
+    def label(self) -> str:
+        return self.name if self.number is None else f"{self.name}/{self.number}"
+
+    @property
+    def signature(self) -> Signature:
+        return Signature.from_dict(self.bundle.manifest.signature)
+
+    def threads(self, opening: Opening) -> int:
+        """That one run may use."""
+        given = opening.threads
+        return self.bundle.manifest.session.threads if given is None else given

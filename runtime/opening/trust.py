@@ -1,0 +1,95 @@
+"""What production asks of a version before it uses anything of it: promotion and signatures.
+
+Nothing here asks a registry, but for the keys' files nothing is read: what is judged was fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from registry.bundle import Bundle
+from registry.moves import PRODUCTION
+from registry.promoted import Promoted
+from registry.signing import Trusted, host_keys, trusted, trusted_keys
+from registry.version import Promotion, Version
+from runtime.errors import LoadError
+
+NOT_SIGNED = (
+    "was built after the version was signed, and no signature covers it: sign a version that has "
+    "it, or load another target"
+)
+
+
+def require_promoted(version: Version, history: Sequence[Promotion] | None) -> Promotion:
+    """The promotion that let this very version, by model, number and digest, into production.
+
+    `history`: the promotions of it that the model's own history knows; None where nobody may be
+    asked. What the tag says counts if the history has it, else the history's last. LoadError.
+    """
+    record = version.promotion(PRODUCTION)
+    again = f"run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with mode='test'"
+    if record is None:
+        raise LoadError(f"{version.ref} was never promoted to production: {again}")
+    meant = record.of(version)
+    named = (record.model, record.number, record.digest)
+    if named not in ((None, None, None), (meant.model, meant.number, meant.digest)):
+        raise LoadError(
+            f"{version.ref}: its record of a promotion is that of {record.model}/{record.number} "
+            f"(bundle {str(record.digest)[:12]}), so no gate let this one into production: {again}"
+        )
+    if history is None:
+        return meant
+    known = [promotion for promotion in history if promotion == promotion.of(version)]
+    if not known:
+        raise LoadError(
+            f"{version.ref}: its tag says that it was promoted to {PRODUCTION}, and the history of "
+            f"{version.name} has no such promotion: {again}"
+        )
+    return meant if meant in known else known[-1]
+
+
+def usable_annexes(
+    version: Version, promotion: Promotion, signed: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Which of the targets that were built later production may use, and why not the others.
+
+    `signed`: a signature is asked for. None covers what was built later.
+    """
+    passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
+    withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
+    why = (
+        f"was built since it was promoted: run `pipeline promote {version.ref} --to {PRODUCTION}` "
+        "on such a host to let it in"
+    )
+    withheld |= {target: why for target in version.annexes if target not in passed}
+    return [target for target in passed if target not in withheld], withheld
+
+
+def require_vouched(ref: str | Path, note: Promoted | None, bundle: Bundle) -> None:
+    """LoadError unless the note of a pulled folder is of its bundle."""
+    if note is None:
+        raise LoadError(
+            f"{ref} is a folder that no promotion vouches for: make one with "
+            "`pipeline pull NAME@production DIR`, or load it with mode='test'"
+        )
+    if note.digest != bundle.digest:
+        raise LoadError(
+            f"{ref} is not the bundle that was promoted as {note.ref}: its digest is "
+            f"{bundle.digest[:12]}, promoted was {note.digest[:12]}"
+        )
+
+
+def keys_asked_for(
+    signers: Mapping[str, Sequence[str]], given: str | Path | Sequence[str | Path] | None
+) -> list[tuple[Trusted, ...]]:
+    """One of each has to have signed: the host's keys, those given, and those of each policy.
+
+    A folder has no registry, and so no policy. Empty: nobody asks.
+    """
+    host = host_keys()
+    asked = [] if host is None else [host]
+    if given is not None:
+        asked.append(trusted_keys(given))
+    asked += [tuple(trusted(pem, origin) for pem in keys) for origin, keys in signers.items()]
+    return asked

@@ -1,0 +1,42 @@
+"""An option that a function does not have is refused in one line, with the nearest that it has."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from soa.errors import OptionError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def known_options(of: type | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For a public function. `of`: the dataclass whose fields its `**options` are; `help` then
+    shows them as the function's own."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = inspect.signature(function)
+        every = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
+        if of is not None:
+            every |= {n: p for n, p in inspect.signature(of).parameters.items() if n not in every}
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for name in kwargs.keys() - every.keys():
+                raise OptionError(_refusal(function.__name__, name, list(every)))
+            return function(*args, **kwargs)
+
+        checked.__signature__ = own.replace(parameters=list(every.values()))  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
+
+
+def _refusal(function: str, name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, 1)
+    advice = f"did you mean {nearest[0]!r}?" if nearest else f"it has: {', '.join(known)}"
+    return f"{function} has no option {name!r}: {advice}"

@@ -1,0 +1,135 @@
+"""There is one way from a reference to an artifact that runs: runtime/opening. By the source."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from soa_pipeline import PACKAGES
+
+ROOT = Path(__file__).parent.parent
+ROOM = "runtime/opening/"
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def used(tree: ast.AST) -> set[str]:
+    """Every name that is imported, called or read in a module, with the name it is read of."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    return found
+
+
+def users(*names: str) -> set[str]:
+    """The modules in which one of these is used."""
+    return {path for path, tree in modules() if used(tree) & set(names)}
+
+
+def calls(tree: ast.AST) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def test_an_engine_opens_in_one_module() -> None:
+    """Whoever else has an engine compiles with it, or asks for its portable file."""
+    have = users("engines.engine.engine", "engines.engine") - {"engines/__init__.py"}
+    assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/package.py"}
+    asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
+    assert asked.pop(f"{ROOM}artifact.py") == {"open"}
+    assert set().union(*asked.values()) == {"anywhere", "compile", "portable_file"}
+
+
+def asked_of_engines(tree: ast.AST) -> set[str]:
+    """The attributes of `engine(...)`, and of the names that it is given."""
+    made = {
+        ast.unparse(target)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("engine(")
+        for target in node.targets
+    }
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and (ast.unparse(node.value) in made or ast.unparse(node.value).startswith("engine("))
+    }
+
+
+def test_what_engines_open_with_is_used_by_engines() -> None:
+    """And by what deploy proves: the files that it writes for Triton's own backends."""
+    outside = {
+        path
+        for path, tree in modules()
+        if not path.startswith("engines/")
+        and used(tree) & {"torch.jit.load", "torch.export.load", "onnxruntime.InferenceSession"}
+        | {name for name in used(tree) if name.startswith(("engines._native", "engines.aoti"))}
+    }
+    assert outside == {
+        "serving/native_onnx.py",
+        "serving/native_torchscript.py",
+        "stages/source.py",  # a user's own model, which becomes a version
+    }
+
+
+def test_the_route_alone_makes_what_may_be_opened() -> None:
+    makers = {
+        path
+        for path, tree in modules()
+        for call in calls(tree)
+        if ast.unparse(call.func) in ("Opened", "records.Opened")
+    }
+    assert makers == {f"{ROOM}route.py"}
+
+
+def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
+    """Elsewhere a bundle is opened by who has just written it, or only looks at its seal."""
+    openers = {
+        path
+        for path, tree in modules()
+        if not path.startswith("registry/")
+        for call in calls(tree)
+        if ast.unparse(call.func).endswith(
+            ("Bundle.open", "Annex.open", "open_folder", "store.open", "registry.open")
+        )
+    }
+    assert {path for path in openers if not path.startswith(ROOM)} == {
+        "pipeline/first_use.py",  # the annex that it has built
+        "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
+        "pipeline/runner.py",  # what it has packaged
+        "stages/package.py",
+        "stages/package_annex.py",
+    }
+
+
+def test_candidates_are_opened_by_the_stages() -> None:
+    """The one door beside the route: an artifact that is being proved, before any bundle has it."""
+    assert users("runtime.opening.open_candidate") == {
+        "pipeline/candidates.py",
+        "stages/reference_set.py",
+        "stages/validate.py",
+    }
+
+
+def test_the_room_is_entered_by_its_face() -> None:
+    inner = {
+        path: name
+        for path, tree in modules()
+        if not path.startswith(ROOM)
+        for name in used(tree)
+        if name.startswith(tuple(f"runtime.opening.{each}." for each in _rooms()))
+    }
+    assert not inner
+
+
+def _rooms() -> list[str]:
+    return [path.stem for path in (ROOT / ROOM).glob("*.py") if path.stem != "__init__"]
