@@ -243,14 +243,58 @@ def test_names_that_reach_elsewhere(
         "x if y else z",
         "(" * 2000,
         "Integer(4)\nimport os",
+        "10**10**10",
+        "1 << 10**10",
+        "s0(size=10)",
     ],
 )
 def test_shapes_that_are_none(program: Path, tmp_path: Path, text: str) -> None:
+    assert "is not a shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
+
+
+def with_shape(program: Path, into: Path, text: str) -> Path:
     model = record(program, MODEL)
     values = model["graph_module"]["graph"]["tensor_values"]
     values["x"]["sizes"][0]["as_expr"]["expr_str"] = text
-    path = doctored(program, tmp_path / "shape.pt2", {MODEL: json.dumps(model).encode()})
-    assert "is not a shape" in refused(path)
+    return doctored(program, into, {MODEL: json.dumps(model).encode()})
+
+
+SYMBOL = "Symbol('s77', positive=True, integer=True)"
+SUMS = [
+    f"Add(Symbol('s{i % 6}', integer=True), Mul(Integer({i + 2}), {SYMBOL}))" for i in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Pow(Integer(10), Pow(Integer(10), Integer(10)))",
+        "Pow(Integer(10), Integer(10000000000))",
+        "PowByNatural(Pow(Integer(9), Integer(99)), Integer(99))",
+        "LShift(Integer(1), Integer(10000000000))",
+        "Pow(Integer(2))",
+        f"Pow(Integer(2), {SYMBOL})",
+        "Float('0.5', precision=1000000000)",
+        f"Integer({'9' * 3000})",
+        f"FloorDiv(Mul({', '.join(SUMS)}), {SUMS[0]})",
+        f"Max({', '.join(SUMS * 10)})",
+    ],
+)
+def test_shapes_that_take_for_ever(program: Path, tmp_path: Path, text: str) -> None:
+    """sympy would reckon for minutes, or without end: refused before it is asked."""
+    assert "shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
+
+
+def test_guards_are_not_executed(program: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    model = record(program, MODEL)
+    model["guards_code"] = [f"__import__('pathlib').Path({str(marker)!r}).touch() or True"]
+    path = doctored(program, tmp_path / "guards.pt2", {MODEL: json.dumps(model).encode()})
+    torch.export.load(path).module()(torch.ones(5, 3))
+    assert marker.exists()  # so torch would have run it
+    marker.unlink()
+    load_program(path).module()(torch.ones(5, 3))
+    assert not marker.exists()
 
 
 def test_cut_short(program: Path, tmp_path: Path) -> None:
