@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pipeline.cli_options import json_option
+from soa.files import as_record, parse_json, read_plain
 
 if TYPE_CHECKING:
     from registry.cache import Entry
@@ -72,10 +73,10 @@ def _name(folder: Path) -> str:
     """The model's name, and the target of what was built later; unchecked: for people."""
     for file in ("manifest.json", "annex.json"):
         try:
-            said = json.loads((folder / file).read_text())
-            return " ".join(str(said[key]) for key in ("name", "target") if key in said)
-        except (OSError, ValueError, KeyError, TypeError):
+            said = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
+        except (OSError, ValueError):
             continue
+        return " ".join(str(said[key]) for key in ("name", "target") if key in said)
     return "?"
 
 

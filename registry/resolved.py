@@ -17,14 +17,16 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
+
+from pydantic import AwareDatetime
 
 from registry.errors import RegistryError
 from registry.version import Version
+from soa.files import as_record, parse_json, read_plain
 
 _SCHEMA = 1
 
@@ -43,7 +45,7 @@ class Resolution:
 
     version: Version
     signers: tuple[Signers, ...]
-    at: datetime
+    at: AwareDatetime
 
 
 class Resolved:
@@ -57,20 +59,19 @@ class Resolved:
         """None if there is none; RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            text = path.read_text()
+            kept = as_record(dict[str, Any], parse_json(read_plain(path)))
+            content = as_record(dict[str, Any], kept.get("content"))
+            if kept.get("sha256") != _digest(content):
+                raise ValueError("it is not what was written")
+            if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
+                raise ValueError("it is of another kind")
+            fields = {name: content.get(name) for name in ("version", "signers", "at")}
+            return as_record(Resolution, fields)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RegistryError(f"{path}: cannot be read: {error}") from error
-        try:
-            kept = json.loads(text)
-            content = kept["content"]
-            if kept["sha256"] != _digest(content):
-                raise ValueError("it is not what was written")
-            if (content["schema"], content["ref"]) != (_SCHEMA, ref):
-                raise ValueError("it is of another kind")
-            return _resolution(content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise RegistryError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise RegistryError(
                 f"{path}: damaged: {error}: remove it, or load with lookup='fresh'"
             ) from error
@@ -112,33 +113,5 @@ def _digest(content: Any) -> str:
 
 
 def _plain(version: Version) -> dict[str, Any]:
-    return {
-        "name": version.name,
-        "number": version.number,
-        "digest": version.digest,
-        "aliases": list(version.aliases),
-        "targets": dict(version.targets),
-        "chosen": dict(version.chosen),
-        "annexes": dict(version.annexes),
-        "created": version.created.isoformat(),
-        "run_id": version.run_id,
-        "source": version.source,
-        "tags": dict(version.tags),
-    }
-
-
-def _resolution(content: dict[str, Any]) -> Resolution:
-    said = content["version"]
-    version = Version(
-        **{
-            **said,
-            "aliases": tuple(said["aliases"]),
-            "created": datetime.fromisoformat(said["created"]),
-            **{
-                name: MappingProxyType(dict(said[name]))
-                for name in ("targets", "chosen", "annexes", "tags")
-            },
-        }
-    )
-    signers = tuple(Signers(each["origin"], tuple(each["keys"])) for each in content["signers"])
-    return Resolution(version, signers, datetime.fromisoformat(content["at"]).astimezone(UTC))
+    found = {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(version).items()}
+    return {**found, "created": version.created.isoformat()}

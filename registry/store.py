@@ -36,6 +36,7 @@ from registry.promotion import Decision
 from registry.reference import Ref, checked_alias, parse_ref
 from registry.signing import PublicKey, Trusted
 from registry.version import ORIGIN, Version
+from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -219,7 +220,8 @@ class Registry:
                     upload.require_open(self._access, client, run, bundle)
                     if model_of(client, model) is None:
                         client.create_registered_model(
-                            model, description=bundle.manifest.description[:5000] or None
+                            model,
+                            description=in_markdown(bundle.manifest.description)[:5000] or None,
                         )
                     client.set_terminated(run.info.run_id, "FINISHED")
                     turn.require()
