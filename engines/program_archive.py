@@ -149,7 +149,7 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
 def _bits(node: ast.expr) -> float:
     """How many bits the value of an expression has at most, if that of a symbol has 64."""
     if isinstance(node, ast.Constant):
-        return 64 if isinstance(node.value, str) else math.log2(abs(node.value) + 1)
+        return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
     if isinstance(node, ast.UnaryOp):
         return _bits(node.operand)
     if not isinstance(node, ast.Call):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from soa.text import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,5 +35,15 @@ def registry_at(uri: str | None) -> Any:
     return Registry(uri)
 
 
-def say(text: str) -> None:
-    click.echo(text, err=True)
+def say(text: object) -> None:
+    """A line on stderr: what is being done, and what went wrong."""
+    click.echo(plain(text), err=True)
+
+
+def tell(text: object) -> None:
+    """A line of the answer, on stdout."""
+    click.echo(plain(text))
+
+
+def tell_json(answer: object) -> None:
+    click.echo(json.dumps(answer, indent=1))  # in ASCII

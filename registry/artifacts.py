@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 import tempfile
 import uuid
@@ -20,6 +19,7 @@ from registry.errors import BundleError, NotCachedError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
+from soa.text import logger
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER = "bundle"  # in the run's artifacts
 
 T = TypeVar("T", Bundle, Annex)
-log = logging.getLogger("soa-pipeline")
+log = logger("soa-pipeline")
 
 
 def local_folder(uri: str) -> Path | None:

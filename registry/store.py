@@ -7,6 +7,7 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
-from registry.reference import Ref, checked_alias, parse_ref
+from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.signing import PublicKey, Trusted
 from registry.version import ORIGIN, Version
 from soa.text import in_markdown
@@ -446,7 +447,8 @@ class Registry:
     # Looking up
 
     def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
-        ours = our_versions(client, model)
+        # One of another name cannot be ours, whatever was copied into it.
+        ours = our_versions(client, model) if re.fullmatch(NAME_PATTERN, model.name) else []
         if not ours:
             return None
         text = model.description or ""

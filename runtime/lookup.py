@@ -13,7 +13,6 @@ policies asked for then, and every digest.
 from __future__ import annotations
 
 import contextlib
-import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,12 +31,13 @@ from registry.resolved import Resolution, Resolved, Signers
 from registry.store import Registry
 from registry.version import Version
 from runtime.errors import LoadError
+from soa.text import logger
 
 Policy = Literal["fresh", "prefer-cache", "offline"]
 MAX_AGE_S = 300.0
 POLICIES: tuple[Policy, ...] = ("fresh", "prefer-cache", "offline")
 
-log = logging.getLogger("soa-pipeline")
+log = logger("soa-pipeline")
 
 
 @dataclass(frozen=True)

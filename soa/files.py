@@ -66,7 +66,8 @@ def as_record(kind: type[T], data: Any) -> T:
     from pydantic import ValidationError
 
     try:
-        return _adapter(kind).validate_python(data)
+        found: T = _adapter(kind).validate_python(data)  # type: ignore[arg-type]  # a type has a hash
+        return found
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(top level)"
@@ -75,7 +76,7 @@ def as_record(kind: type[T], data: Any) -> T:
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
