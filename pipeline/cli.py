@@ -251,7 +251,7 @@ def bench(
 
     bundle, _ = open_bundle(ref, registry_at(registry_uri))
     signature = Signature.from_dict(bundle.manifest.signature)
-    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
     found: dict[str, Any] = {}
     for name in _targets_here(bundle, target):
         valid = [

@@ -121,7 +121,7 @@ def _proven(bundle: Bundle, service: Service, scratch: Path) -> Path:
     report = validate_session(
         Session(signature, NativeExecutable(signature, wire, made.program)),
         service.backend,
-        Reference.load(bundle.file(bundle.manifest.reference)),
+        Reference.load(bundle.file(bundle.manifest.reference), signature),
         tolerances_of(bundle.manifest),
         frozenset(bundle.manifest.classifiers),
     )
@@ -177,7 +177,7 @@ def _why_never(bundle: Bundle, signature: Signature) -> str | None:
         return "it has scalars or several row dimensions"
     manifest = bundle.manifest
     program = engine("exported").open(bundle.file(manifest.program), torch.device("cpu"))
-    inputs = Reference.load(bundle.file(manifest.reference)).inputs
+    inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, program)
     if rows_are_independent(session, inputs, tolerances_of(manifest)):
         return None

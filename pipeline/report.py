@@ -35,10 +35,11 @@ def microseconds(value: float) -> str:
 
 
 class _Console(Console):
-    """Prints text as text: see soa/text.py."""
+    """Prints text as text (soa/text.py), and a line as a line, however long."""
 
     def print(self, *objects: Any, **how: Any) -> None:
-        super().print(*map(_as_text, objects), **how)
+        lines = all(isinstance(each, str) for each in objects)
+        super().print(*map(_as_text, objects), soft_wrap=lines, **how)
 
 
 class _Table(Table):

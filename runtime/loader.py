@@ -17,7 +17,7 @@ from engines.target import Target, check_host_runs
 from registry.annex import open_folder
 from registry.bundle import Bundle
 from registry.errors import SignatureError
-from registry.manifest import Manifest
+from registry.manifest import MOST, Manifest
 from registry.promoted import read_promoted
 from registry.reference import parse_ref
 from registry.store import Registry
@@ -161,8 +161,8 @@ def _check(options: Options, device: str | torch.device, target: str | None) -> 
         ("threads", options.get("threads")),
         ("instances", options.get("instances")),
     ):
-        if count is not None and count < 1:
-            raise LoadError(f"{name}={count}: at least 1 is needed")
+        if count is not None and not 1 <= count <= MOST:
+            raise LoadError(f"{name}={count}: 1 to {MOST} are possible")
     if device == "auto" and target is not None:
         raise LoadError(f"target {target!r} with device 'auto': each device has its own target")
     if device != "auto":
@@ -358,6 +358,9 @@ def open_choice(
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
     """The tolerances a version was validated with, by output."""
+    for bound in Signature.from_dict(manifest.signature).outputs:
+        if bound.name not in manifest.tolerances:
+            raise LoadError(f"{manifest.name}: its manifest has no tolerance for {bound.name!r}")
     return {
         name: Tolerance(t.atol, t.rtol, t.max_outside) for name, t in manifest.tolerances.items()
     }
