@@ -72,10 +72,13 @@ def new_table(title: str, *columns: str) -> Table:
 def print_reports(bundle: Bundle) -> None:
     """What a build found out: every candidate against the reference, and their times."""
     out = console()
-    for target in bundle.validation() or {}:
-        _print_verdicts(out, bundle, target)
-    for target in bundle.benchmark() or {}:
-        _print_times(out, bundle, target)
+    for print_one, reported in (
+        (_print_verdicts, bundle.validation()),
+        (_print_times, bundle.benchmark()),
+    ):
+        for target in bundle.manifest.targets:
+            if target in (reported or {}):
+                print_one(out, bundle, target)
 
 
 def print_target(bundle: Bundle, target: str) -> None:

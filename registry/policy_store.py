@@ -109,7 +109,11 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     # To the millisecond: no two policies have one origin.
-    at = datetime.fromtimestamp(run.info.end_time / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
+    except (ValueError, OverflowError) as error:
+        raise RegistryError(f"{whose}, MLflow's run {run.info.run_id}: {error}") from error
+    at = ended.isoformat(timespec="milliseconds")
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])
