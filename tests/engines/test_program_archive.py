@@ -19,34 +19,16 @@ from torch.export.pt2_archive import _package
 from engines.engine import engine
 from engines.errors import EngineError
 from engines.program_archive import load_program
+from tests.models.archives import MODEL, doctored, record, save_program
 
-MODEL = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"
 CONSTANTS = "data/constants/model_constants_config.json"
 SAMPLES = "data/sample_inputs/model.pt"
 
 
-class Linear(torch.nn.Module):
-    offset: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-        self.register_buffer("offset", torch.ones(2))
-        self.scale = torch.full((2,), 3.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.layer(x[1:]) * self.scale + self.offset
-        return made
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = torch.export.Dim("rows", min=3, max=100)
-    made = torch.export.export(Linear(), (torch.ones(4, 3),), dynamic_shapes=({0: rows},))
-    path = tmp_path_factory.mktemp("program") / "program.pt2"
-    torch.export.save(made, path)
-    return path
+    return save_program(tmp_path_factory.mktemp("program") / "program.pt2")
 
 
 class Touches:
@@ -57,26 +39,6 @@ class Touches:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.marker,)
-
-
-def doctored(program: Path, into: Path, changes: dict[str, bytes | None]) -> Path:
-    """The archive with records replaced or added, written by torch's own writer."""
-    reader = torch._C.PyTorchFileReader(str(program))
-    records = {
-        name: reader.get_record(name)
-        for name in reader.get_all_records()
-        if not name.startswith(".data/") and name != "byteorder"
-    }
-    writer = torch._C.PyTorchFileWriter(str(into))
-    for name, content in {**records, **changes}.items():
-        if content is not None:
-            writer.write_record(name, content, len(content))
-    writer.write_end_of_file()
-    return into
-
-
-def record(program: Path, name: str) -> Any:
-    return json.loads(torch._C.PyTorchFileReader(str(program)).get_record(name))
 
 
 def saved(value: object) -> bytes:

@@ -29,7 +29,7 @@ def nested(depth: int, within: Callable[[Any], Any]) -> Any:
     return found
 
 
-VALUES = (
+VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 5, 10**12, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"),
     float("inf"), [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1, "a"], "\ud800",
     nested(150, lambda x: [x]), nested(400, lambda x: {"a": x}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,11 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     manifest = bundle.manifest
     yield lambda: print_bundle(console(), bundle, None)
     yield lambda: print_difference(console(), compared(SOUND, bundle))
-    for text in (
-        description.markdown,
-        lambda b: page(b.manifest.name, manifest, manifest.targets, ""),
-    ):
-        yield lambda text=text: require_plain(text(bundle))
-    for make in (description.parameters, recipe_of, tolerances_of):
-        yield lambda make=make: make(manifest)
+    yield lambda: require_plain(description.markdown(bundle))
+    yield lambda: require_plain(page(manifest.name, manifest, manifest.targets, bundle.digest))
+    yield from (
+        partial(make, manifest) for make in (description.parameters, recipe_of, tolerances_of)
+    )
     yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
     yield lambda: description.curves(manifest.targets)
     yield lambda: _requirements(bundle, None, [])
@@ -112,9 +111,9 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
 
 
 def compared(one: Bundle, two: Bundle) -> Difference:
-    sides = (Side(str(b.path), b.digest, {"": str(i)}) for i, b in enumerate((one, two)))
     found = Difference(
-        *sides,
+        Side("A", one.digest, {}),
+        Side("B", two.digest, {"": ""}),
         Weights(0, (), "not read"),
         _records(one, two),
         tuple(_speed(one.manifest, two.manifest)),
@@ -266,7 +265,8 @@ def test_keys(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
 EVENT = {
     "number": 3, "time": WHEN, "kind": "promotion", "state": "done", "by": "ada",
     "alias": "staging", "version": 2, "replaced": 1, "approver": "", "annexes": {V3: DIGEST},
-    "engine": "aoti", "reason": "so", "digests": {"jets/2": DIGEST}, "policies": ["p"], "decisions": [DECISION],
+    "engine": "aoti", "reason": "so", "digests": {"jets/2": DIGEST}, "policies": ["p"],
+    "decisions": [DECISION],
     "before": {"staging": 1}, "after": {"staging": 2}, "imported": {"registry": "r"},
 }  # fmt: skip
 
@@ -318,7 +318,10 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 def version_with(tags: Mapping[str, str]) -> Version:
     from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
 
-    every = [ModelVersionTag(*item) for item in ({"digest": DIGEST} | dict(tags)).items()]
+    every = [
+        ModelVersionTag(*item)  # type: ignore[no-untyped-call]
+        for item in ({"digest": DIGEST} | dict(tags)).items()
+    ]
     found = ModelVersion("jets", "1", 1, source="/nowhere", run_id="run", tags=every)
     return Version.from_mlflow(found, {"staging": 1})
 
