@@ -98,7 +98,8 @@ def _in_production(registry: Registry) -> Iterator[str]:
 
 def _measure(registry: Registry, ref: str, folder: Path) -> None:
     done = _deployed(registry, ref, folder / "deployed")
-    console().print(f"\n{done.service.name}/{done.service.number}, {done.service.target}")
+    console().print()
+    console().print(f"{done.service.name}/{done.service.number}, {done.service.target}")
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
     services = _services(done.service)

@@ -80,7 +80,7 @@ def print_panels(caption: str, panels: Iterable[Panel]) -> None:
         for column in table.columns[1:]:
             column.no_wrap = True
         for name, cells in zip(names, shown, strict=True):
-            table.add_row(name, *cells)
+            table.add_row(name, *map(Text, cells))
         out.print(table)
 
 

@@ -26,6 +26,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from engines.errors import EngineError
+from soa.files import as_record, parse_json
 
 aten = torch.ops.aten
 
@@ -65,9 +66,13 @@ class Output:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Output:
-        return cls(data["argument"], data["component"], data["rows"], tuple(data["shape"]))
+
+def read_outputs(text: str) -> list[Output]:
+    """What was written of them into an artifact; EngineError where it is none of ours."""
+    try:
+        return as_record(list[Output], parse_json(text))
+    except ValueError as error:
+        raise EngineError(f"which columns it writes cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import torch
 from engines.engine import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx_export import OUTPUTS, copied, export
-from engines.onnx_program import Output, input_name
+from engines.onnx_program import Output, input_name, read_outputs
 from engines.target import Target
 
 _MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
@@ -87,10 +87,7 @@ class OnnxExecutable:
     def __init__(self, session: Any, device: torch.device) -> None:
         self.session = session
         self.device = device
-        self.outputs = [
-            Output.from_dict(each)
-            for each in json.loads(session.get_modelmeta().custom_metadata_map[OUTPUTS])
-        ]
+        self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
         self.inputs = frozenset(given.name for given in session.get_inputs())
         self.written_at: dict[int, list[Output]] = {}
         self.long_as: dict[int, list[Output]] = {}

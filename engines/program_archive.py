@@ -3,9 +3,9 @@
 `torch.export.load` unpickles without restriction in six places (weights and constants marked
 `use_pickle`, opaque and custom objects, sample inputs that `weights_only` refuses, files in the
 form before torch 2.8), opens native code that lies in the archive, evaluates the text of shape
-expressions (sympy's `sympify` is `eval`), imports modules that a tree's description names, and
-writes names into the source of the module it makes. What we capture needs none of it, so all of it
-is refused first, by whoever made the archive, on the very bytes that are loaded.
+expressions (sympy's `sympify` is `eval`) and of guards, imports modules that a tree's description
+names, and writes names into the source of the module it makes. What we capture needs none of it, so
+all of it is refused or dropped, by whoever made the archive, on the very bytes that are loaded.
 
 That a program calls torch's operators only, torch checks itself. None of this is a sandbox for what
 those can do.
@@ -14,7 +14,7 @@ those can do.
 from __future__ import annotations
 
 import ast
-import json
+import math
 import re
 from collections.abc import Iterator
 from io import BytesIO
@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError, first_line
+from soa.files import parse_json, read_plain
 
 _MODEL = "models/model.json"
 _SAMPLES = "data/sample_inputs/model.pt"
@@ -46,9 +47,12 @@ _SYMPY = frozenset(
     ]
 )  # fmt: skip
 _SYNTAX = (
-    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.BinOp,
-    ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop, ast.Tuple,
+    ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.UnaryOp, ast.USub,
 )  # fmt: skip
+_POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
+# A size has 63 bits. sympy takes its time with larger numbers, and with products of many sums.
+_MOST_BITS = 1024
+_LONGEST = 4000
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
@@ -56,17 +60,19 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
     from torch.export.pt2_archive._package import load_pt2
 
     try:
-        content = file.read_bytes()
+        content = read_plain(file, links=True, largest=None)
     except OSError as error:
         raise EngineError(f"{file.name} cannot be read: {error.strerror}") from error
     try:
         _check(content)
         # Not torch.export.load: it goes on to try older forms, which are pickles.
-        return load_pt2(BytesIO(content)).exported_programs["model"]
+        program = load_pt2(BytesIO(content)).exported_programs["model"]
     except Exception as error:  # torch has no common base for what it finds wrong
         raise EngineError(
             f"{file.name} is not a program torch can load: {first_line(error)}"
         ) from error
+    program._guards_code = []  # Python, which torch executes where guards are on; ours are off
+    return program
 
 
 def _check(content: bytes) -> None:
@@ -78,7 +84,7 @@ def _check(content: bytes) -> None:
     if len(set(records)) != len(records):
         raise EngineError("the archive holds a name twice")
     for name in _PAYLOADS:
-        for key, payload in json.loads(reader.get_record(name))["config"].items():
+        for key, payload in parse_json(reader.get_record(name))["config"].items():
             if payload["use_pickle"] is not False:
                 raise EngineError(f"{key!r} is a pickle, which could run code")
             _require_name(key)
@@ -88,7 +94,7 @@ def _check(content: bytes) -> None:
         # What this refuses, torch would then unpickle without restriction.
         torch.load(BytesIO(samples), weights_only=True)
     allowed = _SYMPY | _torch_functions()
-    for key, value in _strings(json.loads(reader.get_record(_MODEL))):
+    for key, value in _strings(parse_json(reader.get_record(_MODEL))):
         if key == "expr_str":
             _require_expression(value, allowed)
         elif key in ("in_spec", "out_spec"):
@@ -117,7 +123,10 @@ def _require_name(text: str) -> None:
 
 
 def _require_expression(text: str, allowed: frozenset[str]) -> None:
-    """Numbers, symbols and functions of sympy and torch, and nothing that reaches further."""
+    """Numbers, symbols and functions of sympy and torch, and nothing that reaches further, or that
+    takes long to reckon."""
+    if len(text) > _LONGEST:
+        raise EngineError(f"{text[:40]!r}… is too long for a shape")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -127,15 +136,38 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
         good = isinstance(node, _SYNTAX)
         if isinstance(node, ast.Name):
             good = node.id in allowed or (id(node) not in called and _is_symbol(node.id))
+        elif isinstance(node, ast.keyword) and node.arg != "precision":
+            good = isinstance(getattr(node.value, "value", None), bool)
         elif isinstance(node, ast.Constant):
             good = isinstance(node.value, int | float) or _is_symbol(node.value)
         if not good:
             raise EngineError(f"{text[:40]!r} is not a shape")
+    if _bits(tree.body) > _MOST_BITS:
+        raise EngineError(f"{text[:40]!r} is larger than any shape")
+
+
+def _bits(node: ast.expr) -> float:
+    """How many bits the value of an expression has at most, if that of a symbol has 64."""
+    if isinstance(node, ast.Constant):
+        return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
+    if isinstance(node, ast.UnaryOp):
+        return _bits(node.operand)
+    if not isinstance(node, ast.Call):
+        return 64
+    parts = [_bits(each) for each in node.args]
+    # `Float(…, precision=53)`: so many bits. Other keywords are assumptions, true or false.
+    parts += [2 ** min(_bits(each.value), 64) for each in node.keywords if each.arg == "precision"]
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name in _POWERS:
+        return parts[0] * 2 ** min(parts[1], 64) if len(node.args) == 2 else math.inf
+    return sum(parts) if name == "Mul" else max(parts, default=0) + len(parts)
 
 
 def _is_symbol(value: object) -> bool:
     """`s77`, `u0`; also a float as text, as in `Float('0.5', precision=53)`."""
-    return isinstance(value, str) and bool(re.fullmatch(r"[a-zA-Z]{1,4}\d+|-?\d+\.?\d*", value))
+    return isinstance(value, str) and bool(
+        re.fullmatch(r"[a-zA-Z]{1,4}\d+|-?\d+\.?\d*(e[-+]?\d{1,3})?", value)
+    )
 
 
 def _require_tree(text: str) -> None:
@@ -151,7 +183,7 @@ def _require_tree(text: str) -> None:
                 check(child)
 
     if text:
-        _, tree = json.loads(text)
+        _, tree = parse_json(text)
         check(tree)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from engines.onnx_program import OnnxProgram, Output, returning_columns
 from engines.program_archive import load_program
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
+from soa.files import as_record, parse_json, read_plain
 
 _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
 
@@ -64,12 +65,9 @@ class TensorRtEngine(Engine):
                 )
             except Exception as error:  # torch-tensorrt names no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
-        described = {
-            "inputs": rewritten.inputs,
-            "largest": [shape.largest for shape in shapes],
-            "outputs": [output.to_dict() for output in rewritten.outputs],
-        }
-        (out / _COLUMNS).write_text(json.dumps(described))
+        largest = tuple(shape.largest for shape in shapes)
+        described = _Columns(rewritten.inputs, largest, rewritten.outputs)
+        (out / _COLUMNS).write_text(json.dumps(asdict(described)))
         (out / FACTS).write_text(json.dumps(_copied(rewritten)))
         return [_PACKAGE, _COLUMNS, FACTS]
 
@@ -83,18 +81,28 @@ class TensorRtEngine(Engine):
             raise EngineError(f"{file.name}: tensorrt runs on a CUDA device; found {device}")
         _library()  # registers the operation that the package calls
         try:
-            described = json.loads((file.parent / _COLUMNS).read_text())
+            content = read_plain(file.parent / _COLUMNS, links=True)
+            described = as_record(_Columns, parse_json(content))
             run = torch._inductor.aoti_load_package(str(file), device_index=device.index or 0)
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineError(f"{file.name} cannot be opened: {first_line(error)}") from error
         return _TensorRt(run, described)
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """The arguments that the package takes, with their largest shapes, and what it returns."""
+
+    inputs: tuple[int, ...]
+    largest: tuple[tuple[int, ...], ...]
+    outputs: tuple[Output, ...]
+
+
 class _TensorRt:
-    def __init__(self, run: Any, described: Mapping[str, Any]) -> None:
+    def __init__(self, run: Any, described: _Columns) -> None:
         self._run = run
-        self._inputs = list(zip(described["inputs"], described["largest"], strict=True))
-        self._outputs = [Output.from_dict(each) for each in described["outputs"]]
+        self._inputs = list(zip(described.inputs, described.largest, strict=True))
+        self._outputs = described.outputs
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         given = [_within(arguments[i], largest) for i, largest in self._inputs]

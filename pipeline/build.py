@@ -16,6 +16,7 @@ from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.cache import StageCache, content_key
 from pipeline.candidates import Recipe, Say, Work, build_target
+from pipeline.config import CompileConfig, part_of
 from pipeline.provenance import code_digest, host, tools
 from registry.annex import Annex
 from registry.bundle import Bundle
@@ -28,8 +29,6 @@ from soa.signature import Signature
 from stages.capture import Capture
 from stages.package import TargetResult
 from stages.package_annex import package_annex
-
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,15 @@ def captured_in(bundle: Bundle) -> Capture:
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     """The version's own: engines and options of its config, tolerances of its manifest."""
-    config = manifest.provenance.config
-    chosen = tuple(dict.fromkeys(engines or config.get("engines") or DEFAULT_ENGINES))
+    recorded = part_of(manifest, "compile", CompileConfig, {})
+    built_with = part_of(manifest, "engines", tuple[str, ...], DEFAULT_ENGINES)
+    chosen = tuple(dict.fromkeys(engines or built_with))
     if unknown := [name for name in chosen if name not in ENGINES]:
         raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(ENGINES)}")
-    settings = config.get("compile") or {}
     return Recipe(
         chosen,
-        settings.get("options") or {},
-        float(settings.get("timeout_s", _TIMEOUT_S)),
+        {str(name): options for name, options in recorded.options.items()},
+        recorded.timeout_s,
         tolerances_of(manifest),
         frozenset(manifest.classifiers),
         None,

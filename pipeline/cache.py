@@ -15,6 +15,8 @@ from typing import Any
 
 from filelock import FileLock
 
+from soa.files import as_record, parse_json, read_plain
+
 _DONE = "done.json"
 
 
@@ -46,7 +48,8 @@ class StageCache:
         folder = self.root / stage / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder) + ".lock"):
-            if (folder / _DONE).is_file() and unchanged(_read(folder / _DONE)):
+            done = _read(folder / _DONE)
+            if done is not None and unchanged(done):
                 return folder, False
             if folder.exists():
                 shutil.rmtree(folder)
@@ -57,7 +60,7 @@ class StageCache:
 
     def files(self, folder: Path) -> dict[str, str]:
         """What a kept result depends on, with digests."""
-        return _read(folder / _DONE)
+        return _read(folder / _DONE) or {}
 
 
 def unchanged(files: Mapping[str, str]) -> bool:
@@ -79,6 +82,9 @@ def write_whole(path: Path, text: str) -> None:
     partial.replace(path)
 
 
-def _read(done: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(done.read_text())
-    return found
+def _read(done: Path) -> dict[str, str] | None:
+    """None too where it cannot be read: then the stage is done again."""
+    try:
+        return as_record(dict[str, str], parse_json(read_plain(done)))
+    except (OSError, ValueError):
+        return None

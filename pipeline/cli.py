@@ -22,7 +22,15 @@ from pipeline.cli_housekeeping import (
     push,
     rm,
 )
-from pipeline.cli_options import json_option, opened_at, registry_at, registry_option, say
+from pipeline.cli_options import (
+    json_option,
+    opened_at,
+    registry_at,
+    registry_option,
+    say,
+    tell,
+    tell_json,
+)
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from pipeline.cli_serving import deploy, serve
 from pipeline.cli_signing import sign, verify
@@ -39,10 +47,11 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except SoaPipelineError as error:
-            click.echo(f"pipeline: {error}", err=True)
+            for line in f"pipeline: {error}".split("\n"):  # a config's mistakes, each on a line
+                say(line)
             ctx.exit(1)
         except OSError as error:
-            click.echo(f"pipeline: {_of_the_disk(error)}", err=True)
+            say(f"pipeline: {_of_the_disk(error)}")
             ctx.exit(1)
 
 
@@ -91,30 +100,27 @@ def run(config: str, work: Path, registry_uri: str | None, as_json: bool) -> Non
     with redirect_stdout(sys.stderr):  # the user's own factories may print
         result = run_pipeline(config, registry_at(registry_uri), work, say)
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "version": result.version.ref,
-                    "digest": result.bundle.digest,
-                    "bundle": str(result.bundle.path),
-                    "worked": list(result.worked),
-                    "targets": {
-                        t: {"status": r.status, "chosen": r.chosen}
-                        for t, r in result.bundle.manifest.targets.items()
-                    },
+        tell_json(
+            {
+                "version": result.version.ref,
+                "digest": result.bundle.digest,
+                "bundle": str(result.bundle.path),
+                "worked": list(result.worked),
+                "targets": {
+                    t: {"status": r.status, "chosen": r.chosen}
+                    for t, r in result.bundle.manifest.targets.items()
                 },
-                indent=1,
-            )
+            }
         )
         return
     from pipeline.report import print_reports
 
     if not result.worked:
-        click.echo(f"{result.version.ref} is up to date: nothing to do ({result.seconds:.1f} s)")
+        tell(f"{result.version.ref} is up to date: nothing to do ({result.seconds:.1f} s)")
         return
     print_reports(result.bundle)
-    click.echo(f"registered {result.version.ref} in {result.seconds:.1f} s")
-    click.echo(f"next: pipeline promote {result.version.ref} --to production")
+    tell(f"registered {result.version.ref} in {result.seconds:.1f} s")
+    tell(f"next: pipeline promote {result.version.ref} --to production")
 
 
 @main.command("ls")
@@ -127,10 +133,10 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
     names = [name] if name else [model.name for model in registry.list()]
     models = {each: registry.versions(each) for each in names}
     if as_json:
-        click.echo(json.dumps({k: [_version(v) for v in vs] for k, vs in models.items()}, indent=1))
+        tell_json({k: [_version(v) for v in vs] for k, vs in models.items()})
         return
     if not any(models.values()):
-        click.echo("the registry is empty: fill it with `pipeline run CONFIG`")
+        tell("the registry is empty: fill it with `pipeline run CONFIG`")
         return
     from pipeline.report import console, print_versions
 
@@ -174,7 +180,7 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
             for target, annex in bundle.annexes.items()
         }
         shown = {"version": described, "manifest": data, "annexes": annexes}
-        click.echo(json.dumps(shown, indent=1))
+        tell_json(shown)
         return
     from pipeline.report import console, print_bundle
 
@@ -202,7 +208,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
         reports[name] = [revalidate(opened, name, engine, say) for engine in record.candidates]
     if as_json:
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
-        click.echo(json.dumps(found, indent=1))
+        tell_json(found)
     else:
         for name, each in reports.items():
             print_validation(console(), f"validation on {name}", each)
@@ -248,7 +254,7 @@ def bench(
 
     opened = opened_at(ref, registry_uri)
     bundle = opened.bundle
-    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
     found: dict[str, Any] = {}
     for name in _targets_here(bundle, target):
         valid = [
@@ -258,7 +264,7 @@ def bench(
         sessions = {e: measured_session(opened, name, e) for e in valid}
         found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     if as_json:
-        click.echo(json.dumps({name: r.to_dict() for name, r in found.items()}, indent=1))
+        tell_json({name: r.to_dict() for name, r in found.items()})
         return
     for name, report in found.items():
         print_benchmark(console(), f"one call on {name}: median [p05 … p95], one thread", report)
@@ -278,9 +284,9 @@ def doctor(registry_uri: str | None, as_json: bool) -> None:
 
     findings = examine(registry_at(registry_uri))
     if as_json:
-        click.echo(json.dumps([asdict(f) for f in findings], indent=1))
+        tell_json([asdict(f) for f in findings])
     else:
         for f in findings:
-            click.echo(f"{f.status:8} {f.what:14} {f.found}" + (f" — {f.cure}" if f.cure else ""))
+            tell(f"{f.status:8} {f.what:14} {f.found}" + (f" — {f.cure}" if f.cure else ""))
     if any(f.status == "missing" for f in findings):
         sys.exit(1)

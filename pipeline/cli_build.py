@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import json_option, registry_at, registry_option, say, tell, tell_json
 
 
 @click.command()
@@ -54,11 +53,9 @@ def build(
             "chosen": record.record.chosen,
             "notes": record.notes,
         }
-        click.echo(json.dumps(answer, indent=1))
+        tell_json(answer)
         return
     print_target(added.bundle, added.target)
-    click.echo(f"{added.version.ref} has {added.target} now ({record.record.choice()})")
+    tell(f"{added.version.ref} has {added.target} now ({record.record.choice()})")
     if added.version.promotion("production") is not None:
-        click.echo(
-            f"next: pipeline promote {added.version.ref} --to production lets it into production"
-        )
+        tell(f"next: pipeline promote {added.version.ref} --to production lets it into production")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli_options import json_option
+from pipeline.cli_options import json_option, tell, tell_json
+from soa.files import as_record, parse_json, read_plain
 
 if TYPE_CHECKING:
     from registry.cache import Entry
@@ -42,17 +42,17 @@ def cache(prune: bool, max_size: str | None, as_json: bool) -> None:
     if as_json:
         described = {"folder": str(place.root), "bound": most}
         lists = {"entries": _plain(place.root, kept), "removed": [e.digest for e in removed]}
-        click.echo(json.dumps({**described, **lists}, indent=1))
+        tell_json({**described, **lists})
         return
     for entry in kept:
         used = entry.used.isoformat(sep=" ", timespec="seconds")
         state = "in use" if entry.in_use else ""
         name = _name(place.root / entry.digest)
-        click.echo(f"{entry.digest[:12]}  {_megabytes(entry.size)}  {used}  {state:6}  {name}")
+        tell(f"{entry.digest[:12]}  {_megabytes(entry.size)}  {used}  {state:6}  {name}")
     if removed:
-        click.echo(f"removed {len(removed)}, {_megabytes(sum(e.size for e in removed)).strip()}")
+        tell(f"removed {len(removed)}, {_megabytes(sum(e.size for e in removed)).strip()}")
     total = _megabytes(sum(entry.size for entry in kept)).strip()
-    click.echo(f"{len(kept)} in {place.root}, {total} of {_megabytes(most).strip()}")
+    tell(f"{len(kept)} in {place.root}, {total} of {_megabytes(most).strip()}")
 
 
 def _plain(root: Path, entries: Sequence[Entry]) -> list[dict[str, object]]:
@@ -72,10 +72,10 @@ def _name(folder: Path) -> str:
     """The model's name, and the target of what was built later; unchecked: for people."""
     for file in ("manifest.json", "annex.json"):
         try:
-            said = json.loads((folder / file).read_text())
-            return " ".join(str(said[key]) for key in ("name", "target") if key in said)
-        except (OSError, ValueError, KeyError, TypeError):
+            said = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
+        except (OSError, ValueError):
             continue
+        return " ".join(str(said[key]) for key in ("name", "target") if key in said)
     return "?"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import json_option, registry_at, registry_option, say, tell, tell_json
+from soa.text import plain
 
 
 @click.command()
@@ -39,17 +39,17 @@ def push(folder: Path, name: str | None, registry_uri: str | None, as_json: bool
             "signature": done.signature,
             "origin": dict(version.origin),
         }
-        click.echo(json.dumps(found, indent=1))
+        tell_json(found)
         return
     for target in done.kept:
         say(f"{version.ref} has another build of {target}, which stays")
     if done.signature == "kept":
         say(f"{version.ref} has another signature, which stays: `pipeline sign` replaces it")
     if done.new:
-        click.echo(f"{folder} is {version.ref} now")
+        tell(f"{folder} is {version.ref} now")
         return
     more = f", and has {', '.join(done.added)} now" if done.added else ""
-    click.echo(f"{folder} is {version.ref} already{more}")
+    tell(f"{folder} is {version.ref} already{more}")
 
 
 @click.command()
@@ -74,16 +74,18 @@ def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool
     if not yes:
         version = registry.find(wanted)
         click.confirm(
-            f"remove {version.ref} ({version.digest[:12]}, made {version.created:%Y-%m-%d}) "
-            f"from {registry!r}?",
+            plain(
+                f"remove {version.ref} ({version.digest[:12]}, made {version.created:%Y-%m-%d}) "
+                f"from {registry!r}?"
+            ),
             abort=True,
             err=True,
         )
     done = remove(registry, wanted, reason)
     if as_json:
-        click.echo(json.dumps({"event": done.event.to_json(), "bytes": done.bytes}, indent=1))
+        tell_json({"event": done.event.to_json(), "bytes": done.bytes})
         return
-    click.echo(f"{done.version.ref} is removed ({in_bytes(done.bytes)})")
+    tell(f"{done.version.ref} is removed ({in_bytes(done.bytes)})")
 
 
 @click.command()
@@ -110,12 +112,12 @@ def gc(dry_run: bool, days: float, registry_uri: str | None, as_json: bool) -> N
     total = sum(each.bytes for each in found)
     if as_json:
         shown = {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]}
-        click.echo(json.dumps(shown, indent=1))
+        tell_json(shown)
         return
     for each in found:
-        click.echo(f"{in_bytes(each.bytes):>10}  {each.what}: {each.where}")
+        tell(f"{in_bytes(each.bytes):>10}  {each.what}: {each.where}")
     verb = "would be removed" if dry_run else "removed"
-    click.echo(f"{in_bytes(total)} {verb}" if found else "nothing to remove")
+    tell(f"{in_bytes(total)} {verb}" if found else "nothing to remove")
 
 
 @click.command()
@@ -135,7 +137,7 @@ def diff(a: str, b: str, registry_uri: str | None, as_json: bool) -> None:
 
     found = compare(registry_at(registry_uri), a, b)
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=1, allow_nan=False))
+        tell_json(found.to_json())
         return
     print_difference(console(), found)
 
@@ -162,9 +164,9 @@ def export_command(ref: str, path: Path, registry_uri: str | None, as_json: bool
     refs = [f"{made.name}/{number}" for number in made.versions]
     if as_json:
         shown = {"path": str(path), "versions": refs, "events": len(made.history)}
-        click.echo(json.dumps(shown, indent=1))
+        tell_json(shown)
         return
-    click.echo(f"{', '.join(refs)} and {len(made.history)} events are in {path}")
+    tell(f"{', '.join(refs)} and {len(made.history)} events are in {path}")
 
 
 @click.command("import")
@@ -207,13 +209,13 @@ def import_command(
             "promoted": promoted,
             "refused": {alias: str(error) for alias, error in refused.items()},
         }
-        click.echo(json.dumps(shown, indent=1))
+        tell_json(shown)
     else:
         for was, ref in versions.items():
-            click.echo(f"{was} of {export.registry} is {ref}")
-        click.echo(f"{found.events} events are recorded")
+            tell(f"{was} of {export.registry} is {ref}")
+        tell(f"{found.events} events are recorded")
         for alias, ref in promoted.items():
-            click.echo(f"{ref} is now @{alias}")
+            tell(f"{ref} is now @{alias}")
     for error in refused.values():
         say(f"pipeline: {error}")
     if refused:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+from soa.text import plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,5 +42,15 @@ def opened_at(ref: str, uri: str | None) -> Any:
     return open_version(Opening(ref, mode="test", registry=uri))
 
 
-def say(text: str) -> None:
-    click.echo(text, err=True)
+def say(text: object) -> None:
+    """A line on stderr: what is being done, and what went wrong."""
+    click.echo(plain(text), err=True)
+
+
+def tell(text: object) -> None:
+    """A line of the answer, on stdout."""
+    click.echo(plain(text))
+
+
+def tell_json(answer: object) -> None:
+    click.echo(json.dumps(answer, indent=1))  # in ASCII

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import json_option, registry_at, registry_option, say, tell, tell_json
 
 
 @click.command()
@@ -73,10 +73,10 @@ def promote(
         found = assess(registry, ref, alias, **asked)
         if as_json:
             answer = {"would_promote": found.passed, "decisions": _decisions(found.decisions)}
-            click.echo(json.dumps(answer, indent=1))
+            tell_json(answer)
         else:
             print_decisions(console(), f"{title}, dry run", found.decisions)
-            click.echo(f"it would {'pass' if found.passed else 'be refused'}; nothing was changed")
+            tell(f"it would {'pass' if found.passed else 'be refused'}; nothing was changed")
         if not found.passed:
             sys.exit(1)
         return
@@ -84,7 +84,7 @@ def promote(
         done = ask_gates(registry, ref, alias, **asked)
     except PromotionRefused as refused:
         if as_json:
-            click.echo(json.dumps({"promoted": None, "decisions": _decisions(refused.decisions)}))
+            tell_json({"promoted": None, "decisions": _decisions(refused.decisions)})
         else:
             print_decisions(console(), title, refused.decisions)
         raise
@@ -95,10 +95,10 @@ def promote(
             "replaced": done.replaced.ref if done.replaced else None,
             "decisions": _decisions(done.decisions),
         }
-        click.echo(json.dumps(answer, indent=1))
+        tell_json(answer)
         return
     print_decisions(console(), title, done.decisions)
-    click.echo(f"{done.version.ref} is now {done.version.name}@{alias}")
+    tell(f"{done.version.ref} is now {done.version.name}@{alias}")
 
 
 def _decisions(decisions: Any) -> list[dict[str, Any]]:
@@ -130,9 +130,9 @@ def approve(
     version = registry.find(ref)
     event = registry.approve(version, user() if name is None else name, reason)
     if as_json:
-        click.echo(json.dumps(event.to_json(), indent=1))
+        tell_json(event.to_json())
         return
-    click.echo(f"{version.ref} is approved by {event.approver} (recorded by {event.by})")
+    tell(f"{version.ref} is approved by {event.approver} (recorded by {event.by})")
 
 
 @click.command()
@@ -144,9 +144,9 @@ def rollback(name: str, reason: str, registry_uri: str | None, as_json: bool) ->
     """Put the version before back into production."""
     version = registry_at(registry_uri).rollback(name, reason)
     if as_json:
-        click.echo(json.dumps({"production": version.ref}))
+        tell_json({"production": version.ref})
         return
-    click.echo(f"{version.ref} is {name}@production again")
+    tell(f"{version.ref} is {name}@production again")
 
 
 @click.command()
@@ -172,20 +172,20 @@ def history(name: str, moment: str | None, registry_uri: str | None, as_json: bo
         shown = {a: f"{name}/{n}" for a, n in sorted((found or {}).items())}
         if as_json:
             known = found is not None
-            click.echo(json.dumps({"at": when.isoformat(), "known": known, "aliases": shown}))
+            tell_json({"at": when.isoformat(), "known": known, "aliases": shown})
             return
         if found is None:
-            click.echo(f"the history of {name} does not go back to {when.isoformat()}")
+            tell(f"the history of {name} does not go back to {when.isoformat()}")
         elif not shown:
-            click.echo(f"no alias of {name} at {when.isoformat()}")
+            tell(f"no alias of {name} at {when.isoformat()}")
         for alias, ref in shown.items():
-            click.echo(f"{name}@{alias} was {ref} at {when.isoformat()}")
+            tell(f"{name}@{alias} was {ref} at {when.isoformat()}")
         return
     if as_json:
-        click.echo(json.dumps([event.to_json() for event in events], indent=1))
+        tell_json([event.to_json() for event in events])
         return
     if not events:
-        click.echo(f"nothing has happened to {name} since it was registered")
+        tell(f"nothing has happened to {name} since it was registered")
         return
     print_history(console(), name, events)
 
@@ -224,14 +224,14 @@ def policy(file: Path | None, model: str | None, registry_uri: str | None, as_js
             {"origin": each.origin, **each.policy.model_dump(exclude_defaults=True)}
             for each in found
         ]
-        click.echo(json.dumps(shown, indent=1))
+        tell_json(shown)
         return
     if not found:
-        click.echo("no policy: a promotion asks for what the version's config says")
+        tell("no policy: a promotion asks for what the version's config says")
     for each in found:
-        click.echo(each.origin)
+        tell(each.origin)
         for key, value in each.policy.model_dump(exclude_defaults=True).items():
-            click.echo(f"  {key}: {json.dumps(value)}")
+            tell(f"  {key}: {json.dumps(value)}")
 
 
 @click.command()
@@ -250,6 +250,6 @@ def pull(ref: str, folder: Path, registry_uri: str | None, as_json: bool) -> Non
     version, bundle = pull_bundle(registry_at(registry_uri), ref, folder)
     if as_json:
         found = {"version": version.ref, "digest": bundle.digest, "folder": str(bundle.path)}
-        click.echo(json.dumps(found))
+        tell_json(found)
         return
-    click.echo(f"{version.ref} is in {folder}")
+    tell(f"{version.ref} is in {folder}")

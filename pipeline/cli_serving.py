@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pipeline.cli_cluster import cluster_files, cluster_options
-from pipeline.cli_options import F, json_option, registry_at, registry_option, say
+from pipeline.cli_options import F, json_option, registry_at, registry_option, say, tell, tell_json
 
 if TYPE_CHECKING:
     from serving.native import Backend
@@ -98,13 +97,13 @@ def deploy(
     said = files.write(done) if files else []
     if as_json:
         found = _described(done) | ({"cluster": said} if files else {})
-        click.echo(json.dumps(found, indent=1))
+        tell_json(found)
         return
     service = done.service
-    click.echo(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
-    click.echo(_batching(done))
+    tell(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
+    tell(_batching(done))
     for line in said:
-        click.echo(line)
+        tell(line)
 
 
 def _described(done: Any) -> dict[str, Any]:
@@ -202,16 +201,16 @@ def serve(
 
 def _print(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        tell_json(found)
         return
-    click.echo(f"{found['version']} answers as its reference does")
+    tell(f"{found['version']} answers as its reference does")
     for output, worst in found["worst"].items():
-        click.echo(f"  {output}: largest deviation {worst:.2g}")
+        tell(f"  {output}: largest deviation {worst:.2g}")
     for protocol, address in found["endpoints"].items():
-        click.echo(f"{protocol:8} {address}")
+        tell(f"{protocol:8} {address}")
     for name in ("request_success", "count", "exec_count"):
         value = found["metrics"].get(f"nv_inference_{name}", 0.0)
-        click.echo(f"nv_inference_{name} {value:.0f}")
+        tell(f"nv_inference_{name} {value:.0f}")
 
 
 @contextlib.contextmanager

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, opened_at, registry_at, registry_option
+from pipeline.cli_options import (
+    json_option,
+    opened_at,
+    registry_at,
+    registry_option,
+    tell,
+    tell_json,
+)
 
 PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 
@@ -57,9 +63,9 @@ def sign(
     else:
         public = registry.sign(version, key, password, certificates)
     if as_json:
-        click.echo(json.dumps({"digest": bundle.digest, "key": public.fingerprint}))
+        tell_json({"digest": bundle.digest, "key": public.fingerprint})
         return
-    click.echo(f"{version.ref if version else ref} is signed; the key is {public.fingerprint}")
+    tell(f"{version.ref if version else ref} is signed; the key is {public.fingerprint}")
 
 
 @click.command()
@@ -90,11 +96,11 @@ def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: 
     if isinstance(signer, Root):
         if as_json:
             found = {"root": signer.fingerprint, "signer": signer.signer}
-            click.echo(json.dumps({"digest": bundle.digest, **found}))
+            tell_json({"digest": bundle.digest, **found})
         else:
-            click.echo(f"{shown} is signed by {signer.signer}, certified by {signer}")
+            tell(f"{shown} is signed by {signer.signer}, certified by {signer}")
         return
     if as_json:
-        click.echo(json.dumps({"digest": bundle.digest, "key": signer.fingerprint}))
+        tell_json({"digest": bundle.digest, "key": signer.fingerprint})
         return
-    click.echo(f"{shown} is signed by {signer.fingerprint} ({signer.origin})")
+    tell(f"{shown} is signed by {signer.fingerprint} ({signer.origin})")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -26,6 +26,9 @@ from pipeline.config_checks import Files, check_config, find_files
 from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
+from registry.errors import BundleError
+from registry.manifest import Count, Manifest
+from soa.files import as_record
 from soa.options import known_options
 
 DEFAULT_ENGINES = (
@@ -54,6 +57,9 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+T = TypeVar("T")
 
 
 class _Part(BaseModel):
@@ -181,8 +187,8 @@ class CompileConfig(_Part):
 class SessionConfig(_Part):
     """How sessions run it: threads inside one run, and runs at one moment (None: one a core)."""
 
-    threads: PositiveInt = 1
-    instances: PositiveInt | None = None
+    threads: Count = 1
+    instances: Count | None = None
 
 
 class GatesConfig(_Part):
@@ -225,6 +231,14 @@ class Config(_Part):
         data["collections"] = list(data["collections"].items())
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def part_of(manifest: Manifest, key: str, kind: type[T], default: object) -> T:
+    """A part of the config that a version was built from."""
+    try:
+        return as_record(kind, manifest.provenance.config.get(key) or default)
+    except ValueError as error:
+        raise BundleError(f"{manifest.name}: the config in its manifest: {key}.{error}") from error
 
 
 @known_options()

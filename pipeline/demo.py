@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
+from pipeline.cli_options import say, tell
 from pipeline.errors import ConfigError
 from pipeline.promote import promote
 from pipeline.report import (
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         _demo(Path(__file__).resolve().parent.parent)
     except SoaPipelineError as error:
-        click.echo(f"demo: {error}", err=True)
+        say(f"demo: {error}")
         return 1
     return 0
 
@@ -56,19 +56,19 @@ def _demo(root: Path) -> None:
         raise ConfigError(f"{config}: no such file: the demo needs a checkout of the project")
     registry = Registry()
 
-    def say(text: str) -> None:
-        click.echo(f"   {text}", err=True)
+    def indented(text: str) -> None:
+        say(f"   {text}")
 
-    click.echo("1. pipeline run configs/demo.yaml")
-    result = run(config, registry, say=say)
+    tell("1. pipeline run configs/demo.yaml")
+    result = run(config, registry, say=indented)
     print_reports(result.bundle)
     version = result.version
-    click.echo(f"2. pipeline promote {version.ref} --to production")
-    done = promote(registry, version.ref, "production", say=say)
+    tell(f"2. pipeline promote {version.ref} --to production")
+    done = promote(registry, version.ref, "production", say=indented)
     print_decisions(console(), f"{version.ref} to @production", done.decisions)
     print_versions(console(), {version.name: registry.versions(version.name)})
     ref = f"{version.name}@production"
-    click.echo(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
+    tell(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
     jets = load_callable(f"{root / 'examples/jet_tagger/generate.py'}:jets")
     _print_runs(ref, registry, jets)
 

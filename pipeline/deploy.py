@@ -141,7 +141,7 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     report = validate_session(
         Session(signature, NativeExecutable(signature, wire, made.program)),
         service.backend,
-        Reference.load(bundle.file(bundle.manifest.reference)),
+        Reference.load(bundle.file(bundle.manifest.reference), signature),
         tolerances_of(bundle.manifest),
         frozenset(bundle.manifest.classifiers),
     )
@@ -188,8 +188,9 @@ def _why_never(opened: Opened) -> str | None:
     signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):
         return "it has scalars or several row dimensions"
-    inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
+    manifest = bundle.manifest
+    inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, open_program(opened, torch.device("cpu")))
-    if rows_are_independent(session, inputs, tolerances_of(bundle.manifest)):
+    if rows_are_independent(session, inputs, tolerances_of(manifest)):
         return None
     return "the answer of a row depends on the other rows"

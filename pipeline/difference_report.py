@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from pipeline.difference import Difference
 from pipeline.report import microseconds, new_table
@@ -17,20 +16,20 @@ _MOST_ROWS = 40
 
 def print_difference(out: Console, found: Difference) -> None:
     for letter, side in (("A", found.a), ("B", found.b)):
-        out.print(Text(f"{letter} {side.ref}  {side.digest[:12]}", style="bold"))
+        out.print(f"{letter} {side.ref}  {side.digest[:12]}", style="bold")
     if found.same:
-        out.print(Text("the same files, byte for byte"))
+        out.print("the same files, byte for byte")
         return
     _print_weights(out, found)
     for subject, changes in found.records.items():
         if subject == "files":
             names = ", ".join(change.what for change in changes[:6])
             more = f", … ({len(changes)})" if len(changes) > 6 else ""
-            out.print(Text(f"files that differ: {names}{more}"))
+            out.print(f"files that differ: {names}{more}")
             continue
         table = new_table(subject, "", "A", "B")
         for change in changes[:_MOST_ROWS]:
-            table.add_row(Text(change.what), Text(_value(change.a)), Text(_value(change.b)))
+            table.add_row(change.what, _value(change.a), _value(change.b))
         out.print(table)
         _print_more(out, len(changes))
     _print_deviations(out, found)
@@ -40,10 +39,10 @@ def print_difference(out: Console, found: Difference) -> None:
 def _print_weights(out: Console, found: Difference) -> None:
     weights = found.weights
     if weights.unreadable:
-        out.print(Text(f"weights: not compared: {weights.unreadable}"))
+        out.print(f"weights: not compared: {weights.unreadable}")
         return
     if not weights.changes:
-        out.print(Text(f"weights: all {weights.same} tensors are equal"))
+        out.print(f"weights: all {weights.same} tensors are equal")
         return
     table = new_table(
         f"weights: {len(weights.changes)} tensors differ, {weights.same} are equal",
@@ -52,7 +51,7 @@ def _print_weights(out: Console, found: Difference) -> None:
     for change in weights.changes[:_MOST_ROWS]:
         numbers = (change.max_abs, change.norm_a, change.norm_b, change.norm_difference)
         table.add_row(
-            Text(change.name),
+            change.name,
             change.a or "—",
             "=" if change.a == change.b else change.b or "—",
             "" if change.elements is None else str(change.elements),
@@ -92,7 +91,7 @@ def _print_speed(out: Console, found: Difference) -> None:
 
 def _print_more(out: Console, count: int) -> None:
     if count > _MOST_ROWS:
-        out.print(Text(f"  … and {count - _MOST_ROWS} more: --json has all"))
+        out.print(f"  … and {count - _MOST_ROWS} more: --json has all")
 
 
 def _value(value: Any) -> str:

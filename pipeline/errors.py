@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from soa.errors import SoaPipelineError
+from soa.text import plain
 
 
 class ConfigError(SoaPipelineError):
@@ -13,5 +14,8 @@ class ConfigError(SoaPipelineError):
     """
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
+        super().__init__(*problems)
         self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(plain, self.problems))

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
+from pipeline.errors import ConfigError
 from pipeline.loading import load
+from pipeline.yaml_lines import read_yaml
 from registry.bundle import MLFLOW_NOTE, Bundle
 from registry.errors import RegistryError
 from registry.mlmodel import Field, fields, is_frame
@@ -65,11 +66,10 @@ def _version_of(path: Path) -> tuple[str | Path, str | None]:
     import mlflow
 
     try:
-        said = yaml.safe_load(note.read_text())
+        said = read_yaml(note).data
         ref = Ref(str(said["model_name"]), int(said["model_version"]))
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, RegistryError) as error:
-        text = " ".join(str(error).split())
-        raise LoadError(f"{note}: not MLflow's note of a version: {text}") from None
+    except (ValueError, TypeError, KeyError, ConfigError, RegistryError) as error:
+        raise LoadError(f"{note}: not MLflow's note of a version: {error}") from None
     return str(ref), mlflow.get_registry_uri()
 
 

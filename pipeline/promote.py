@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.target import Target, check_host_runs, host_runs
+from pipeline.config import GatesConfig, part_of
 from pipeline.policy import load_policy
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, SignatureError
@@ -189,12 +190,12 @@ def assess(
 def _requirements(
     bundle: Bundle, max_slowdown: float | None, policies: Sequence[Asked]
 ) -> Requirements:
-    gates = bundle.manifest.provenance.config.get("gates", {})
-    targets = [*(gates.get("required_targets") or bundle.manifest.targets), *bundle.annexes]
+    gates = part_of(bundle.manifest, "gates", GatesConfig, {})
+    targets = [*(gates.required_targets or bundle.manifest.targets), *bundle.annexes]
     return strictest(
         list(dict.fromkeys(str(Target.parse(name)) for name in targets)),
-        gates.get("max_outside", 0.0),
-        gates.get("max_slowdown", 1.1) if max_slowdown is None else max_slowdown,
+        gates.max_outside,
+        gates.max_slowdown if max_slowdown is None else max_slowdown,
         policies,
     )
 
@@ -369,7 +370,9 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
         sides = {
             side: (
                 measured_session(opened, target),
-                Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs,
+                Reference.load(
+                    opened.bundle.file(opened.bundle.manifest.reference), opened.signature
+                ).inputs,
             )
             for side, opened in (("new", new), ("old", old))
         }

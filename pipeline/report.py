@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from registry.bundle import Bundle
+from registry.errors import BundleError
 from registry.history import Event
 from registry.manifest import Manifest, TargetRecord
 from registry.promotion import Decision
 from registry.version import Version
+from soa.files import as_record
+from soa.signature import Signature
+from soa.text import plain
 from stages.benchmark import BenchmarkReport
 from stages.validate import ValidationReport
+
+T = TypeVar("T")
 
 
 def microseconds(value: float) -> str:
@@ -28,25 +34,51 @@ def microseconds(value: float) -> str:
     return f"{value / 1e6:.3g} s"
 
 
+class _Console(Console):
+    """Prints text as text (soa/text.py), and a line as a line, however long."""
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        lines = all(isinstance(each, str) for each in objects)
+        super().print(*map(_as_text, objects), soft_wrap=lines, **how)
+
+
+class _Table(Table):
+    def add_row(self, *cells: Any, **how: Any) -> None:
+        super().add_row(*map(_as_text, cells), **how)
+
+
+def _as_text(shown: Any) -> Any:
+    return Text(plain(shown)) if isinstance(shown, str) else shown
+
+
 def console() -> Console:
     """The terminal's width; 140 columns where the output goes to a file or a pipe."""
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    return _Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
 def new_table(title: str, *columns: str) -> Table:
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Cells that are `str` are text of anybody."""
+    table = _Table(
+        title=Text(plain(title, "\n"), "table.title"),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        table.add_column(_as_text(column), justify="left" if i == 0 else "right", overflow="fold")
     return table
 
 
 def print_reports(bundle: Bundle) -> None:
     """What a build found out: every candidate against the reference, and their times."""
     out = console()
-    for target in bundle.validation() or {}:
-        _print_verdicts(out, bundle, target)
-    for target in bundle.benchmark() or {}:
-        _print_times(out, bundle, target)
+    for print_one, reported in (
+        (_print_verdicts, bundle.validation()),
+        (_print_times, bundle.benchmark()),
+    ):
+        for target in bundle.manifest.targets:
+            if target in (reported or {}):
+                print_one(out, bundle, target)
 
 
 def print_target(bundle: Bundle, target: str) -> None:
@@ -58,16 +90,21 @@ def print_target(bundle: Bundle, target: str) -> None:
 
 
 def _print_verdicts(out: Console, bundle: Bundle, target: str) -> None:
-    reports = (bundle.validation() or {})[target].values()
-    found = [ValidationReport.from_dict(report) for report in reports]
-    print_validation(out, f"validation on {target}", found)
+    found = _recorded(dict[str, ValidationReport], bundle, bundle.validation(), target)
+    print_validation(out, f"validation on {target}", list(found.values()))
     _print_facts(out, bundle.manifest.targets[target])
 
 
 def _print_times(out: Console, bundle: Bundle, target: str) -> None:
     title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
-    report = BenchmarkReport.from_dict((bundle.benchmark() or {})[target])
-    print_benchmark(out, title, report)
+    print_benchmark(out, title, _recorded(BenchmarkReport, bundle, bundle.benchmark(), target))
+
+
+def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any] | None, target: str) -> T:
+    try:
+        return as_record(kind, (reports or {}).get(target))
+    except ValueError as error:
+        raise BundleError(f"{bundle.path}: its report on {target}: {error}") from error
 
 
 def _print_annex(out: Console, bundle: Bundle, target: str) -> None:
@@ -77,11 +114,9 @@ def _print_annex(out: Console, bundle: Bundle, target: str) -> None:
         return
     record = annex.record
     where = record.host.get("cpu", "an unknown host")
-    out.print(
-        Text(f"  built later: {record.created} by {record.by} on {where}, annex {annex.digest}")
-    )
+    out.print(f"  built later: {record.created} by {record.by} on {where}, annex {annex.digest}")
     for note in record.notes:
-        out.print(Text(f"  {note}"))
+        out.print(f"  {note}")
 
 
 def print_validation(out: Console, title: str, reports: Sequence[ValidationReport]) -> None:
@@ -105,7 +140,7 @@ def print_validation(out: Console, title: str, reports: Sequence[ValidationRepor
     out.print(table)
     for report in reports:
         if report.reason:
-            out.print(Text(f"{report.engine}: {report.reason}"))
+            out.print(f"{report.engine}: {report.reason}")
 
 
 def print_benchmark(out: Console, title: str, report: BenchmarkReport) -> None:
@@ -132,7 +167,8 @@ def print_benchmark(out: Console, title: str, report: BenchmarkReport) -> None:
 
 def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
     manifest = bundle.manifest
-    out.print(Text(f"{version.ref if version else bundle.path}", style="bold"))
+    signature = Signature.from_dict(manifest.signature)
+    out.print(f"{version.ref if version else bundle.path}", style="bold")
     facts = {
         "description": manifest.description or "—",
         "digest": bundle.digest,
@@ -142,15 +178,13 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         "origin": _origin(version),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
-        "rows": ", ".join(
-            f"{dim}: {r['min']} … {r['max']}" for dim, r in manifest.signature["rows"].items()
-        ),
+        "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in manifest.provenance.tools.items()),
     }
     for key, value in facts.items():
         if value:
-            out.print(Text(f"  {key:12} {value}"))
-    _print_blocks(out, manifest)
+            out.print(f"  {key:12} {value}")
+    _print_blocks(out, signature, manifest)
     for target, record in manifest.targets.items():
         table = new_table(
             f"{target}: {record.status}", "engine", "status", "worst max abs", "median"
@@ -169,7 +203,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         out.print(table)
         for engine, candidate in record.candidates.items():
             if candidate.reason:
-                out.print(Text(f"  {engine}: {candidate.reason}"))
+                out.print(f"  {engine}: {candidate.reason}")
         _print_facts(out, record)
         _print_annex(out, bundle, target)
 
@@ -184,7 +218,7 @@ def _print_facts(out: Console, record: TargetRecord) -> None:
             if value != []
         ]
         if shown:
-            out.print(Text(f"  {engine}: {'; '.join(shown)}"))
+            out.print(f"  {engine}: {'; '.join(shown)}")
 
 
 def _source(manifest: Manifest) -> str:
@@ -204,19 +238,17 @@ def _origin(version: Version | None) -> str:
     return f"pushed by {found.get('pushed_by')} at {found.get('pushed_at')}{was}{source}"
 
 
-def _print_blocks(out: Console, manifest: Manifest) -> None:
+def _print_blocks(out: Console, signature: Signature, manifest: Manifest) -> None:
     table = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
-    for role in ("inputs", "outputs"):
-        for block in manifest.signature[role]:
-            names = block["columns"]
-            shown = ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
-            t = manifest.tolerances.get(block["name"])
+    for arrow, blocks in (("→", signature.inputs), ("←", signature.outputs)):
+        for bound in blocks:
+            names, plan = bound.block.columns, bound.plan
+            t = manifest.tolerances.get(bound.name)
             table.add_row(
-                f"{'→' if role == 'inputs' else '←'} {block['name']}",
-                block["collection"],
-                shown,
-                f"{block['plan']['kind']} {block['plan']['dtype']} "
-                f"{' by '.join(str(e) for e in block['plan']['feature_shape'])}",
+                f"{arrow} {bound.name}",
+                bound.block.collection,
+                ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else ""),
+                f"{plan.kind} {plan.dtype} {' by '.join(map(str, plan.feature_shape))}",
                 "" if t is None else f"{t.atol:g} + {t.rtol:g}·|ref|",
             )
     out.print(table)
@@ -231,7 +263,7 @@ def print_decisions(out: Console, title: str, decisions: Iterable[Decision]) -> 
     for decision in kept:
         if not decision.passed:
             why = f" (overridden: {decision.override})" if decision.override else ""
-            out.print(Text(f"{decision.gate}: {decision.detail}{why}"))
+            out.print(f"{decision.gate}: {decision.detail}{why}")
 
 
 def print_history(out: Console, name: str, events: Iterable[Event]) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from engines.errors import out_of_memory
@@ -28,6 +28,7 @@ from registry.errors import BundleError, NotFoundError
 from registry.manifest import SessionSettings
 from registry.store import Registry
 from registry.version import Version
+from soa.files import as_record, parse_json, read_plain
 from soa.options import known_options
 from stages.capture import Capture, capture
 from stages.errors import CaptureError
@@ -43,6 +44,15 @@ class RunResult:
     bundle: Bundle
     worked: tuple[str, ...]
     seconds: float
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A run that ended: its bundle's folder in the work folder, and the files it depends on."""
+
+    bundle: str
+    digest: str
+    files: dict[str, str]
 
 
 @dataclass
@@ -89,8 +99,7 @@ def run(
     record = state.work.cache.root / "runs" / f"{key['run']}.json"
     record.parent.mkdir(parents=True, exist_ok=True)
     place = os.path.relpath(bundle.path, state.work.cache.root)  # which may be moved and copied
-    done = {"bundle": place, "digest": bundle.digest, "files": state.files}
-    write_whole(record, json.dumps(done))
+    write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, state.files))))
     return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
 
 
@@ -117,17 +126,15 @@ def _keys(config: Config) -> dict[str, str]:
 def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] | None:
     """The bundle and version of this very run, if it ended before and both are still there."""
     record = state.work.cache.root / "runs" / f"{key}.json"
-    if not record.is_file():
-        return None
-    data = json.loads(record.read_text())
-    if not unchanged(data["files"]):
-        return None
     try:
-        bundle = Bundle.open(state.work.cache.root / data["bundle"], verify=False)
+        done = as_record(_Done, parse_json(read_plain(record)))
+        if not unchanged(done.files):
+            return None
+        bundle = Bundle.open(state.work.cache.root / done.bundle, verify=False)
         for version in store.versions(bundle.manifest.name):
-            if version.digest == bundle.digest == data["digest"]:
+            if version.digest == bundle.digest == done.digest:
                 return bundle, version
-    except (BundleError, NotFoundError):
+    except (OSError, ValueError, BundleError, NotFoundError):
         pass
     return None
 

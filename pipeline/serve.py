@@ -28,7 +28,7 @@ def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> Validatio
         report = validate_session(
             session,
             "triton",
-            Reference.load(bundle.file(bundle.manifest.reference)),
+            Reference.load(bundle.file(bundle.manifest.reference), deployed.service.signature),
             tolerances_of(bundle.manifest),
             frozenset(bundle.manifest.classifiers),
         )

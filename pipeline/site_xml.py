@@ -36,6 +36,7 @@ from pipeline.errors import ConfigError
 from pipeline.yaml_lines import Key
 from serving.errors import ServingError
 from serving.remote_options import address_of
+from soa.files import read_plain
 
 SERVERS = "inference-servers"
 _BALANCER = "SONIC_LOCAL_BALANCER"
@@ -87,7 +88,7 @@ def balancer(environment: Mapping[str, str]) -> list[dict[str, Any]]:
 def read_xml(source: Path) -> tuple[dict[str, Any], dict[Key, int]]:
     """The file as the data of a `Site`, and the line of each key; raises ConfigError."""
     try:
-        text = source.read_bytes()
+        text = read_plain(source, links=True)
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
     reader = _Reader(source)

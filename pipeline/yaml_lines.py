@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from pipeline.errors import ConfigError
+from soa.files import read_plain
 
 Key = tuple[str | int, ...]
 
@@ -22,6 +23,7 @@ _CORE = "tag:yaml.org,2002:"
 _PLAIN = (_CORE + "map", _CORE + "seq")
 # With anchors a small file can unfold into a huge one.
 _MOST_NODES = 100_000
+_LARGEST = 4 << 20  # bytes; PyYAML takes 2 s for each million
 
 
 class CoreLoader(yaml.SafeLoader):
@@ -65,7 +67,7 @@ class Document:
 def read_yaml(source: Path) -> Document:
     """Read one mapping from a file; ConfigError with a line for whatever is not that."""
     try:
-        text = source.read_text(encoding="utf-8")
+        text = read_plain(source, links=True, largest=_LARGEST).decode()
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -22,6 +22,7 @@ from registry.errors import BundleError
 from registry.manifest import (
     ModelName,
     Record,
+    TargetName,
     TargetRecord,
     record_from_json,
     record_to_json,
@@ -44,7 +45,7 @@ class AnnexRecord(Record):
     name: ModelName
     base: str = Field(pattern=r"^[0-9a-f]{64}$")
     """The digest of the bundle that this was built from."""
-    target: str = Field(pattern=r"^[a-z]+/[A-Za-z0-9_-]+$")
+    target: TargetName
     record: TargetRecord
     created: str
     """UTC, ISO 8601."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import shutil
 import tempfile
 import uuid
@@ -20,6 +19,8 @@ from registry.errors import BundleError, NotCachedError
 from registry.mlflow_access import Access
 from registry.promoted import PROMOTED
 from registry.version import Version, tag_of
+from soa.files import read_plain
+from soa.text import logger
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FOLDER = "bundle"  # in the run's artifacts
 
 T = TypeVar("T", Bundle, Annex)
-log = logging.getLogger("soa-pipeline")
+log = logger("soa-pipeline")
 
 
 def local_folder(uri: str) -> Path | None:
@@ -175,7 +176,7 @@ def signature_of(access: Access, version: Version) -> bytes | None:
         return Bundle.open(local, verify=False).signature()
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         found = _download_signature(access, version, folder)
-        return found.read_bytes() if found is not None else None
+        return read_plain(found) if found is not None else None
 
 
 def _download_signature(access: Access, version: Version, into: str) -> Path | None:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
-import stat
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from registry.errors import BundleError
 from registry.manifest import Manifest, safe_relative
 from registry.promoted import PROMOTED
+from soa.files import open_plain, parse_json, read_plain
 from soa.options import known_options
 
 if TYPE_CHECKING:
@@ -255,25 +254,23 @@ def _sync(path: Path) -> None:
 
 def open_file(root: Path, name: str) -> int:
     """A descriptor of a plain file; BundleError for a link or anything else."""
-    # O_NOFOLLOW: between the listing and now, a file may have become a link. O_NONBLOCK: or a pipe.
-    try:
-        handle = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise BundleError(f"{root}: {name} is missing") from None
-    except OSError as error:
-        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise BundleError(f"{root}: {name} is not a plain file")
-    return handle
+    with _read_errors(root, name):
+        return open_plain(root / name)
 
 
 def _read(root: Path, name: str) -> bytes:
+    with _read_errors(root, name):
+        return read_plain(root / name)
+
+
+@contextlib.contextmanager
+def _read_errors(root: Path, name: str) -> Iterator[None]:
     try:
-        with os.fdopen(open_file(root, name), "rb") as file:
-            return file.read()
+        yield
+    except FileNotFoundError:
+        raise BundleError(f"{root}: {name} is missing") from None
     except OSError as error:
-        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
+        raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
 
 
 def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
@@ -300,14 +297,12 @@ def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
     """The sha256 of an open file, and what it was throughout."""
     digest, at = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
-    try:
+    with _read_errors(root, name):
         before = identity(handle)
         while read := os.preadv(handle, [chunk], at):
             digest.update(chunk[:read])
             at += read
         after = identity(handle)
-    except OSError as error:
-        raise BundleError(f"{root}: cannot read {name}: {os.strerror(error.errno or 0)}") from error
     if before != after:
         raise BundleError(f"{root}: {name} was changed while it was read")
     return digest.hexdigest(), after
@@ -332,7 +327,7 @@ def _require_safe(root: Path, name: str) -> None:
 
 def _json_object(root: Path, name: str) -> dict[str, Any]:
     try:
-        report = json.loads(_read(root, name))
+        report = parse_json(_read(root, name))
     except ValueError as error:
         raise BundleError(f"{root / name}: not JSON: {error}") from error
     if not isinstance(report, dict):

@@ -30,6 +30,7 @@ from filelock import FileLock, Timeout
 
 from registry.bundle import SUMS, write_atomically
 from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
+from soa.files import open_plain
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
 SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
@@ -128,7 +129,7 @@ class Cache:
         path = self.root / digest
         while True:
             try:
-                handle = os.open(path / SUMS, os.O_RDONLY | os.O_NOFOLLOW)
+                handle = open_plain(path / SUMS)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             except OSError as error:

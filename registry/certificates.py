@@ -8,13 +8,13 @@ out since keeps its signatures, and no list of revoked ones is asked.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from registry.errors import SignatureError
+from soa.files import parse_json, read_plain
 
 BEGIN = b"BEGIN CERTIFICATE-----"
 
@@ -105,10 +105,10 @@ def signer_of(signature: bytes) -> str | None:
     from cryptography import x509
 
     try:
-        chain = json.loads(signature)["verificationMaterial"]["x509CertificateChain"]
+        chain = parse_json(signature)["verificationMaterial"]["x509CertificateChain"]
         content = base64.b64decode(chain["certificates"][0]["rawBytes"])
         return name_of(x509.load_der_x509_certificate(content))
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError):
         return None
 
 
@@ -118,6 +118,6 @@ def name_of(certificate: Any) -> str:
 
 def read_file(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_plain(path, links=True)
     except OSError as error:
         raise SignatureError(f"{path}: cannot be read: {error.strerror}") from error

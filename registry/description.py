@@ -9,6 +9,7 @@ from registry.bundle import Bundle
 from registry.manifest import Candidate, Manifest, TargetRecord
 from registry.report_page import rows_of
 from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
+from soa.text import in_markdown, plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
@@ -39,7 +40,7 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     for output, tolerance in manifest.tolerances.items():
         found[f"tolerance.{output}"] = f"atol {tolerance.atol:g} rtol {tolerance.rtol:g}"
     return {
-        _key(name): str(value)[:_PARAMETER_LIMIT]
+        _key(name): plain(value)[:_PARAMETER_LIMIT]
         for name, value in found.items()
         if value is not None
     }
@@ -80,14 +81,14 @@ def markdown(bundle: Bundle) -> str:
     """Targets and candidates as a table. Rows that go beyond MLflow's limit are counted."""
     manifest = bundle.manifest
     provenance = manifest.provenance
-    made = f"Bundle `{bundle.digest[:12]}`, made {provenance.created}"
+    made = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
     if provenance.git_commit:
-        made += f" from commit `{provenance.git_commit}`"
+        made += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
         made += " with uncommitted changes"
     head = [_cell(manifest.description), ""] if manifest.description else []
     head += [
-        made,
+        _cell(made),
         "",
         "| target | status | engine | candidate | largest deviation | median of a call |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -120,7 +121,7 @@ def _rows(targets: Mapping[str, TargetRecord]) -> Iterable[str]:
             yield _row(
                 target,
                 record.status,
-                f"**{engine}** (chosen)" if chosen else engine,
+                f"{engine} (chosen)" if chosen else engine,
                 candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
                 _deviation(candidate),
                 _times(candidate),
@@ -141,8 +142,8 @@ def _row(*cells: str) -> str:
 
 
 def _cell(text: str) -> str:
-    flat = " ".join(text.split()).replace("|", "\\|")
-    return flat if len(flat) <= 200 else f"{flat[:199]}…"
+    flat = " ".join(text.split())
+    return in_markdown(flat if len(flat) <= 200 else f"{flat[:199]}…")
 
 
 def _key(text: str) -> str:

@@ -23,12 +23,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
 
 from registry import author
 from registry.errors import RegistryError
 from registry.lookup import all_pages
 from registry.promotion import Decision
+from soa.files import as_record, parse_json
+from soa.text import in_markdown, plain
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -46,9 +50,13 @@ Kind = Literal[
 ]
 State = Literal["open", "done", "void"]
 
+Number = Annotated[int, Field(ge=0, le=10**6)]
+"""Of a version or an event: beyond this, none that we wrote."""
+
 _EVENT = "soa.event"
 _RECORD = "soa.record."
 _PIECE = 5000  # characters in a tag; MLflow takes 8000
+_MOST_PIECES = 200
 _STATES: dict[str, State] = {"RUNNING": "open", "FINISHED": "done", "KILLED": "void"}
 _STATUS = {state: status for status, state in _STATES.items()}
 _NOT_YET = datetime.min.replace(tzinfo=UTC)
@@ -62,12 +70,12 @@ class Event:
 
     kind: Kind
     model: str
-    before: Mapping[str, int]
+    before: Mapping[str, Number]
     """Every alias of the model, and the number of its version."""
-    after: Mapping[str, int]
+    after: Mapping[str, Number]
     alias: str | None = None
     """The alias that was asked for."""
-    version: int | None = None
+    version: Number | None = None
     """The version that was to get it, that was approved or removed, or that a target was built
     for."""
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -85,11 +93,12 @@ class Event:
     imported: Mapping[str, Any] = field(default_factory=dict)
     """The registry and the model that it happened in, and that event as it was."""
     by: str = field(default_factory=author.who)
-    number: int = 0
+    number: Number = 0
     time: datetime = _NOT_YET
     id: str = ""
     """Of the MLflow run."""
     state: State = "open"
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
     @property
     def replaced(self) -> int | None:
@@ -174,14 +183,23 @@ class History:
         )
         text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RegistryError(f"{event.title}: its record would hold text not in UTF-8") from None
+        if len(pieces) > _MOST_PIECES:
+            raise RegistryError(
+                f"{event.title}: its record has {len(text)} characters, at most "
+                f"{_PIECE * _MOST_PIECES} are kept: give a shorter reason"
+            )
         run = self._client.create_run(
             self._experiment,
             start_time=milliseconds,
-            run_name=event.title,
+            run_name=plain(event.title),
             tags={
                 _EVENT: event.kind,
                 **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
-                "mlflow.user": event.by,
+                "mlflow.user": plain(event.by),
                 "mlflow.source.name": "soa-pipeline",
                 "mlflow.note.content": markdown(event)[:_PIECE],
             },
@@ -215,22 +233,20 @@ def _read(run: Any, model: str) -> Event:
     where = f"{model}: the record of its history in MLflow's run {run.info.run_id}"
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
-        data = json.loads(text)
+        data = as_record(dict[str, Any], parse_json(text))
         for made_anew in ("replaced", "state", "time"):
-            del data[made_anew]
-        return Event(
-            **data
-            | {
-                "decisions": tuple(Decision(**decision) for decision in data["decisions"]),
-                "policies": tuple(data["policies"]),
-            },
-            model=model,
-            time=_time(run.info.start_time),
-            id=run.info.run_id,
-            state=_STATES[run.info.status],
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise RegistryError(f"{where} is not one that we wrote: {error!r}") from error
+            data.pop(made_anew, None)
+        known = {
+            "by": data["by"],  # no default, nor for the number: the record says it
+            "number": data["number"],
+            "model": model,
+            "time": _time(run.info.start_time),
+            "id": run.info.run_id,
+            "state": _STATES[run.info.status],
+        }
+        return as_record(Event, data | known)
+    except (ValueError, KeyError, OverflowError) as error:
+        raise RegistryError(f"{where} is not one that we wrote: {error}") from error
 
 
 def _time(milliseconds: int) -> datetime:
@@ -241,28 +257,24 @@ def _time(milliseconds: int) -> datetime:
 
 def markdown(event: Event) -> str:
     """What MLflow's page shows of an event."""
-    moved = [
+    lines = [f"{event.title}, by {event.by}"]
+    lines += [
         f"@{alias}: {event.before.get(alias, 'none')} → {event.after.get(alias, 'none')}"
         for alias in sorted(event.before.keys() | event.after.keys())
         if event.before.get(alias) != event.after.get(alias)
     ]
-    lines = [f"{event.title}, by {event.by}", *moved]
     if event.reason:
         lines.append(f"reason: {event.reason}")
-    lines += [f"`{target}` is annex `{d[:12]}`" for target, d in event.annexes.items()]
-    lines += [f"`{ref}` is bundle `{digest[:12]}`" for ref, digest in event.digests.items()]
-    text = "\n\n".join(lines)
+    lines += [f"{target} is annex {digest[:12]}" for target, digest in event.annexes.items()]
+    lines += [f"{ref} is bundle {digest[:12]}" for ref, digest in event.digests.items()]
+    text = "\n\n".join(map(in_markdown, lines))
     if event.decisions:
         text += "\n\n| gate | answer | found | limit | |\n| --- | --- | --- | --- | --- |\n"
+        rows = [(d.gate, d.answer, d.found, d.limit, d.detail) for d in event.decisions]
         text += "\n".join(
-            f"| {d.gate} | {d.answer} | {_cell(d.found)} | {_cell(d.limit)} | {_cell(d.detail)} |"
-            for d in event.decisions
+            f"| {' | '.join(in_markdown(cell[:300]) for cell in row)} |" for row in rows
         )
     return text
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")[:300]
 
 
 def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:

@@ -7,10 +7,11 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from registry.errors import BundleError
 from registry.reference import NAME_PATTERN
+from soa.files import as_record, parse_json
 
 SCHEMA_VERSION = 1
 """The newest manifest that this code writes and reads."""
@@ -34,8 +35,19 @@ def _model_name(text: str) -> str:
     return text
 
 
+TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+"
+"""A target's name, which is also a folder. `engines.target` says which there are."""
+
 BundlePath = Annotated[str, AfterValidator(safe_relative)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
+TargetName = Annotated[str, Field(pattern=f"^{TARGET_PATTERN}$")]
+EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
+CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*$")]
+"""Row counts: `1000`, or `nodes=5,edges=20`."""
+MOST = 4096
+"""Threads or instances."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Record(BaseModel):
@@ -73,16 +85,16 @@ class Tolerance(Record):
 class BenchmarkStats(Record):
     """Time of one call at one row count, in microseconds."""
 
-    median_us: float
-    p05_us: float
-    p95_us: float
+    median_us: Time
+    p05_us: Time
+    p95_us: Time
 
 
 class SessionSettings(Record):
     """How a session runs the artifact where its user does not say."""
 
-    threads: int = Field(default=1, ge=1)
-    instances: int | None = Field(default=None, ge=1)
+    threads: Count = 1
+    instances: Count | None = None
     """Runs at one moment; None for one a core."""
 
 
@@ -98,15 +110,14 @@ class Candidate(Record):
     facts: dict[str, Any] = Field(default_factory=dict)
     """What the engine records of its artifact, as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = Field(default_factory=dict)
-    benchmark: dict[str, BenchmarkStats] = Field(default_factory=dict)
-    """By row count, as text."""
+    benchmark: dict[CaseName, BenchmarkStats] = Field(default_factory=dict)
 
 
 class Below(Record):
     """The engine that runs fewer than `rows` rows."""
 
     rows: int = Field(ge=1)
-    engine: str
+    engine: EngineName
 
 
 class TargetRecord(Record):
@@ -116,7 +127,7 @@ class TargetRecord(Record):
     chosen: str | None = None
     below: list[Below] = Field(default_factory=list)
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
-    candidates: dict[str, Candidate] = Field(default_factory=dict)
+    candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _chosen_exists(self) -> Self:
@@ -171,7 +182,7 @@ class Manifest(Record):
     program: BundlePath = "program.pt2"
     torchscript: BundlePath | None = None
     reference: BundlePath = "reference.safetensors"
-    targets: dict[str, TargetRecord] = Field(default_factory=dict)
+    targets: dict[TargetName, TargetRecord] = Field(default_factory=dict)
     tolerances: dict[str, Tolerance] = Field(default_factory=dict)
     """By output."""
     classifiers: list[str] = Field(default_factory=list)
@@ -210,7 +221,7 @@ def record_to_json(record: Record) -> str:
 def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) -> R:
     """Read a record with a `schema_version`, of which this code knows those up to `newest`."""
     try:
-        data = json.loads(text)
+        data = parse_json(text)
     except ValueError as error:
         raise BundleError(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict):
@@ -222,9 +233,6 @@ def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) 
             "this installation reads: update soa-pipeline"
         )
     try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "(top level)"
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise BundleError(f"{where}: {field}: {first['msg']}{more}") from error
+        return as_record(kind, data)
+    except ValueError as error:
+        raise BundleError(f"{where}: {error}") from error

@@ -98,7 +98,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     }
     (folder / _PYTHON_ENV).write_text(yaml.safe_dump(environment, sort_keys=False))
     described = _described(manifest, inputs, outputs)
-    (folder / MLMODEL).write_text(yaml.safe_dump(described, allow_unicode=True))
+    (folder / MLMODEL).write_text(yaml.safe_dump(described))
 
 
 def _described(
@@ -108,16 +108,7 @@ def _described(
     frame = is_frame(inputs)
     described = {
         "artifact_path": "bundle",
-        "flavors": {
-            "python_function": {
-                "loader_module": LOADER,
-                "python_version": provenance.python,
-                "env": {"virtualenv": _PYTHON_ENV},
-                # What `load_model(..., model_config=)` may change.
-                "config": {"mode": "production"},
-            },
-            FLAVOUR: {"name": manifest.name, "schema_version": manifest.schema_version},
-        },
+        **in_short(manifest),
         "saved_input_example_info": {
             "artifact_path": _EXAMPLE,
             "serving_input_path": _SERVING_EXAMPLE,
@@ -129,11 +120,28 @@ def _described(
             "outputs": json.dumps(_schema(outputs)),
             "params": None,
         },
-        "utc_time_created": provenance.created,
     }
     if made_with := _mlflow(provenance):
         described["mlflow_version"] = made_with
     return described
+
+
+def in_short(manifest: Manifest) -> dict[str, Any]:
+    """What MLflow's page of a run wants to know of the model in it."""
+    provenance = manifest.provenance
+    return {
+        "flavors": {
+            "python_function": {
+                "loader_module": LOADER,
+                "python_version": provenance.python,
+                "env": {"virtualenv": _PYTHON_ENV},
+                # What `load_model(..., model_config=)` may change.
+                "config": {"mode": "production"},
+            },
+            FLAVOUR: {"name": manifest.name, "schema_version": manifest.schema_version},
+        },
+        "utc_time_created": provenance.created,
+    }
 
 
 def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:

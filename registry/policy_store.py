@@ -8,6 +8,7 @@ killed on the way never does. Nothing is overwritten: MLflow's page lists who as
 from __future__ import annotations
 
 import hashlib
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from registry.errors import RegistryError
 from registry.lock import exclusive
 from registry.lookup import experiment_of
 from registry.policy import Asked, Policy, ReferenceFile
+from soa.files import open_plain
+from soa.text import plain
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -51,9 +54,11 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
                 _SCOPE: model or _EVERY_MODEL,
                 _TEXT: text,
                 _SHA256: "" if reference is None else digest_of(reference),
-                "mlflow.user": author.who(),
+                "mlflow.user": plain(author.who()),
                 "mlflow.source.name": "soa-pipeline",
-                "mlflow.note.content": f"```json\n{policy.model_dump_json(indent=1)}\n```",
+                "mlflow.note.content": plain(
+                    f"```json\n{policy.model_dump_json(indent=1)}\n```", "\n"
+                ),
             },
         )
         if reference is not None:
@@ -104,7 +109,11 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     # To the millisecond: no two policies have one origin.
-    at = datetime.fromtimestamp(run.info.end_time / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
+    except (ValueError, OverflowError) as error:
+        raise RegistryError(f"{whose}, MLflow's run {run.info.run_id}: {error}") from error
+    at = ended.isoformat(timespec="milliseconds")
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])
@@ -129,8 +138,5 @@ def _fetched(client: MlflowClient, run: Any, into: Path, name: str) -> Reference
 
 
 def digest_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    with os.fdopen(open_plain(path, links=True), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from registry.errors import BundleError
+from soa.files import as_record, parse_json, read_plain
 
 PROMOTED = "PROMOTED.json"
 
@@ -27,6 +28,7 @@ class Promoted:
     at: str
     annexes: Mapping[str, str] = field(default_factory=dict)
     """Targets built later that were promoted too, and the digests of their annexes."""
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
 def write_promoted(folder: Path, record: Promoted) -> None:
@@ -37,12 +39,10 @@ def read_promoted(folder: Path) -> Promoted | None:
     """The note of a pulled bundle, or None; raises BundleError if it is there but unreadable."""
     path = folder / PROMOTED
     try:
-        text = path.read_text()
+        return as_record(Promoted, parse_json(read_plain(path)))
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path}: cannot be read: {error}") from error
-    try:
-        return Promoted(**json.loads(text))
-    except (ValueError, TypeError) as error:
+    except OSError as error:
+        raise BundleError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
         raise BundleError(f"{path}: not the record of a promotion: {error}") from error

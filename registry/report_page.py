@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 
 from registry.manifest import BenchmarkStats, Manifest, TargetRecord
+from soa.text import in_html
 
 _STYLE = """body { font: 14px/1.5 sans-serif; margin: 2em; max-width: 60em }
 table { border-collapse: collapse; margin: 0.5em 0 1.5em }
@@ -35,11 +35,11 @@ def page(title: str, manifest: Manifest, targets: Mapping[str, TargetRecord], di
         "tools": ", ".join(f"{tool} {version}" for tool, version in provenance.tools.items()),
         "host": ", ".join(f"{key} {value}" for key, value in provenance.host.items()),
     }
-    parts = [f"<h1>{escape(title)}</h1>", _table((), ([k, v] for k, v in facts.items() if v))]
+    parts = [f"<h1>{in_html(title)}</h1>", _table((), ([k, v] for k, v in facts.items() if v))]
     for target, record in targets.items():
         parts += _target(target, record)
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{in_html(title)}'
         f"</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
@@ -52,7 +52,7 @@ def rows_of(case: str) -> int:
 
 
 def _target(target: str, record: TargetRecord) -> Iterable[str]:
-    yield f"<h2>{escape(target)}: {record.status}, {escape(record.choice())}</h2>"
+    yield f"<h2>{in_html(target)}: {record.status}, {in_html(record.choice())}</h2>"
     yield _table(
         ("engine", "status", "output", "max abs", "max rel", "outside"),
         (
@@ -91,10 +91,10 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str | None]], numbers: i
     """`numbers`: how many of the last columns are numbers."""
     lines = ["<table>"]
     if head:
-        lines.append(f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>")
+        lines.append(f"<tr>{''.join(f'<th>{in_html(name)}</th>' for name in head)}</tr>")
     for row in rows:
         cells = [
-            f"<td{' class=number' if i >= len(row) - numbers else ''}>{escape(cell or '')}</td>"
+            f"<td{' class=number' if i >= len(row) - numbers else ''}>{in_html(cell or '')}</td>"
             for i, cell in enumerate(row)
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -144,7 +144,7 @@ def plot(lines: Mapping[str, Points]) -> str:
             marks.append(f'<circle cx="{cx}" cy="{cy}" r="3" fill="{colour}"/>')
         at_y = _TOP + 12 + 18 * i
         marks.append(f'<circle cx="{right + 14}" cy="{at_y - 4}" r="4" fill="{colour}"/>')
-        marks.append(f'<text x="{right + 24}" y="{at_y}">{escape(name)}</text>')
+        marks.append(f'<text x="{right + 24}" y="{at_y}">{in_html(name)}</text>')
     middle = (_LEFT + right) / 2
     marks.append(f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">rows</text>')
     marks.append(

@@ -19,13 +19,14 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
+
+from pydantic import AwareDatetime
 
 from registry.errors import RegistryError
 from registry.version import Promotion, Version
+from soa.files import as_record, parse_json, read_plain
 
 _SCHEMA = 1
 
@@ -37,7 +38,7 @@ class Lookup:
     version: Version
     signers: Mapping[str, tuple[str, ...]]
     """By who asks for it: public keys in PEM format, one of which must have signed."""
-    at: datetime
+    at: AwareDatetime
     """When the registry said so (UTC)."""
     policy: str = "offline"
     asked: bool = False
@@ -46,6 +47,14 @@ class Lookup:
     """Why it could not be asked, where it should have been."""
     history: Sequence[Promotion] | None = field(default=None, repr=False)
     """What the model's history says of the version's promotion, where it was asked."""
+
+
+@dataclass(frozen=True)
+class _Signers:
+    """One entry of `Lookup.signers`, as it is written."""
+
+    origin: str
+    keys: tuple[str, ...]
 
 
 class Resolved:
@@ -59,20 +68,21 @@ class Resolved:
         """None if there is none; RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            text = path.read_text()
+            kept = as_record(dict[str, Any], parse_json(read_plain(path)))
+            content = as_record(dict[str, Any], kept.get("content"))
+            if kept.get("sha256") != _digest(content):
+                raise ValueError("it is not what was written")
+            if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
+                raise ValueError("it is of another kind")
+            asked = as_record(tuple[_Signers, ...], content.get("signers"))
+            signers = {each.origin: each.keys for each in asked}
+            fields = {name: content.get(name) for name in ("version", "at")}
+            return as_record(Lookup, {**fields, "signers": signers})
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise RegistryError(f"{path}: cannot be read: {error}") from error
-        try:
-            kept = json.loads(text)
-            content = kept["content"]
-            if kept["sha256"] != _digest(content):
-                raise ValueError("it is not what was written")
-            if (content["schema"], content["ref"]) != (_SCHEMA, ref):
-                raise ValueError("it is of another kind")
-            return _lookup(content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except OSError as error:
+            raise RegistryError(f"{path}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
             raise RegistryError(
                 f"{path}: damaged: {error}: remove it, or load with lookup='fresh'"
             ) from error
@@ -114,33 +124,5 @@ def _digest(content: Any) -> str:
 
 
 def _plain(version: Version) -> dict[str, Any]:
-    return {
-        "name": version.name,
-        "number": version.number,
-        "digest": version.digest,
-        "aliases": list(version.aliases),
-        "targets": dict(version.targets),
-        "chosen": dict(version.chosen),
-        "annexes": dict(version.annexes),
-        "created": version.created.isoformat(),
-        "run_id": version.run_id,
-        "source": version.source,
-        "tags": dict(version.tags),
-    }
-
-
-def _lookup(content: dict[str, Any]) -> Lookup:
-    said = content["version"]
-    version = Version(
-        **{
-            **said,
-            "aliases": tuple(said["aliases"]),
-            "created": datetime.fromisoformat(said["created"]),
-            **{
-                name: MappingProxyType(dict(said[name]))
-                for name in ("targets", "chosen", "annexes", "tags")
-            },
-        }
-    )
-    signers = {each["origin"]: tuple(each["keys"]) for each in content["signers"]}
-    return Lookup(version, signers, datetime.fromisoformat(content["at"]).astimezone(UTC))
+    found = {k: dict(v) if isinstance(v, Mapping) else v for k, v in vars(version).items()}
+    return {**found, "created": version.created.isoformat()}

@@ -9,7 +9,6 @@ bundle was opened, and list it too: no file is read a second time, and the proje
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import tempfile
 import uuid
@@ -23,6 +22,7 @@ from registry.bundle import ANNEXES, SIGNATURE, SUMS, Bundle
 from registry.certificates import Root, read_file
 from registry.errors import SignatureError
 from registry.promoted import PROMOTED
+from soa.files import parse_json
 
 TRUSTED_KEYS_VARIABLE = "PIPELINE_TRUSTED_KEYS"
 _CURVES = ("secp256r1", "secp384r1", "secp521r1")
@@ -129,9 +129,9 @@ def sign(
 
     secret = None if password is None else password.encode()
     try:
-        private: Any = serialization.load_pem_private_key(key.read_bytes(), secret)
-    except OSError as error:
-        raise SignatureError(f"{key}: cannot be read: {error.strerror}") from error
+        private: Any = serialization.load_pem_private_key(read_file(key), secret)
+    except SignatureError:
+        raise
     except TypeError as error:  # a password that is missing, or not needed
         needs = "needs a password" if password is None else "has no password"
         raise SignatureError(f"{key}: this key {needs}") from error
@@ -239,8 +239,8 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
 def _hint(bundle: Bundle, content: bytes) -> str:
     """The fingerprint of the key that a signature says it was made with."""
     try:
-        found = json.loads(content)["verificationMaterial"]["publicKey"]["hint"]
-    except (ValueError, KeyError, TypeError, RecursionError):
+        found = parse_json(content)["verificationMaterial"]["publicKey"]["hint"]
+    except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, str) or not found.isalnum():
         raise SignatureError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")

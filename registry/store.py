@@ -7,6 +7,7 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -34,9 +35,10 @@ from registry.mlflow_access import Access
 from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, promotion_of
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
-from registry.reference import Ref, checked_alias, parse_ref
+from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.signing import PublicKey, Trusted
 from registry.version import ORIGIN, Promotion, Version
+from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -220,7 +222,8 @@ class Registry:
                     upload.require_open(self._access, client, run, bundle)
                     if model_of(client, model) is None:
                         client.create_registered_model(
-                            model, description=bundle.manifest.description[:5000] or None
+                            model,
+                            description=in_markdown(bundle.manifest.description)[:5000] or None,
                         )
                     client.set_terminated(run.info.run_id, "FINISHED")
                     turn.require()
@@ -472,7 +475,8 @@ class Registry:
     # Looking up
 
     def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
-        ours = our_versions(client, model)
+        # One of another name cannot be ours, whatever was copied into it.
+        ours = our_versions(client, model) if re.fullmatch(NAME_PATTERN, model.name) else []
         if not ours:
             return None
         text = model.description or ""

@@ -9,25 +9,26 @@ the registry that it was in; they say what happened there, and count for nothing
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from registry import author
 from registry.annex import open_folder
 from registry.bundle import write_atomically
 from registry.errors import BundleError, NotFoundError, RegistryError
-from registry.history import Event
+from registry.history import Event, Number
 from registry.manifest import ModelName, Record, record_from_json, record_to_json, safe_relative
 from registry.push import Pushed, push
 from registry.reference import Ref
 from registry.store import Registry
+from soa.files import as_record, open_plain, read_plain
 
 EXPORT = "export.json"
 EXPORT_SCHEMA = 1
@@ -41,6 +42,30 @@ class ExportedVersion(Record):
     origin: dict[str, str] = Field(default_factory=dict)
 
 
+class ToldEvent(BaseModel):
+    """What `Event.to_json` writes, as far as an import reads it; the rest stays as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    number: Number
+    time: str
+    kind: str
+    by: str
+    version: Number | None = None
+
+
+class Told(Record):
+    """An event, and the registry and the model that it happened in."""
+
+    registry: str
+    model: str
+    event: ToldEvent
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.registry, self.model, self.event.number, self.event.time
+
+
 class Export(Record):
     """`export.json`."""
 
@@ -51,8 +76,8 @@ class Export(Record):
     by: str
     at: str
     """UTC, ISO 8601."""
-    versions: dict[int, ExportedVersion]
-    history: list[dict[str, Any]]
+    versions: dict[Number, ExportedVersion]
+    history: list[Told]
 
 
 @dataclass(frozen=True)
@@ -111,9 +136,13 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     So an import that was broken off may be run again.
     """
     with _as_folder(source) as folder:
-        export = record_from_json(
-            Export, _text(folder / EXPORT), str(source / EXPORT), EXPORT_SCHEMA
-        )
+        try:
+            text = read_plain(folder / EXPORT)
+        except OSError as error:
+            raise BundleError(
+                f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
+            ) from error
+        export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
         places = {number: folder / "versions" / str(number) for number in export.versions}
         for number, place in places.items():
             if open_folder(place).digest != export.versions[number].digest:
@@ -137,46 +166,43 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     return Imported(export, pushed, _add_events(registry, model, export, here))
 
 
-def _told(event: Event, registry: str) -> dict[str, Any]:
+def _told(event: Event, registry: str) -> Told:
     """One that was imported already stays what it was, of the registry where it happened."""
     if event.kind == "import":
-        return dict(event.imported)
-    return {"registry": registry, "model": event.model, "event": event.to_json()}
+        return _read_told(event)
+    told = {"registry": registry, "model": event.model, "event": event.to_json()}
+    return Told.model_validate(told)
+
+
+def _read_told(event: Event) -> Told:
+    try:
+        return as_record(Told, event.imported)
+    except ValueError as error:
+        raise RegistryError(f"{event.title}: not a record that we wrote: {error}") from error
 
 
 def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
-    known = {_key(event.imported) for event in registry.history(model) if event.kind == "import"}
+    events = registry.history(model)
+    known = {_read_told(event).key for event in events if event.kind == "import"}
     added = 0
     for told in export.history:
-        try:
-            key, was = _key(told), told["event"]
-            number = here.get(was["version"])
-            title = f"{was['time']} {was['kind']} by {was['by']} in {told['registry']}"
-        except (KeyError, TypeError) as error:
-            raise RegistryError(f"{EXPORT}: an event that is not one of ours: {error!r}") from error
-        if key in known:
+        if told.key in known:
             continue
+        was = told.event
+        title = f"{was.time} {was.kind} by {was.by} in {told.registry}"
+        number = None if was.version is None else here.get(was.version)
         # A turn for each: there may be more of them than one turn has time for.
         with registry._writing(model) as mover:
             aliases = dict(mover.aliases)
+            imported = told.model_dump()
             mover.note(
-                Event("import", model, aliases, aliases, None, number, reason=title, imported=told)
+                Event(
+                    "import", model, aliases, aliases, None, number, reason=title, imported=imported
+                )
             )
-        known.add(key)
+        known.add(told.key)
         added += 1
     return added
-
-
-def _key(told: Mapping[str, Any]) -> tuple[str, str, int, str]:
-    event = told["event"]
-    return told["registry"], told["model"], event["number"], event["time"]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BundleError(f"{path.parent}: not an export: {EXPORT} cannot be read") from error
 
 
 def _as_tar(folder: Path) -> None:
@@ -198,26 +224,46 @@ def _as_folder(source: Path) -> Iterator[Path]:
     if source.is_dir():
         yield source
         return
+    try:
+        archive = os.fdopen(open_plain(source, links=True), "rb")
+    except OSError as error:
+        raise BundleError(f"{source}: cannot be read: {error.strerror}") from error
     # Beside it, where there is room for it: /tmp may be small.
-    with tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder:
+    with (
+        archive,
+        tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder,
+    ):
         try:
-            with tarfile.open(source, "r:") as tar:
-                for member in tar:
+            with tarfile.open(fileobj=archive, mode="r:") as tar:
+                for member in _members(tar, os.fstat(archive.fileno()).st_size):
                     _unpack(tar, member, Path(folder))
-        except (OSError, tarfile.TarError, ValueError) as error:
+        except (OSError, tarfile.TarError, ValueError, RecursionError) as error:
             why = getattr(error, "strerror", None) or error
             raise BundleError(f"{source}: neither folder nor tar of an export: {why}") from error
         yield Path(folder)
 
 
+def _members(tar: tarfile.TarFile, size: int) -> list[tarfile.TarInfo]:
+    """All of them, before anything is written: plain files and folders inside the archive's own,
+    and together no larger than the archive, which has `size` bytes."""
+    members = []
+    for member in tar:
+        safe_relative(member.name)
+        plain_file = member.isreg() and not member.issparse()  # a sparse one may grow to anything
+        if not plain_file and not member.isdir():
+            raise ValueError(f"{member.name} is not a plain file")
+        size -= member.size
+        if member.size < 0 or size < 0:
+            raise ValueError(f"{member.name} is larger than the archive")
+        members.append(member)
+    return members
+
+
 def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    """A plain file inside the folder; whatever else an archive can hold is refused."""
-    name = safe_relative(member.name)
-    if member.isdir():
+    content = tar.extractfile(member)
+    if content is None:  # a folder: made with what is in it
         return
-    content = tar.extractfile(member) if member.isreg() else None
-    if content is None:
-        raise ValueError(f"{name} is not a plain file")
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    with content, (folder / name).open("xb") as file:
+    path = folder / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("xb") as file:
         shutil.copyfileobj(content, file)

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import yaml
-
 from registry import author, description
 from registry.annex import Annex
 from registry.artifacts import (
@@ -24,7 +22,7 @@ from registry.artifacts import (
 from registry.bundle import SIGNATURE, SUMS, Bundle, write_atomically
 from registry.errors import BundleError
 from registry.manifest import TargetRecord
-from registry.mlmodel import MLMODEL
+from registry.mlmodel import MLMODEL, in_short
 from registry.report_page import page
 from registry.version import DIGEST, Version, tag_of
 
@@ -72,18 +70,12 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     title = f"{manifest.name}, bundle {bundle.digest[:12]}"
     client.log_text(run_id, page(title, manifest, manifest.targets, bundle.digest), REPORT)
     if MLMODEL in bundle.files:
-        _log_model(client, run_id, bundle)
+        # Let MLflow's page of the run say that the folder is a model, and how to use it.
+        model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
+        client.set_tag(run_id, "mlflow.log-model.history", json.dumps([model]))
     for annex in bundle.annexes.values():
         upload_annex(client, run_id, annex)
     return source
-
-
-def _log_model(client: MlflowClient, run: str, bundle: Bundle) -> None:
-    """Let MLflow's page of the run say that the folder is a model, and how to use it."""
-    described = yaml.safe_load(bundle.file(MLMODEL).read_text())
-    named = {key: described[key] for key in ("flavors", "utc_time_created")}
-    model = {"run_id": run, "artifact_path": FOLDER} | named
-    client.set_tag(run, "mlflow.log-model.history", json.dumps([model]))
 
 
 def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:

@@ -6,16 +6,17 @@ The tags are a contract with people: MLflow's web page shows them and its search
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.errors import RegistryError
-
-if TYPE_CHECKING:
-    from registry.promotion import Decision
+from registry.manifest import TARGET_PATTERN
+from registry.promotion import Decision
+from soa.files import as_record, parse_json
 
 DIGEST = "digest"
 TARGET = "target."
@@ -68,16 +69,12 @@ class Promotion:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:
-        from registry.promotion import Decision
-
         try:
-            data = json.loads(text)
-            decisions = tuple(Decision(**decision) for decision in data.pop("decisions"))
-            made = cls(decisions=decisions, **{**data, "annexes": dict(data.get("annexes", {}))})
+            made = as_record(cls, parse_json(text))
             if made.time.tzinfo is None:
                 raise ValueError(f"its time {made.at!r} is in no time zone")
             return made
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except ValueError as error:
             raise RegistryError(f"{where}: not a record of a promotion: {error}") from error
 
 
@@ -123,9 +120,8 @@ class Version:
         """Where a version was before it was pushed or imported, by those who did; else empty."""
         text = self.tags.get(ORIGIN)
         try:
-            found = {} if text is None else json.loads(text)
-            return {str(key): str(value) for key, value in found.items()}
-        except (ValueError, AttributeError) as error:
+            return {} if text is None else as_record(dict[str, str], parse_json(text))
+        except ValueError as error:
             raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
 
     def require_free(self, target: str) -> None:
@@ -164,10 +160,13 @@ class Version:
 
 
 def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    return MappingProxyType(
-        {
-            target_of(key.removeprefix(prefix)): value
-            for key, value in sorted(tags.items())
-            if key.startswith(prefix)
-        }
-    )
+    """A tag of that prefix that names no target is none of ours, and a target is also a path."""
+    found = {
+        target_of(key.removeprefix(prefix)): value
+        for key, value in sorted(tags.items())
+        if key.startswith(prefix)
+    }
+    known = {
+        target: value for target, value in found.items() if re.fullmatch(TARGET_PATTERN, target)
+    }
+    return MappingProxyType(known)

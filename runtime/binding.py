@@ -114,7 +114,9 @@ class Binding:
         if wanted == self.rows:
             return
         if wanted.keys() != self.rows.keys():
-            raise BindError(f"rows for {sorted(wanted)}, this model has {sorted(self.rows)}")
+            raise BindError(
+                f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}"
+            )
         for dim, n in wanted.items():
             low, high = self.signature.ranges[dim].min, self._tied.limits[dim]
             if not low <= n <= high:

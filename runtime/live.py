@@ -12,7 +12,6 @@ been tried on it, before it is put in place. Where anything of that fails, the o
 
 from __future__ import annotations
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,10 +30,11 @@ from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.layout import Layout
 from soa.signature import Signature
+from soa.text import logger
 
 AnySession = Session | MultiDeviceSession
 
-log = logging.getLogger("soa-pipeline")
+log = logger("soa-pipeline")
 
 
 class LiveSession:

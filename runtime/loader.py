@@ -28,6 +28,7 @@ from runtime.opening import (
 )
 from runtime.session import Origin, Session
 from soa.options import known_options
+from soa.signature import Signature
 
 AUTO = "auto"
 
@@ -114,6 +115,9 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
 
 def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
     """The tolerances a version was validated with, by output."""
+    for bound in Signature.from_dict(manifest.signature).outputs:
+        if bound.name not in manifest.tolerances:
+            raise LoadError(f"{manifest.name}: its manifest has no tolerance for {bound.name!r}")
     return {
         name: Tolerance(t.atol, t.rtol, t.max_outside) for name, t in manifest.tolerances.items()
     }

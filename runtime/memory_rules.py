@@ -43,7 +43,7 @@ def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, 
         )
     if set(given) != set(names):
         raise BindError(
-            f"{role} collections {', '.join(sorted(given)) or 'none'} given, "
+            f"{role} collections {', '.join(sorted(map(str, given))) or 'none'} given, "
             f"the model has {', '.join(names)}"
         )
     for name, collection in given.items():

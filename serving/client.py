@@ -12,7 +12,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -29,6 +28,7 @@ from serving.errors import (
     VersionMismatchError,
 )
 from serving.remote_options import LARGEST, RemoteOptions, Tls
+from soa.files import read_plain
 
 _FIRST_PAUSE_S = 0.05
 _COMPRESSION = {
@@ -209,7 +209,7 @@ class Client:
 def _credentials(tls: Tls) -> Any:
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
-        root, key, chain = (None if path is None else Path(path).read_bytes() for path in files)
+        root, key, chain = (None if f is None else read_plain(f, links=True) for f in files)
     except OSError as error:
         raise ServingError(f"{error.filename}: {error.strerror}") from None
     _check(tls)

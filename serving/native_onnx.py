@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.errors import EngineError, first_line
 from engines.onnx_export import OUTPUTS
-from engines.onnx_program import Output, input_name
+from engines.onnx_program import input_name, read_outputs
 from serving.wire import Array, Program, Wire, WireTensor
 from soa.signature import Argument, Signature
 
@@ -64,7 +63,7 @@ class _Shell:
         self._graph = model.graph
         self._signature, self._wire = signature, wire
         described = {entry.key: entry.value for entry in model.metadata_props}
-        self._outputs = [Output.from_dict(each) for each in json.loads(described[OUTPUTS])]
+        self._outputs = read_outputs(described.get(OUTPUTS, ""))
         self._before: list[Any] = []
         self._after: list[Any] = []
         self._given = {given.name for given in self._graph.input}

@@ -88,8 +88,8 @@ def address_of(url: str) -> str:
     """`host:port` of `triton://host:port`; raises ServingError."""
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
-    plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host) and port.isascii()
-    number = int(port) if plain and port.isdecimal() else 0
+    plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)
+    number = int(port) if plain and re.fullmatch(r"[0-9]{1,5}", port) else 0
     if not url.startswith(SCHEME) or not 0 < number < 1 << 16:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")
     return address

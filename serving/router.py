@@ -33,8 +33,9 @@ from serving.own_process import OwnProcess
 from serving.places import OPEN, Place, PlaceReport, State
 from serving.site import Policy
 from soa.errors import SoaPipelineError
+from soa.text import logger
 
-log = logging.getLogger("soa_pipeline.site")
+log = logger("soa_pipeline.site")
 
 _STRIKES = 3  # in a row, of a server that answers but not well: one event may be to blame
 

@@ -14,7 +14,6 @@ becomes dense arguments, and everything else happens inside the compiled graph:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -48,17 +47,6 @@ class Block:
             "dtype": self.dtype,
             "shape": None if self.shape is None else list(self.shape),
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Block:
-        shape = data["shape"]
-        return cls(
-            data["name"],
-            data["collection"],
-            tuple(data["columns"]),
-            data["dtype"],
-            None if shape is None else tuple(shape),
-        )
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,17 @@ prints its text and exits non-zero, without a traceback. Each folder defines the
 
 from __future__ import annotations
 
+from soa.text import plain
+
 
 class SoaPipelineError(Exception):
-    """A user's mistake, or a state of the outside world: where, what was found, what to do."""
+    """A user's mistake, or a state of the outside world: where, what was found, what to do.
+
+    Its text is one line, whatever text of others is in it.
+    """
+
+    def __str__(self) -> str:
+        return plain(super().__str__())
 
 
 class LayoutError(SoaPipelineError):

@@ -28,6 +28,8 @@ from soa.options import known_options
 Kind = Literal["column", "scalar", "eigen"]
 Storage = Literal["buffer", "columns"]
 DEFAULT_ALIGNMENT = 128
+_MOST_COMPONENTS = 1 << 16
+_LARGEST_ALIGNMENT = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,11 @@ class Column:
                 raise LayoutError(
                     f"Eigen column {self.name!r} has shape {list(self.shape)}: "
                     "give [rows] or [rows, cols], each at least 1"
+                )
+            if self.components > _MOST_COMPONENTS:
+                raise LayoutError(
+                    f"Eigen column {self.name!r} has {self.components} entries: at most "
+                    f"{_MOST_COMPONENTS} are taken"
                 )
         elif self.shape:
             raise LayoutError(f"{self.kind} {self.name!r} has no shape, found {list(self.shape)}")
@@ -134,8 +141,11 @@ class Layout:
             type(self.alignment) is not int
             or self.alignment < 1
             or self.alignment & (self.alignment - 1)
+            or self.alignment > _LARGEST_ALIGNMENT
         ):
-            raise LayoutError(f"alignment {self.alignment} is not a power of two")
+            raise LayoutError(
+                f"alignment {self.alignment} is not a power of two up to {_LARGEST_ALIGNMENT}"
+            )
         widest = max(self.columns, key=lambda c: itemsize(c.dtype))
         if self.storage == "buffer" and self.alignment < itemsize(widest.dtype):
             raise LayoutError(
@@ -194,10 +204,3 @@ class Layout:
             "alignment": self.alignment,
             "storage": self.storage,
         }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Layout:
-        columns = [
-            Column(c["name"], c["dtype"], c["kind"], tuple(c["shape"])) for c in data["columns"]
-        ]
-        return cls(columns, data["alignment"], data["storage"])

@@ -14,9 +14,11 @@ from typing import Any, Literal
 from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
-from soa.layout import Layout
+from soa.files import as_record
+from soa.layout import Column, Layout, Storage
 
 Role = Literal["carrier", "input", "output"]
+_MOST_ROWS = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class RowRange:
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max:
             raise SignatureError(f"rows from {self.min} to {self.max} is not a range")
+        if self.max > _MOST_ROWS:
+            raise SignatureError(f"rows up to {self.max}: at most {_MOST_ROWS} can be addressed")
         if self.max < 2:
             raise SignatureError(f"rows up to {self.max}: a model in batches needs at least 2")
         outside = [n for n in self.typical if not self.min <= n <= self.max]
@@ -205,24 +209,40 @@ class Signature:
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
         """Read a stored signature; the stored plans must be those its layouts give."""
         try:
-            signature = cls.build(
-                {name: Layout.from_dict(c) for name, c in data["collections"].items()},
-                [Block.from_dict(b) for b in data["inputs"]],
-                [Block.from_dict(b) for b in data["outputs"]],
-                {
-                    dim: RowRange(r["min"], r["max"], tuple(r["typical"]))
-                    for dim, r in data["rows"].items()
-                },
-                {name: c["rows"] for name, c in data["collections"].items()},
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise SignatureError(f"this is not a stored signature: {error!r}") from None
+            stored = as_record(_Stored, data)
+        except ValueError as error:
+            raise SignatureError(f"this is not a stored signature: {error}") from None
+        signature = cls.build(
+            {n: Layout(c.columns, c.alignment, c.storage) for n, c in stored.collections.items()},
+            stored.inputs,
+            stored.outputs,
+            stored.rows,
+            {name: collection.rows for name, collection in stored.collections.items()},
+        )
         if signature.to_dict() != data:
             raise SignatureError(
                 "the stored signature does not follow from its own layouts: it was altered, or "
                 "written by another version of this software"
             )
         return signature
+
+
+@dataclass(frozen=True)
+class _StoredCollection:
+    columns: tuple[Column, ...]
+    alignment: int
+    storage: Storage
+    rows: str
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What `Signature.to_dict` gives, but for the plans, which follow from it."""
+
+    collections: Mapping[str, _StoredCollection]
+    rows: Mapping[str, RowRange]
+    inputs: tuple[Block, ...]
+    outputs: tuple[Block, ...]
 
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:

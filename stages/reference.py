@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from soa.dtypes import is_float, itemsize, torch_dtype
+from soa.files import as_record, parse_json
 from soa.layout import Column, Layout
 from soa.signature import BoundBlock, Signature
 from stages.blame import first_line, where_raised
@@ -48,21 +49,39 @@ class Reference:
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
     @classmethod
-    def load(cls, path: Path) -> Reference:
+    def load(cls, path: Path, signature: Signature | None = None) -> Reference:
+        """What `save` wrote; ReferenceDataError if it is not that, or not of this signature."""
         inputs: Arrays = {}
         try:
             with safe_open(path, framework="pt") as stored:
-                cases = json.loads(stored.metadata()["cases"])
-                outputs: list[dict[str, torch.Tensor]] = [{} for _ in cases]
+                cases = as_record(list[Case], parse_json((stored.metadata() or {})["cases"]))
+                outputs: dict[str, dict[str, torch.Tensor]] = {
+                    str(i): {} for i in range(len(cases))
+                }
                 for key in list(stored.keys()):
                     kind, where, name = key.split("/", 2)
                     if kind == "input":
                         inputs.setdefault(where, {})[name] = stored.get_tensor(key)
                     else:
-                        outputs[int(where)][name] = stored.get_tensor(key)
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+                        outputs[where][name] = stored.get_tensor(key)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-        return cls(inputs, tuple(cases), tuple(outputs))
+        found = cls(inputs, tuple(cases), tuple(outputs.values()))
+        return found if signature is None else found._of(signature, path)
+
+    def _of(self, signature: Signature, path: Path) -> Reference:
+        """Itself, once everything in it is what a signature needs."""
+        for case, outputs in zip(self.cases, self.outputs, strict=True):
+            ranges = signature.ranges
+            good = case.keys() == set(signature.dims) and all(
+                0 <= n <= ranges[dim].max for dim, n in case.items()
+            )
+            for bound in signature.outputs if good else ():
+                value = outputs.get(bound.name)
+                good &= value is not None and value.shape == bound.shape(case[bound.rows])
+            if not good:
+                raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
+        return Reference(check_inputs(signature, self.inputs), self.cases, self.outputs)
 
 
 def label(case: Case) -> str:

@@ -161,10 +161,11 @@ def validate_here(
     where = torch.device(device)
     with tf32_switches(precision):
         executable = open_candidate(name, Path(file), where)
+        kept = Signature.from_dict(signature)
         report = validate_session(
-            Session(Signature.from_dict(signature), executable, where),
+            Session(kept, executable, where),
             name,
-            Reference.load(Path(reference)),
+            Reference.load(Path(reference), kept),
             {key: Tolerance(**t) for key, t in tolerances.items()},
             frozenset(classifiers),
             say=lambda text: print(text, flush=True),

@@ -24,6 +24,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)
 hypothesis.settings.load_profile("soa")
+# `pytest tests/fuzz --hypothesis-profile campaign`: some minutes, other examples each time.
+hypothesis.settings.register_profile("campaign", deadline=None, max_examples=5000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,7 +13,6 @@ policies asked for then, and every digest.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -33,8 +32,9 @@ from registry.resolved import Lookup, Resolved
 from registry.version import Version
 from runtime.errors import LoadError
 from runtime.opening.records import Opening
+from soa.text import logger
 
-log = logging.getLogger("soa-pipeline")
+log = logger("soa-pipeline")
 
 
 class Name:

@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from engines.target import Target
 from registry.annex import Annex
 from registry.bundle import Bundle
+from registry.manifest import MOST
 from registry.resolved import Lookup
 from registry.store import Registry
 from registry.version import Version
@@ -71,8 +72,8 @@ class Opening:
         if self.lookup not in LOOKUPS:
             raise LoadError(f"lookup {self.lookup!r}: use one of {', '.join(map(repr, LOOKUPS))}")
         for name, count in (("threads", self.threads), ("instances", self.instances)):
-            if count is not None and count < 1:
-                raise LoadError(f"{name}={count}: at least 1 is needed")
+            if count is not None and not 1 <= count <= MOST:
+                raise LoadError(f"{name}={count}: 1 to {MOST} are possible")
 
     @property
     def production(self) -> bool:

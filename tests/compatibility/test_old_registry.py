@@ -11,6 +11,7 @@ from __future__ import annotations
 import sqlite3
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("ref", ["jets@production", "jets@previous", "jets/1"])
 @pytest.mark.parametrize("mode", ["production", "test"])
-def test_loads(registry: str, ref: str, mode: str) -> None:
+def test_loads(registry: str, ref: str, mode: Literal["production", "test"]) -> None:
     session = pipeline.load(ref, registry=registry, mode=mode)
     found = answers(session)
     assert np.isfinite(found["x"]).all()

@@ -19,34 +19,16 @@ from torch.export.pt2_archive import _package
 from engines.engine import engine
 from engines.errors import EngineError
 from engines.program_archive import load_program
+from tests.models.archives import MODEL, doctored, record, save_program
 
-MODEL = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"
 CONSTANTS = "data/constants/model_constants_config.json"
 SAMPLES = "data/sample_inputs/model.pt"
 
 
-class Linear(torch.nn.Module):
-    offset: torch.Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 2)
-        self.register_buffer("offset", torch.ones(2))
-        self.scale = torch.full((2,), 3.0)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.layer(x[1:]) * self.scale + self.offset
-        return made
-
-
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = torch.export.Dim("rows", min=3, max=100)
-    made = torch.export.export(Linear(), (torch.ones(4, 3),), dynamic_shapes=({0: rows},))
-    path = tmp_path_factory.mktemp("program") / "program.pt2"
-    torch.export.save(made, path)
-    return path
+    return save_program(tmp_path_factory.mktemp("program") / "program.pt2")
 
 
 class Touches:
@@ -57,26 +39,6 @@ class Touches:
 
     def __reduce__(self) -> Any:
         return Path.touch, (self.marker,)
-
-
-def doctored(program: Path, into: Path, changes: dict[str, bytes | None]) -> Path:
-    """The archive with records replaced or added, written by torch's own writer."""
-    reader = torch._C.PyTorchFileReader(str(program))
-    records = {
-        name: reader.get_record(name)
-        for name in reader.get_all_records()
-        if not name.startswith(".data/") and name != "byteorder"
-    }
-    writer = torch._C.PyTorchFileWriter(str(into))
-    for name, content in {**records, **changes}.items():
-        if content is not None:
-            writer.write_record(name, content, len(content))
-    writer.write_end_of_file()
-    return into
-
-
-def record(program: Path, name: str) -> Any:
-    return json.loads(torch._C.PyTorchFileReader(str(program)).get_record(name))
 
 
 def saved(value: object) -> bytes:
@@ -243,14 +205,58 @@ def test_names_that_reach_elsewhere(
         "x if y else z",
         "(" * 2000,
         "Integer(4)\nimport os",
+        "10**10**10",
+        "1 << 10**10",
+        "s0(size=10)",
     ],
 )
 def test_shapes_that_are_none(program: Path, tmp_path: Path, text: str) -> None:
+    assert "is not a shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
+
+
+def with_shape(program: Path, into: Path, text: str) -> Path:
     model = record(program, MODEL)
     values = model["graph_module"]["graph"]["tensor_values"]
     values["x"]["sizes"][0]["as_expr"]["expr_str"] = text
-    path = doctored(program, tmp_path / "shape.pt2", {MODEL: json.dumps(model).encode()})
-    assert "is not a shape" in refused(path)
+    return doctored(program, into, {MODEL: json.dumps(model).encode()})
+
+
+SYMBOL = "Symbol('s77', positive=True, integer=True)"
+SUMS = [
+    f"Add(Symbol('s{i % 6}', integer=True), Mul(Integer({i + 2}), {SYMBOL}))" for i in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Pow(Integer(10), Pow(Integer(10), Integer(10)))",
+        "Pow(Integer(10), Integer(10000000000))",
+        "PowByNatural(Pow(Integer(9), Integer(99)), Integer(99))",
+        "LShift(Integer(1), Integer(10000000000))",
+        "Pow(Integer(2))",
+        f"Pow(Integer(2), {SYMBOL})",
+        "Float('0.5', precision=1000000000)",
+        f"Integer({'9' * 3000})",
+        f"FloorDiv(Mul({', '.join(SUMS)}), {SUMS[0]})",
+        f"Max({', '.join(SUMS * 10)})",
+    ],
+)
+def test_shapes_that_take_for_ever(program: Path, tmp_path: Path, text: str) -> None:
+    """sympy would reckon for minutes, or without end: refused before it is asked."""
+    assert "shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
+
+
+def test_guards_are_not_executed(program: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "ran"
+    model = record(program, MODEL)
+    model["guards_code"] = [f"__import__('pathlib').Path({str(marker)!r}).touch() or True"]
+    path = doctored(program, tmp_path / "guards.pt2", {MODEL: json.dumps(model).encode()})
+    torch.export.load(path).module()(torch.ones(5, 3))
+    assert marker.exists()  # so torch would have run it
+    marker.unlink()
+    load_program(path).module()(torch.ones(5, 3))
+    assert not marker.exists()
 
 
 def test_cut_short(program: Path, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_small_file_cannot_unfold_into_a_huge_one(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         read_yaml(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: is not a plain file"):
         read_yaml(tmp_path)
     (tmp_path / "c.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(ConfigError, match=r"c\.yaml: is not UTF-8 text: byte 6"):

@@ -148,14 +148,6 @@ def test_blocks_that_cannot_be(names: tuple[str, ...], how: Any, says: str) -> N
         plan(*names, **how)
 
 
-def test_a_stored_block_reads_back() -> None:
-    for block in (
-        Block("b", "c", ("x", "y")),
-        Block("b", "c", ("x", "y"), "float16", (1, 2)),
-    ):
-        assert Block.from_dict(block.to_dict()) == block
-
-
 # -- following a plan, in NumPy and from bytes alone --------------------------------------------
 
 

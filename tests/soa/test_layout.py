@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -188,11 +187,6 @@ def test_size_grows_with_n(layout: Layout, n: int) -> None:
     assert layout.nbytes(n) <= layout.nbytes(n + 1)
     after = layout.offsets(n + 1)
     assert all(at <= after[name] for name, at in layout.offsets(n).items())
-
-
-@given(layouts(storages=("buffer", "columns")))
-def test_stored_layout_reads_back(layout: Layout) -> None:
-    assert Layout.from_dict(json.loads(json.dumps(layout.to_dict()))) == layout
 
 
 @pytest.mark.parametrize(

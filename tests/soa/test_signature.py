@@ -193,7 +193,15 @@ def test_an_altered_signature_is_refused(alter: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [{}, {"collections": 1}, {"collections": {"x": 2}}, {**stored(build()), "rows": None}]
+    "data",
+    [
+        {},
+        {"collections": 1},
+        {"collections": {"x": 2}},
+        {**stored(build()), "rows": None},
+        {**stored(build()), "rows": {"n": {"min": 0.5, "max": 9, "typical": []}}},
+        {**stored(build()), "inputs": [{**stored(build())["inputs"][0], "name": None}]},
+    ],
 )
 def test_what_is_no_stored_signature(data: dict[str, Any]) -> None:
     with pytest.raises(SignatureError, match="not a stored signature"):

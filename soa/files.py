@@ -1,0 +1,82 @@
+"""What others may have written: how a file is opened and read, and JSON in it becomes a record."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+LARGEST_RECORD = 64 << 20
+"""Bytes of a record, a note, a key or a config: more is none of ours."""
+
+T = TypeVar("T")
+
+
+def open_plain(path: str | Path, *, links: bool = False) -> int:
+    """A descriptor of a regular file, to read; OSError for anything else.
+
+    `links`: whether the last part of the path may be a symbolic link. A pipe does not make it wait.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not links:
+            raise OSError(errno.ELOOP, "is a symbolic link", str(path)) from None
+        raise
+    except ValueError as error:  # a NUL in the path
+        raise OSError(errno.EINVAL, str(error), str(path)) from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is not a plain file", str(path))
+    return handle
+
+
+def read_plain(
+    path: str | Path, *, links: bool = False, largest: int | None = LARGEST_RECORD
+) -> bytes:
+    """The content of a regular file; OSError for anything else, and for more than `largest`."""
+    with os.fdopen(open_plain(path, links=links), "rb") as file:
+        content = file.read(-1 if largest is None else largest + 1)
+    if largest is not None and len(content) > largest:
+        raise OSError(errno.EINVAL, f"is larger than {largest} bytes", str(path))
+    return content
+
+
+def parse_json(content: bytes | str) -> Any:
+    """JSON data, nested no deeper than 200; ValueError for what is not that."""
+    from pydantic_core import from_json
+
+    return from_json(
+        content.encode(errors="surrogatepass") if isinstance(content, str) else content
+    )
+
+
+def as_record(kind: type[T], data: Any) -> T:
+    """`data` as a dataclass, a pydantic model, or whatever else pydantic knows by its annotation.
+
+    ValueError, in one line, names the first field that is not what `kind` says.
+    """
+    from pydantic import ValidationError
+
+    try:
+        found: T = _adapter(kind).validate_python(data)  # type: ignore[arg-type]  # a type has a hash
+        return found
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(str(part) for part in first["loc"]) or "(top level)"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise ValueError(f"{field}: {first['msg']}{more}") from error
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)

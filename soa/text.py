@@ -1,0 +1,60 @@
+"""Text that did not come from our own source, as it is printed: nothing in it commands.
+
+A reason, a description, a name in somebody's bundle, another library's message may hold escape
+sequences of a terminal, characters that turn the direction of writing, or the markup of wherever it
+is shown. Every place that prints prints with one of these.
+"""
+
+from __future__ import annotations
+
+import html
+import logging
+import re
+import unicodedata
+
+# What CommonMark, with GitHub's tables, takes for more than text.
+_MARKDOWN = re.compile(
+    r"[\\`*\[\]|~]|<(?=[A-Za-z/!?])|&(?=[#A-Za-z])|(?<![^\W_])_|_(?![^\W_])|^[-+=>#]"
+    r"|(?<=^\d)[.)](?=\s|$)"
+)
+
+
+def plain(text: object, newline: str = r"\n") -> str:
+    """On one line, with what is invisible or steers a terminal escaped, as in `\\x1b` or `\\u202e`.
+
+    `newline`: what a line break becomes; "\\n" keeps the lines.
+    """
+    lines = str(text).replace("\r\n", "\n").split("\n")
+    return newline.join("".join(map(_visible, line)) for line in lines)
+
+
+def _visible(character: str) -> str:
+    # C0, C1, directions, halves of pairs, what is not assigned; separators of lines.
+    if character.isprintable() or unicodedata.category(character) == "Zs":
+        return character
+    return character.encode("unicode_escape", "surrogatepass").decode()
+
+
+def in_html(text: object) -> str:
+    """For HTML and SVG, between tags."""
+    return html.escape(plain(text, "\n"))
+
+
+def in_markdown(text: object) -> str:
+    """For one line of Markdown, also in a table's cell."""
+    return _MARKDOWN.sub(r"\\\g<0>", plain(text, " ").strip())
+
+
+def logger(name: str) -> logging.Logger:
+    """A logger that prints its arguments so."""
+    found = logging.getLogger(name)
+    found.addFilter(_plain_arguments)
+    return found
+
+
+def _plain_arguments(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            each if isinstance(each, int | float) else plain(each) for each in record.args
+        )
+    return True

@@ -1,0 +1,109 @@
+"""What somebody may have written who means no good, or whose disk has failed; for hypothesis."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import unicodedata
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipeline.errors import ConfigError
+from soa.errors import SoaPipelineError
+
+TEXTS = (
+    "", "x", "[/foo]", "ok [only for staging], never", "\x1b[31mred\x1b]0;title\x07", "a\nb\r\nc",
+    "\u202eevil\u2066", "\x9b2J\x85", "a\u2028b", "\x00", "<script>x</script>", "|`*_[a](b)|",
+    "../../etc", "/etc", "..", "1", "n=5", "0" * 64, "cpu/x86-64-v3", "é\u00a0ü", "A" * 10_000,
+)  # fmt: skip
+
+
+def nested(depth: int, within: Callable[[Any], Any]) -> Any:
+    found: Any = 1
+    for _ in range(depth):
+        found = within(found)
+    return found
+
+
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 5, 10**12, 2**63, 10**400, 0.5, -0.0, 1e308, float("nan"),
+    float("inf"), [], {}, [[]], [None], {"": None}, {"a": {"b": []}}, [1, "a"], "\ud800",
+    nested(150, lambda x: [x]), nested(400, lambda x: {"a": x}),
+)  # fmt: skip
+
+texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=30))
+values = st.one_of(st.sampled_from(VALUES), texts, st.integers(), st.floats())
+
+
+@st.composite
+def altered(draw: st.DrawFn, data: Any) -> Any:
+    """JSON data with up to three of its values, at any depth, put in another's place or gone."""
+    found = copy.deepcopy(data)
+    for _ in range(draw(st.integers(1, 3))):
+        found = _altered(draw, found)
+    return found
+
+
+def _altered(draw: st.DrawFn, data: Any) -> Any:
+    keys: list[Any] = list(data) if isinstance(data, dict) else []
+    if isinstance(data, list):
+        keys = list(range(len(data)))
+    if not keys or draw(st.integers(0, 4)) == 0:
+        return copy.deepcopy(draw(values))
+    key = draw(st.sampled_from(keys))
+    match draw(st.integers(0, 7)):
+        case 0:
+            del data[key]
+        case 1 if isinstance(data, dict):
+            data[draw(texts)] = data[key]
+        case 1:
+            data.append(data[key])
+        case _:
+            data[key] = _altered(draw, data[key])
+    return data
+
+
+@st.composite
+def altered_json(draw: st.DrawFn, data: Any) -> bytes:
+    """The same as bytes; now and then cut short, or with bytes that are no text."""
+    text = json.dumps(draw(altered(data))).encode()
+    return draw(st.one_of(st.just(text), st.just(text), st.just(text), damaged(text)))
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes of a file with a piece of it replaced by others."""
+    at = draw(st.integers(0, len(content)))
+    return content[:at] + draw(st.binary(max_size=8)) + content[at + draw(st.integers(0, 64)) :]
+
+
+@contextlib.contextmanager
+def only_ours() -> Iterator[None]:
+    """Whatever goes wrong in the block is said in one line, by an error of our own."""
+    try:
+        yield
+    except SoaPipelineError as error:
+        lines = str(error).split("\n")
+        assert len(lines) == (len(error.problems) if isinstance(error, ConfigError) else 1)
+        require_plain(str(error))
+
+
+def require_plain(printed: str) -> None:
+    """Nothing in what was printed steers a terminal or turns the direction of writing."""
+    odd = [c for c in printed if c != "\n" and unicodedata.category(c) in _ODD]
+    assert not odd, (odd, printed)
+
+
+_ODD = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[None]:
+    """What is printed on stdout in the block is plain."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        yield
+    require_plain(out.getvalue())

@@ -1,0 +1,224 @@
+"""Every file that is read from outside, altered: it is read, or refused in one line of ours."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.program_archive import load_program
+from pipeline.config import load_config
+from pipeline.site_file import load_site
+from pipeline.site_xml import SERVERS
+from registry.transport import _as_folder
+from stages.reference import Reference
+from stages.reference_set import read_set
+from tests.fuzz.hostile import altered_json, damaged, only_ours, texts
+from tests.models.archives import MODEL, doctored, record, save_program
+from tests.models.building import mlp_signature
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = (ROOT / "tests/pipeline/full.yaml").read_text()
+SITE: dict[str, Any] = {
+    "site": "T2", "models": {"jets": {"servers": ["gpu"], "fall_back": True}},
+    "servers": [{"name": "gpu", "url": "triton://host:8001", "metrics": "http://h:8002/m",
+                 "tls": {"root_certificates": "ca.pem"}, "message_bytes": 100_000}],
+    "local": {"devices": ["cuda:0"], "preference": 1},
+    "policy": {"deadline_s": 10.0, "attempt_s": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that examples write over and over."""
+    return tmp_path_factory.mktemp("files")
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+# -- YAML and XML ----------------------------------------------------------------------------------
+
+AS_DATA = yaml.safe_load(CONFIG)
+
+
+@given(content=st.one_of(altered_json(AS_DATA), damaged(CONFIG.encode())))
+def test_config(place: Path, content: bytes) -> None:
+    """JSON is YAML."""
+    with only_ours():
+        load_config(put(place / "config.yaml", content))
+
+
+@given(content=altered_json(SITE))
+def test_site(place: Path, content: bytes) -> None:
+    with only_ours():
+        load_site(put(place / "site.yaml", content))
+
+
+ELEMENTS = st.sampled_from(["server", "fallback", "policy", SERVERS, "site", "other"])
+KEYS = st.sampled_from(
+    ["name", "address", "port", "metricsPort", "preference", "useSsl", "privateKey", "enable",
+     "deadline", "inFlight", "allowNan"]
+)  # fmt: skip
+XML_TEXTS = texts.map(lambda t: "".join(c for c in t if c.isprintable() and c not in "<&\"'"))
+ATTRIBUTE = st.builds(
+    '{}="{}"'.format, KEYS, st.one_of(XML_TEXTS, st.just("9" * 5000), st.just("8001"))
+)
+ELEMENT = st.builds(
+    lambda name, found: f"<{name} {' '.join(found)}/>", ELEMENTS, st.lists(ATTRIBUTE, max_size=5)
+)
+
+
+@given(elements=st.lists(ELEMENT, max_size=4), name=XML_TEXTS, junk=st.binary(max_size=4))
+def test_site_in_xml(place: Path, elements: list[str], name: str, junk: bytes) -> None:
+    inside = f'<site name="{name}"><{SERVERS}>{"".join(elements)}</{SERVERS}></site>'
+    text = f"<site-local-config>{inside}</site-local-config>".encode(errors="replace") + junk
+    with only_ours():
+        load_site(put(place / "site.xml", text))
+
+
+# -- archives --------------------------------------------------------------------------------------
+
+
+def header(name: str, size: int, kind: bytes, link: str, pax: dict[str, str]) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size, member.type, member.linkname, member.pax_headers = size, kind, link, pax
+    return member.tobuf(tarfile.PAX_FORMAT, errors="replace")
+
+
+KINDS = st.sampled_from(
+    [tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE,
+     tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGNAME,
+     tarfile.XHDTYPE, tarfile.CONTTYPE, b"?"]
+)  # fmt: skip
+PAX = st.dictionaries(
+    st.sampled_from(
+        ["size", "path", "GNU.sparse.major", "GNU.sparse.minor", "GNU.sparse.size",
+         "GNU.sparse.realsize", "GNU.sparse.map", "GNU.sparse.name"]
+    ),
+    st.one_of(st.sampled_from(["1", "0", "9" * 30, "0,1", "export.json", "../x"]), XML_TEXTS),
+    max_size=3,
+)  # fmt: skip
+SIZES = st.one_of(st.integers(0, 3000), st.sampled_from([10**6, 8 << 30, 2**60]))
+NAMES = st.one_of(
+    st.sampled_from(["export.json", "versions/1/a", "versions", "../x", "/x", "a/"]),
+    texts.map(lambda t: t.replace("\0", "")),
+)
+MEMBER = st.tuples(NAMES, SIZES, KINDS, NAMES, PAX, st.integers(0, 3000))
+
+
+@given(members=st.lists(MEMBER, max_size=4), data=st.data())
+def test_archive_of_an_export(place: Path, members: list[Any], data: st.DataObject) -> None:
+    """Whatever an archive says of itself, no more comes out of it than it is large."""
+    content = b"".join(
+        header(name, size, kind, link, pax) + b"x" * there + b"\0" * (-there % 512)
+        for name, size, kind, link, pax, there in members
+    )
+    content = data.draw(st.one_of(st.just(content + bytes(1024)), damaged(content)))
+    folder = place / "in"
+    folder.mkdir(exist_ok=True)
+    with only_ours(), _as_folder(put(folder / "export.tar", content)) as found:
+        written = [path for path in found.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in written) <= len(content)
+    assert [path.name for path in folder.iterdir()] == ["export.tar"]
+
+
+@pytest.fixture(scope="module")
+def program(place: Path) -> Path:
+    return save_program(place / "program.pt2")
+
+
+FEWER = settings(max_examples=settings().max_examples * 2 // 5)
+"""For what torch takes its time with."""
+RECORDS = (
+    MODEL,
+    "data/weights/model_weights_config.json",
+    "data/constants/model_constants_config.json",
+)
+
+
+@FEWER
+@given(data=st.data())
+def test_program(place: Path, program: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(RECORDS))
+    content = data.draw(altered_json(record(program, name)))
+    with only_ours():
+        load_program(doctored(program, place / "altered.pt2", {name: content}))
+    with only_ours():
+        load_program(put(place / "altered.pt2", data.draw(damaged(program.read_bytes()))))
+
+
+SHAPES = st.recursive(
+    st.sampled_from(
+        ["Integer(2)", "Integer(-1)", "Integer(10000000)", "Symbol('s77', integer=True)", "s77",
+         "Rational(1, 2)", "Float('0.5', precision=53)", "oo", "true", "Integer(0)"]
+    ),
+    lambda parts: st.builds(
+        lambda name, args: f"{name}({', '.join(args)})",
+        st.sampled_from(
+            ["Add", "Mul", "Pow", "Max", "Min", "Mod", "FloorDiv", "PythonMod", "LShift", "Abs",
+             "PowByNatural", "FloatPow", "ModularIndexing", "TruncToInt", "Eq", "floor"]
+        ),
+        st.lists(parts, min_size=1, max_size=3),
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@FEWER
+@given(text=st.one_of(SHAPES, texts))
+def test_shape_in_a_program(place: Path, program: Path, text: str) -> None:
+    """It ends, too: sympy reckons with what it is given."""
+    model = record(program, MODEL)
+    sizes = model["graph_module"]["graph"]["tensor_values"]["x"]["sizes"]
+    sizes[0]["as_expr"]["expr_str"] = text
+    content = json.dumps(model).encode()
+    with only_ours():
+        load_program(doctored(program, place / "shape.pt2", {MODEL: content}))
+
+
+# -- reference inputs ------------------------------------------------------------------------------
+
+SIGNATURE = mlp_signature(4)
+
+
+def reference() -> Reference:
+    columns = {c.name: torch.zeros(4) for c in SIGNATURE.layouts["jets"].columns}
+    return Reference({"jets": columns}, ({"n": 3},), ({"probabilities": torch.zeros(3, 3)},))
+
+
+@given(data=st.data())
+def test_reference(place: Path, data: st.DataObject) -> None:
+    path = place / "reference.safetensors"
+    reference().save(path)
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    described = json.loads(content[8 : 8 + size])
+    text = data.draw(altered_json(described))
+    if data.draw(st.booleans()):
+        described["__metadata__"]["cases"] = data.draw(altered_json([{"n": 3}])).decode(
+            errors="replace"
+        )
+        text = json.dumps(described).encode()
+    whole = struct.pack("<Q", len(text)) + text + content[8 + size :]
+    put(path, data.draw(st.one_of(st.just(whole), damaged(content))))
+    with only_ours():
+        Reference.load(path, SIGNATURE)
+    with only_ours():
+        read_set(SIGNATURE, path)
+
+
+def test_the_reference_that_is_altered_is_sound(place: Path) -> None:
+    reference().save(place / "sound.safetensors")
+    assert Reference.load(place / "sound.safetensors", SIGNATURE).cases == ({"n": 3},)
+    assert read_set(SIGNATURE, place / "sound.safetensors")["jets"]["a"].shape == (4,)

@@ -1,0 +1,429 @@
+"""Every record that is read from outside, altered: it is read, or refused in one line of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.onnx_program import read_outputs
+from pipeline.build import recipe_of
+from pipeline.difference import Difference, Side, Weights, _deviations, _records, _speed
+from pipeline.difference_report import print_difference
+from pipeline.mlflow_flavour import _version_of
+from pipeline.policy import load_policy
+from pipeline.promote import _requirements
+from pipeline.report import console, print_bundle, print_history, print_reports, print_versions
+from registry import description
+from registry.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
+from registry.bundle import MLFLOW_NOTE, Bundle
+from registry.history import _RECORD, Event, _read, aliases_at, approvers, gaps, promoted_since
+from registry.history import markdown as event_markdown
+from registry.manifest import Manifest, record_from_json
+from registry.policy_store import _asked
+from registry.promoted import PROMOTED, Promoted, read_promoted
+from registry.promotion import Decision
+from registry.push import _origin
+from registry.report_page import page
+from registry.resolved import Lookup, Resolved, _digest
+from registry.signing import require_signature, trusted
+from registry.store import Registry
+from registry.transport import EXPORT, import_from
+from registry.version import Promotion, Version
+from runtime.loader import tolerances_of
+from runtime.opening import Opened
+from runtime.opening.choice import choose
+from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
+from serving.batch_sizes import preferred_sizes, why_merging_does_not_pay
+from soa.signature import Signature
+from stages.benchmark import BenchmarkReport, Timing
+from stages.validate import CaseReport, ValidationReport
+from tests.fuzz.hostile import altered, altered_json, damaged, only_ours, printed, require_plain
+from tests.models import bundles
+from tests.models.building import mlp_signature
+from tests.models.keys import make_keys
+
+V3 = bundles.V3
+MANIFEST = bundles.manifest_data() | {
+    "signature": mlp_signature(5000, (10, 1000)).to_dict(),
+    "session": {"threads": 2, "instances": None},
+    "classifiers": ["probabilities"],
+}
+MANIFEST["targets"][V3] |= {"below": [{"rows": 10, "engine": "aoti"}]}
+MANIFEST["provenance"]["config"] = {
+    "name": "jets",
+    "engines": ["aoti", "exported"],
+    "gates": {"max_slowdown": 1.2, "max_outside": 0.0, "required_targets": [V3]},
+    "compile": {"timeout_s": 60.0, "options": {"aoti": {"max_autotune": True}}},
+}
+WHEN = "2026-01-02T03:04:05+00:00"
+DIGEST = "ab" * 32
+DECISION = {
+    "gate": "speed", "passed": False, "found": "2", "limit": "1.1", "detail": "slow",
+    "override": "because",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that examples write over and over."""
+    return tmp_path_factory.mktemp("records")
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def opened(manifest: Manifest) -> Bundle:
+    """A bundle whose files nobody looks at."""
+    return Bundle(Path("/bundle"), manifest, DIGEST, dict.fromkeys(manifest.files(), DIGEST))
+
+
+# -- the bundle ------------------------------------------------------------------------------------
+
+SOUND = opened(Manifest.from_json(json.dumps(MANIFEST)))
+
+
+def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
+    """All that is made of a manifest without its files."""
+    manifest = bundle.manifest
+    yield lambda: print_bundle(console(), bundle, None)
+    yield lambda: print_difference(console(), compared(SOUND, bundle))
+    yield lambda: require_plain(description.markdown(bundle))
+    yield lambda: require_plain(page(manifest.name, manifest, manifest.targets, bundle.digest))
+    yield from (
+        partial(make, manifest) for make in (description.parameters, recipe_of, tolerances_of)
+    )
+    yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
+    yield lambda: description.curves(manifest.targets)
+    yield lambda: _requirements(bundle, None, [])
+    opened = Opened(bundle, manifest.name, None, None, True, {})
+    yield lambda: choose(opened, torch.device("cpu"), None)
+    yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
+
+
+def compared(one: Bundle, two: Bundle) -> Difference:
+    found = Difference(
+        Side("A", one.digest, {}),
+        Side("B", two.digest, {"": ""}),
+        Weights(0, (), "not read"),
+        _records(one, two),
+        tuple(_speed(one.manifest, two.manifest)),
+        tuple(_deviations(one.manifest, two.manifest)),
+    )
+    json.dumps(found.to_json(), allow_nan=False)
+    return found
+
+
+@given(altered_json(MANIFEST))
+def test_manifest(content: bytes) -> None:
+    with only_ours():
+        bundle = opened(Manifest.from_json(content))
+        assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
+        for made in shown(bundle):
+            with only_ours(), printed():
+                made()
+
+
+def test_the_manifest_that_is_altered_is_sound() -> None:
+    for made in shown(SOUND):
+        with printed():
+            made()
+
+
+@given(altered(MANIFEST["signature"]))
+def test_signature(data: Any) -> None:
+    with only_ours():
+        assert Signature.from_dict(data).to_dict() == data
+
+
+RECORD = MANIFEST["targets"][V3] | {"status": "verified"}
+ANNEX = {
+    "schema_version": 1, "name": "jets", "base": DIGEST, "target": V3, "record": RECORD,
+    "created": WHEN, "by": "ada", "tools": {}, "host": {"cpu": "x"}, "python": "3", "notes": ["n"],
+}  # fmt: skip
+
+
+@given(altered_json(ANNEX))
+def test_annex(content: bytes) -> None:
+    with only_ours():
+        record_from_json(AnnexRecord, content, "annex.json", ANNEX_SCHEMA)
+
+
+NOTE = {"ref": "jets/1", "digest": DIGEST, "by": "ada", "at": WHEN, "annexes": {V3: DIGEST}}
+
+
+@given(content=altered_json(NOTE))
+def test_note_of_a_promotion(place: Path, content: bytes) -> None:
+    put(place / PROMOTED, content)
+    with only_ours():
+        bundle = Bundle(place, SOUND.manifest, DIGEST, {})
+        note = read_promoted(place)
+        assert isinstance(note, Promoted)
+        _origin(bundle, None)
+        require_vouched(place, note, bundle)
+
+
+def deviation() -> dict[str, Any]:
+    return {
+        "elements": 3, "max_abs": 0.1, "max_rel": 0.1, "outside": 0.0, "nonfinite_mismatches": 0,
+        "ulp_p50": 1.0, "ulp_p99": 1.0, "ulp_max": None, "argmax": 1.0, "worst_row": None,
+    }  # fmt: skip
+
+
+VALIDATION = {
+    V3: {
+        "aoti": {
+            "engine": "aoti",
+            "valid": False,
+            "reason": "so",
+            "seconds": 1.0,
+            "unverified": False,
+            "worst": {"probabilities": deviation()},
+            "cases": [{"rows": {"n": 5}, "faults": ["f"], "outputs": {"x": deviation()}}],
+        }
+    }
+}  # fmt: skip
+TIMING = {"median_us": 1.0, "p05_us": 1.0, "p95_us": 1.0, "rounds": 7}
+BENCHMARK = {
+    V3: {
+        "timings": {"n=5": {"aoti": TIMING}},
+        "fastest": "aoti",
+        "threads": 1,
+        "below": [[5, "aoti"]],
+    }
+}
+
+
+@given(validation=altered_json(VALIDATION), benchmark=altered_json(BENCHMARK))
+def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
+    put(place / "reports/validation.json", validation)
+    put(place / "reports/benchmark.json", benchmark)
+    files = {"reports/validation.json": "", "reports/benchmark.json": ""}
+    with only_ours(), printed():
+        print_reports(Bundle(place, SOUND.manifest, DIGEST, files))
+
+
+def test_the_reports_are_ours() -> None:
+    found = ValidationReport.from_dict(VALIDATION[V3]["aoti"])
+    assert isinstance(found.cases[0], CaseReport)
+    assert isinstance(BenchmarkReport.from_dict(BENCHMARK[V3]).timings["n=5"]["aoti"], Timing)
+
+
+@given(content=damaged(f"{DIGEST}  manifest.json\n{DIGEST}  program.pt2\n".encode()))
+def test_list_of_digests(place: Path, content: bytes) -> None:
+    folder = place / "sealed"
+    put(folder / "manifest.json", json.dumps(MANIFEST).encode())
+    put(folder / "SHA256SUMS", content)
+    with only_ours():
+        open_folder(folder)
+
+
+# -- signatures ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, bytes, str]:
+    """A bundle, its signature, and the key that it was made with."""
+    from registry.signing import sign
+
+    folder = tmp_path_factory.mktemp("signed")
+    bundles.write_bundle(folder / "bundle", Manifest.from_json(json.dumps(MANIFEST)))
+    keys = make_keys(folder, "release")
+    bundle = Bundle.open(folder / "bundle")
+    sign(bundle, keys.private)
+    return bundle, (bundle.path / "bundle.sig").read_bytes(), keys.public.read_text()
+
+
+@given(data=st.data())
+def test_signed(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
+    bundle, signature, pem = signed
+    content = data.draw(st.one_of(altered_json(json.loads(signature)), damaged(signature)))
+    put(bundle.path / "bundle.sig", content)
+    with only_ours():
+        require_signature(bundle, [trusted(pem, "a key")])
+
+
+@given(data=st.data())
+def test_keys(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
+    with only_ours():
+        trusted(data.draw(damaged(signed[2].encode())), "a key")
+    with only_ours():
+        trusted(b"-----BEGIN CERTIFICATE-----\n" + data.draw(st.binary(max_size=80)), "a key")
+
+
+# -- the registry ----------------------------------------------------------------------------------
+
+EVENT = {
+    "number": 3, "time": WHEN, "kind": "promotion", "state": "done", "by": "ada",
+    "alias": "staging", "version": 2, "replaced": 1, "approver": "", "annexes": {V3: DIGEST},
+    "engine": "aoti", "reason": "so", "digests": {"jets/2": DIGEST}, "policies": ["p"],
+    "decisions": [DECISION],
+    "before": {"staging": 1}, "after": {"staging": 2}, "imported": {"registry": "r"},
+}  # fmt: skip
+
+
+def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> Any:
+    """A run of MLflow's, as its store would give it."""
+    from mlflow.entities import Run, RunData, RunInfo, RunTag
+
+    info = RunInfo("run", "1", "ada", status, milliseconds, milliseconds, "active")
+    return Run(info, RunData(tags=[RunTag(*item) for item in tags.items()]))
+
+
+def cut(content: bytes) -> dict[str, str]:
+    text = content.decode(errors="replace")
+    return {f"{_RECORD}{i:03}": text[at : at + 50] for i, at in enumerate(range(0, len(text), 50))}
+
+
+@given(altered_json(EVENT), st.one_of(st.just(1), st.integers(-(2**63), 2**63)))
+def test_event_of_the_history(content: bytes, milliseconds: int) -> None:
+    with only_ours():
+        event = _read(run_with(cut(content), milliseconds), "jets")
+        with printed():
+            print_history(console(), "jets", [event])
+        require_plain(event_markdown(event))
+        json.dumps(event.to_json())
+        aliases_at([event], event.time)
+        gaps([event])
+        promoted_since([event], "staging", 2)
+        approvers([event], 2, DIGEST)
+
+
+PROMOTION = {"alias": "production", "by": "ada", "at": WHEN, "decisions": [DECISION], "annexes": {}}
+
+
+@given(altered_json(PROMOTION), altered_json({"pushed_by": "ada"}))
+def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
+    tags = {"promotion.production": promotion, "origin": origin, f"annex.{V3}": DIGEST.encode()}
+    version = version_with({key: text.decode(errors="replace") for key, text in tags.items()})
+    with only_ours():
+        found = version.promotion("production")
+        assert isinstance(found, Promotion)
+        usable_annexes(version, found, signed=False)
+        require_promoted(version, [found])
+    with only_ours(), printed():
+        print_bundle(console(), SOUND, version)
+    with printed():
+        print_versions(console(), {"jets": [version]})
+
+
+def version_with(tags: Mapping[str, str]) -> Version:
+    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
+
+    every = [
+        ModelVersionTag(*item)  # type: ignore[no-untyped-call]
+        for item in ({"digest": DIGEST} | dict(tags)).items()
+    ]
+    found = ModelVersion("jets", "1", 1, source="/nowhere", run_id="run", tags=every)
+    return Version.from_mlflow(found, {"staging": 1})
+
+
+RESOLVED = {
+    "version": {
+        "name": "jets", "number": 1, "digest": DIGEST, "aliases": ["production"],
+        "targets": {V3: "verified"}, "chosen": {V3: "aoti"}, "annexes": {V3: DIGEST},
+        "created": WHEN, "run_id": None, "source": "/nowhere",
+        "tags": {"promotion.production": json.dumps(PROMOTION)},
+    },
+    "signers": [{"origin": "policy", "keys": ["pem"]}],
+    "at": WHEN,
+}  # fmt: skip
+
+
+@given(content=altered_json(RESOLVED), wrong=altered_json({"content": {}, "sha256": ""}))
+def test_record_of_a_lookup(place: Path, content: bytes, wrong: bytes) -> None:
+    kept = Resolved(place, "registry", "production")
+    with only_ours():
+        put(kept._path("jets"), wrong)
+        kept.read("jets")
+    try:
+        said = {"schema": 1, "ref": "jets", **json.loads(content)}
+    except (ValueError, TypeError):
+        return
+    put(kept._path("jets"), json.dumps({"content": said, "sha256": _digest(said)}).encode())
+    with only_ours():
+        found = kept.read("jets")
+        assert isinstance(found, Lookup)
+        require_promoted(found.version, found.history)
+        kept.write("jets", found)
+
+
+POLICY = {
+    "targets": [V3], "max_outside": 0.1, "max_outside_by_output": {"x": 0.1}, "max_slowdown": 1.5,
+    "min_time_in_staging": "24h", "approvals": ["ada"], "signed_by": ["pem"],
+}  # fmt: skip
+
+
+@given(altered_json(POLICY), st.one_of(st.just(1), st.integers(-(2**63), 2**63)))
+def test_policy_of_the_registry(content: bytes, milliseconds: int) -> None:
+    tags = {"soa.policy": content.decode(errors="replace"), "soa.policy.scope": "*"}
+    with only_ours():
+        asked = _asked(None, run_with(tags, milliseconds), None)  # type: ignore[arg-type]
+        assert asked.policy
+
+
+@given(content=altered_json({k: v for k, v in POLICY.items() if k != "signed_by"}))
+def test_policy_in_a_file(place: Path, content: bytes) -> None:
+    """JSON is YAML."""
+    with only_ours():
+        load_policy(put(place / "policy.yaml", content))
+
+
+EXPORTED = {
+    "schema_version": 1, "name": "jets", "registry": "r", "by": "ada", "at": WHEN,
+    "versions": {"1": {"digest": DIGEST, "created": WHEN, "aliases": ["a"], "origin": {"a": "b"}}},
+    "history": [{"registry": "r", "model": "jets", "event": EVENT}],
+}  # fmt: skip
+
+
+@given(content=altered_json(EXPORTED))
+def test_export(place: Path, content: bytes) -> None:
+    put(place / "export" / EXPORT, content)
+    with only_ours():
+        import_from(Registry(f"sqlite:///{place}/none.db"), place / "export")
+
+
+# -- beside them -----------------------------------------------------------------------------------
+
+
+@given(content=altered_json({"model_name": "jets", "model_version": "3"}))
+def test_note_of_mlflow(place: Path, content: bytes) -> None:
+    put(place / MLFLOW_NOTE, content)
+    with only_ours():
+        _version_of(place)
+
+
+OUTPUT = {"argument": 0, "component": 0, "rows": None, "shape": [-1, 3]}
+
+
+@given(altered_json([OUTPUT]))
+def test_outputs_of_an_onnx_artifact(content: bytes) -> None:
+    with only_ours():
+        read_outputs(content.decode(errors="replace"))
+
+
+def test_the_records_that_are_altered_are_sound(place: Path) -> None:
+    """So that what is tried above is near to what passes."""
+    assert record_from_json(AnnexRecord, json.dumps(ANNEX), "", 1).target == V3
+    put(place / PROMOTED, json.dumps(NOTE).encode())
+    assert read_promoted(place) == Promoted(**NOTE)  # type: ignore[arg-type]
+    event = _read(run_with(cut(json.dumps(EVENT).encode()), 1), "jets")
+    assert (event.number, event.decisions) == (3, (Decision(**DECISION),))  # type: ignore[arg-type]
+    assert isinstance(event, Event)
+    version = version_with({"promotion.production": json.dumps(PROMOTION)})
+    assert version.promotion("production") is not None
+    assert read_outputs(json.dumps([OUTPUT]))[0].shape == (-1, 3)
+    assert hashlib.sha256(b"").hexdigest() != DIGEST
+    (place / MLFLOW_NOTE).write_text("model_name: jets\nmodel_version: '3'\n")
+    assert _version_of(place)[0] == "jets/3"

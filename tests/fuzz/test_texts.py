@@ -1,0 +1,224 @@
+"""Text of others in every place that shows any: it is read as text, and commands nothing."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from markdown_it import MarkdownIt
+
+from pipeline.cli import main
+from pipeline.difference_report import print_difference
+from pipeline.errors import ConfigError
+from pipeline.report import (
+    console,
+    print_benchmark,
+    print_bundle,
+    print_decisions,
+    print_history,
+    print_validation,
+    print_versions,
+)
+from registry.bundle import Bundle
+from registry.description import markdown, parameters
+from registry.history import Event
+from registry.history import markdown as event_markdown
+from registry.manifest import Manifest
+from registry.promotion import Decision
+from registry.report_page import page
+from registry.store import Registry
+from registry.version import Version
+from soa.errors import SoaPipelineError
+from soa.text import in_html, in_markdown, logger, plain
+from stages.benchmark import BenchmarkReport, Timing
+from stages.validate import ValidationReport
+from tests.fuzz.hostile import TEXTS, printed, require_plain, texts
+from tests.fuzz.test_records import DIGEST, MANIFEST, V3, compared, opened
+from tests.models import bundles
+
+
+@given(texts)
+def test_plain(text: str) -> None:
+    shown = plain(text)
+    require_plain(shown)
+    assert "\n" not in shown
+    assert plain(shown) == shown
+    assert text not in ("ok [only for staging], never", "/etc", "é\u00a0ü") or shown == text
+    require_plain(plain(text, "\n"))
+    require_plain(str(SoaPipelineError(text)))
+    assert len(str(ConfigError(text, text)).split("\n")) == 2
+
+
+class _Data(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.tags = "", 0
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags += 1
+
+
+@given(texts)
+def test_in_html(text: str) -> None:
+    found = _Data()
+    found.feed(f"<td>{in_html(text)}</td>")
+    found.close()
+    assert (found.tags, found.text) == (1, plain(text, "\n"))
+
+
+@given(texts)
+def test_in_markdown(text: str) -> None:
+    """A renderer with GitHub's tables sees a paragraph, or one cell, of that very text."""
+    shown = in_markdown(text)
+    one = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+    wanted = re.sub(r"[ \t\n]+", " ", plain(text, " ")).strip(" ")
+    for source in (shown, f"| a |\n| --- |\n| {shown} |"):
+        inline = [token for token in one.parse(source) if token.type == "inline"]
+        parts = [part for part in (inline[-1].children or []) if inline] if inline else []
+        assert all(part.type in ("text", "text_special", "softbreak") for part in parts), source
+        found = re.sub(r"[ \t\n]+", " ", "".join(part.content for part in parts)).strip(" ")
+        assert found == wanted or not shown
+
+
+def everywhere(text: str) -> Bundle:
+    """A bundle with that text wherever its manifest takes any."""
+    data = json.loads(json.dumps(MANIFEST))
+    data["description"] = data["capture"]["torchscript_note"] = text
+    data["provenance"] |= {
+        "created": text, "git_commit": text, "config_sha256": text, "python": text,
+        "tools": {"torch": text}, "host": {text: text},
+    }  # fmt: skip
+    data["tolerances"][text] = {"atol": 0.0, "rtol": 0.0}
+    failed, valid = (data["targets"][V3]["candidates"][e] for e in ("exported", "aoti"))
+    failed["reason"] = text
+    valid |= {"facts": {text: [text]}, "options": {text: text}}
+    valid["worst"][text] = valid["worst"]["probabilities"]
+    return opened(Manifest.model_validate(data))
+
+
+@given(texts)
+def test_a_bundle(text: str) -> None:
+    bundle = everywhere(text)
+    with printed():
+        print_bundle(console(), bundle, version(text))
+        print_versions(console(), {text: [version(text)]})
+        print_difference(console(), compared(everywhere("x"), bundle))
+    for made in (markdown(bundle), page(text, bundle.manifest, bundle.manifest.targets, DIGEST)):
+        require_plain(made)
+    require_plain("".join(parameters(bundle.manifest).values()))
+
+
+def version(text: str) -> Version:
+    told = {V3: text}
+    return Version(
+        text, 1, DIGEST, (text,), told, told, {}, datetime.now(UTC), text, text,
+        {"origin": json.dumps({"registry": text, "version": text})},
+    )  # fmt: skip
+
+
+@given(texts)
+def test_an_event_and_its_decisions(text: str) -> None:
+    decision = Decision(text, False, text, text, text, text)
+    for kind in ("promotion", "approval", "build", "found", "removal"):
+        event = Event(
+            kind, text, {text: 1}, {text: 2}, text, 2, {text: text}, (decision,), (text,), text,
+            text, {text: text}, text, by=text,
+        )  # fmt: skip
+        with printed():
+            print_history(console(), text, [event])
+        require_plain(event_markdown(event))
+    with printed():
+        print_decisions(console(), text, [decision])
+
+
+@given(texts)
+def test_reports(text: str) -> None:
+    timing = {text: Timing(1.0, 1.0, 1.0, 1)}
+    with printed():
+        print_validation(console(), text, [ValidationReport.failed(text, text)])
+        print_benchmark(console(), text, BenchmarkReport({text: timing}, text, below=((5, text),)))
+
+
+@given(texts)
+def test_logs(text: str) -> None:
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    log, keep = logger("soa-pipeline fuzz"), Keep()
+    log.addHandler(keep)
+    try:
+        log.warning("%s: %d, %s", text, 3, SoaPipelineError(text))
+    finally:
+        log.removeHandler(keep)
+    (record,) = records
+    require_plain(record.getMessage())
+    assert "\n" not in record.getMessage()
+
+
+# -- through the commands --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Registry:
+    """jets/1, in production."""
+    folder = tmp_path_factory.mktemp("store")
+    (folder / "registry.db").write_bytes(empty_database.read_bytes())
+    made = Registry(f"sqlite:///{folder}/registry.db")
+    bundles.write_bundle(folder / "bundle", Manifest.from_json(json.dumps(MANIFEST)))
+    version = made.register(Bundle.open(folder / "bundle"))
+    made.promote(version, "production", [Decision("digests", True, "", "", "")])
+    return made
+
+
+def run(registry: Registry, *arguments: str) -> str:
+    """What a command prints; it ends well, or in one line of ours."""
+    found = CliRunner().invoke(main, [*arguments, "--registry", registry.uri])
+    assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
+    require_plain(found.output)
+    assert "Traceback" not in found.output
+    return found.output
+
+
+# Those that a command line can hold.
+@pytest.mark.parametrize("text", [*(text for text in TEXTS if "\0" not in text), "\udcff"])
+def test_commands(registry: Registry, text: str, tmp_path: Path) -> None:
+    run(registry, "approve", "jets/1", "--as", "ada", "--reason", text)
+    run(registry, "approve", "jets/1", "--as", text)
+    run(registry, "rollback", "jets", "--reason", text)
+    with registry._access.client(write=True) as client:
+        for key in ("target.cpu.x86-64-v2", "chosen.cpu.x86-64-v3", "origin", "promotion.mine"):
+            if text.isprintable() or text[:1] < "\ud800":
+                client.set_model_version_tag("jets", "1", key, text[:4000])
+    for command in ("history", "ls", "policy"):
+        said = run(registry, command, *(["jets"] if command != "policy" else []))
+        assert command == "policy" or "jets/1" in said
+    run(registry, "ls")
+    run(registry, "show", "jets/1")
+    run(registry, "show", "jets/1", "--json")
+    run(registry, "promote", "jets/1", "--to", text or "x", "--override", text, "--reason", text)
+    for command in ("pull", "export"):
+        run(registry, command, "jets/1", str(tmp_path / "made"))
+    if "/" not in text and len(text) < 200:
+        (tmp_path / f"x{text}").mkdir()
+        for command in ("push", "import", "show"):
+            run(registry, command, str(tmp_path / f"x{text}"))
+
+
+def test_a_reason_is_told_whole(registry: Registry) -> None:
+    for text in ("log in [/data/jets]", "ok [only for staging], never production"):
+        run(registry, "approve", "jets/1", "--as", "ada", "--reason", text)
+    said = " ".join(run(registry, "history", "jets").split())
+    assert "log in [/data/jets]" in said and "ok [only for staging], never production" in said

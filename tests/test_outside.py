@@ -1,0 +1,229 @@
+"""What comes from outside has one way in and one way out, and no module goes another."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import io
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import soa_pipeline
+from engines.program_archive import load_program
+from pipeline.cli_cache import _name
+from pipeline.config import load_config
+from pipeline.policy import load_policy
+from pipeline.site_file import load_site
+from registry.bundle import SUMS, open_file
+from registry.cache import Cache
+from registry.promoted import PROMOTED, read_promoted
+from registry.resolved import Resolved
+from registry.signing import read_trusted
+from registry.store import Registry
+from registry.transport import EXPORT, import_from
+from registry.version import DIGEST, Version
+from runtime.loader import load
+from serving.client import _credentials
+from serving.remote_options import Tls
+from soa.errors import SoaPipelineError
+from soa.files import as_record, open_plain, parse_json, read_plain
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglob("*.py")]
+
+
+def callers(*names: str) -> set[str]:
+    """The modules that call a function or method of such a name."""
+    found = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in names:
+                found.add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process
+    "engines/isolation.py", "pipeline/candidates.py", "stages/capture.py", "stages/compile.py",
+    "stages/validate.py",
+}  # fmt: skip
+OWN_SOURCE = {"pipeline/assemble.py", "pipeline/provenance.py", "stages/source.py"}
+OWN_SERVER = {  # its log, and what was built for it
+    "serving/local_process.py", "serving/server.py", "serving/native_tensorrt.py",
+}  # fmt: skip
+SYSTEM = {"engines/target.py"}  # /proc/cpuinfo
+OURS = {"serving/cluster/helm_values.py"}  # a schema of the package's own
+
+
+def test_one_function_reads_files_of_others() -> None:
+    allowed = OWN_STEPS | OWN_SOURCE | OWN_SERVER | SYSTEM | OURS
+    assert callers("read_text", "read_bytes") <= allowed
+    assert callers("safe_open") == {"stages/reference.py", "stages/reference_set.py"}
+
+
+def test_one_function_parses_json() -> None:
+    of_our_own = {"pipeline/cli.py", "registry/manifest.py"}  # written a line before
+    triton = {"serving/triton_model.py"}  # what Triton hands over
+    assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
+    assert callers("safe_load", "compose", "full_load", "unsafe_load") <= OURS | {
+        "pipeline/yaml_lines.py"
+    }
+    assert callers("eval", "exec", "sympify", "literal_eval") <= {
+        "engines/torchscript.py", "stages/source.py",  # of a module, which is torch's other `eval`
+    }  # fmt: skip
+
+
+def test_one_function_prints() -> None:
+    assert callers("echo") == {"pipeline/cli_options.py"}
+    assert callers("Console", "Table", "_Console", "_Table", "Text") == {"pipeline/report.py"}
+    assert callers("escape") == {"soa/text.py", "engines/program_archive.py"}  # HTML's, and re's
+    prints = callers("print") - callers("console", "new_table", "microseconds")
+    assert prints == {"stages/validate.py"}  # in a child process, into its log
+    silencers = {"engines/torch_quiet.py", "registry/mlflow_access.py"}
+    assert callers("getLogger") == silencers | {"soa/text.py"}
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_only_plain_files_of_bounded_size(tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(b"12345")
+    link.symlink_to(file)
+    os.mkfifo(tmp_path / "pipe")
+    assert read_plain(file, largest=5) == read_plain(link, links=True) == b"12345"
+    for path, more, why in (
+        (link, {}, "is a symbolic link"),
+        (file, {"largest": 4}, "is larger than 4 bytes"),
+        (tmp_path / "pipe", {}, "is not a plain file"),
+        (tmp_path, {}, "is not a plain file"),
+        (Path("/dev/zero"), {}, "is not a plain file"),
+        (tmp_path / "a\0b", {}, "null"),
+    ):
+        with pytest.raises(OSError, match=why):
+            read_plain(path, **more)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError) as caught:
+        open_plain(tmp_path / "gone")
+    assert caught.value.errno == errno.ENOENT
+
+
+def in_a_cache(folder: Path, pipe: Path) -> object:
+    (folder / ("0" * 64)).mkdir()
+    pipe.rename(folder / ("0" * 64) / SUMS)
+    return Cache(folder).hold("0" * 64, None)
+
+
+def promoted(folder: Path, pipe: Path) -> object:
+    pipe.rename(folder / PROMOTED)
+    return load(folder)
+
+
+def looked_up(folder: Path, pipe: Path) -> object:
+    kept = Resolved(folder, "r", "production")
+    kept._path("jets").parent.mkdir()
+    pipe.rename(kept._path("jets"))
+    return kept.read("jets")
+
+
+def exported(folder: Path, pipe: Path) -> object:
+    pipe.rename(folder / EXPORT)
+    return import_from(Registry(f"sqlite:///{folder}/none.db"), folder)
+
+
+READERS: list[Callable[[Path, Path], object]] = [
+    promoted,
+    looked_up,
+    in_a_cache,
+    exported,
+    lambda folder, pipe: read_promoted(pipe.rename(folder / PROMOTED).parent),
+    lambda folder, pipe: open_file(folder, pipe.name),
+    lambda folder, pipe: import_from(Registry(f"sqlite:///{folder}/none.db"), pipe),
+    lambda folder, pipe: load_config(pipe),
+    lambda folder, pipe: load_policy(pipe),
+    lambda folder, pipe: load_site(pipe),
+    lambda folder, pipe: load_site(pipe.rename(folder / "site.xml")),
+    lambda folder, pipe: read_trusted(pipe),
+    lambda folder, pipe: load_program(pipe),
+    lambda folder, pipe: _credentials(Tls(root_certificates=pipe)),
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_pipe_makes_nobody_wait(tmp_path: Path, read: Callable[[Path, Path], object]) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SoaPipelineError) as caught:
+        read(tmp_path, tmp_path / "pipe")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_in_the_cache_has_no_name(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "manifest.json")
+    (tmp_path / "annex.json").write_text('{"name": "jets", "target": "cpu/x86-64-v3"}')
+    assert _name(tmp_path) == "jets cpu/x86-64-v3"
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 5000, "1" * 5000, '"\\ud800"', "\ud800", "{}x", ""]
+)
+def test_json_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+def test_a_record_names_the_field() -> None:
+    with pytest.raises(ValueError, match=r"b: .*valid integer.*\(and 1 more\)"):
+        as_record(dict[str, int], {"a": 1, "b": "x", "c": None})
+
+
+@pytest.mark.parametrize("annexes", [None, [], 5, {"cpu/x86-64-v3": None}])
+def test_annexes_of_a_note_are_said(tmp_path: Path, annexes: object) -> None:
+    """`null` once meant: all that lie in the folder."""
+    note = {"ref": "jets/1", "digest": "0" * 64, "by": "ada", "at": "now", "annexes": annexes}
+    (tmp_path / PROMOTED).write_text(json.dumps(note))
+    with pytest.raises(SoaPipelineError, match="annexes"):
+        load(tmp_path)
+
+
+def test_tags_that_are_no_targets() -> None:
+    """A target becomes a folder when a version is pulled."""
+    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
+
+    keys = [DIGEST, "annex.cpu.x86-64-v3", "annex../tmp/x", "annex.etc", "target.a.b.c/../d"]
+    tags = [ModelVersionTag(key, "0" * 64) for key in keys]  # type: ignore[no-untyped-call]
+    version = Version.from_mlflow(ModelVersion("jets", "1", 1, run_id="1", tags=tags), {})
+    assert (list(version.annexes), list(version.targets)) == (["cpu/x86-64-v3"], [])
+
+
+# -- archives --------------------------------------------------------------------------------------
+
+
+def sparse(into: Path, size: int) -> Path:
+    """One byte that says it is the last of a file of `size`."""
+    member = tarfile.TarInfo(EXPORT)
+    member.pax_headers = {
+        "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(size),
+        "GNU.sparse.name": EXPORT,
+    }  # fmt: skip
+    where = f"1\n{size - 1}\n1\n".encode().ljust(512, b"\0")
+    member.size = len(where) + 1
+    with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(member, io.BytesIO(where + b"x"))
+    return into
+
+
+def test_an_archive_gives_no_more_than_it_is_large(tmp_path: Path) -> None:
+    path = sparse(tmp_path / "export.tar", 1 << 33)
+    with tarfile.open(path) as tar:
+        assert tar.getmembers()[0].size == 1 << 33
+    with pytest.raises(SoaPipelineError, match="is not a plain file"):
+        import_from(Registry(f"sqlite:///{tmp_path}/none.db"), path)
+    assert [each.name for each in tmp_path.iterdir()] == ["export.tar"]
