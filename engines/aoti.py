@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.native_runner import NativeExecutable
 from engines.program_archive import load_program

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.program_archive import load_program
 from engines.target import Target

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import FACTS, Engine, Executable, Portable
+from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx_export import OUTPUTS, copied, export
 from engines.onnx_program import Output, input_name

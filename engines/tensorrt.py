@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._sympy.numbers import int_oo
 
-from engines.engine import FACTS, Engine, Executable, Portable
+from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.onnx_program import OnnxProgram, Output, returning_columns
 from engines.program_archive import load_program

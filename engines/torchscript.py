@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.jit._fuser import optimized_execution
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.target import Target
 from engines.torch_quiet import quiet_torch

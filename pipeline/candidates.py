@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.base import Executable, engine
 from engines.target import Target, host_runs
 from pipeline.cache import StageCache, content_key
 from pipeline.provenance import host

@@ -17,7 +17,7 @@ import click
 import numpy as np
 
 from pipeline.errors import ConfigError
-from pipeline.promote import promote
+from pipeline.promoting import promote
 from pipeline.report import (
     console,
     microseconds,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.engine import engine
+from engines.base import engine
 from engines.target import Target, choose_target
 from pipeline.pull import pull
 from registry.bundle import Bundle

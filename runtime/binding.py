@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
 from engines.errors import RunError
 from runtime.errors import BindError
 from runtime.memory_rules import Collections, by_name, check_memory, require_device

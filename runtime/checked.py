@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from runtime.binding import Binding, Rows
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.errors import DeviationError

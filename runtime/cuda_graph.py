@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from runtime.binding import Binding
 from runtime.memory_rules import Collections
 from runtime.streams import torch_stream

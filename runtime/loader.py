@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs
 from registry.annex import open_folder

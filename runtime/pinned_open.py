@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.base import Executable, engine
 from engines.errors import EngineError
 from registry.bundle import Bundle
 from registry.pinned import Pinned

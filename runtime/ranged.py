@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
 from runtime.streams import torch_stream
 
 

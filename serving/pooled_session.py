@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from engines.errors import RunError
 from runtime.binding import Binding
 from runtime.memory_rules import Collections

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.base import Executable, engine
 from registry.bundle import Bundle
 from registry.promoted import read_promoted
 from registry.reference import Ref, parse_ref

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from serving.errors import AnswerError, RefusedError, VersionMismatchError
 from serving.exchange import Exchange, Progress
 from serving.model_config import DIGEST, REQUESTS

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
 from engines.errors import RunError
 from serving.errors import (
     AnswerError,

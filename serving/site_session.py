@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from registry.store import Registry
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError

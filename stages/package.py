@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.engine import Portable, engine
+from engines.base import Portable, engine
 from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomically
 from registry.manifest import (
     Below,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from engines.engine import engine
+from engines.base import engine
 from engines.isolation import run_isolated
 from runtime.compare import Tolerance, combine
 from runtime.session import Session

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import out_of_memory
 from engines.isolation import run_isolated
 from runtime.allocator import keep_freed_memory

@@ -12,7 +12,7 @@ import torch
 
 from engines import ENGINES, EngineError, Portable, Target, engine
 from engines.aoti import _inductor_configs
-from engines.engine import Engine
+from engines.base import Engine
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
 

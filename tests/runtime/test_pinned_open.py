@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import EngineError
 from registry.bundle import Bundle, seal
 from registry.errors import BundleError
