@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.errors import EngineError
 from engines.target import Target
+
+if TYPE_CHECKING:  # reading a config asks for the names alone
+    import torch
 
 _FILES = {
     "aoti": "engines.aoti",

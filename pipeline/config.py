@@ -22,15 +22,11 @@ from pydantic import (
     model_validator,
 )
 
+from engines.base import DEFAULT_ENGINES
 from pipeline.config_checks import Files, check_config, find_files
 from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
 from pipeline.yaml_lines import dotted, read_yaml
-
-DEFAULT_ENGINES = (
-    "aoti", "aoti-autotune", "aoti-folded", "torchscript", "onnxruntime", "exported",
-)  # fmt: skip
-ENGINES = (*DEFAULT_ENGINES, "tensorrt")
 
 Dtype = Literal[
     "bool",
@@ -244,6 +240,6 @@ def load_config(path: str | Path) -> Config:
         refuse(reworded(error, Config, document.data))
         raise  # not reached: a ValidationError has at least one problem
     files, missing = find_files(config, source.resolve().parent)
-    refuse(check_config(config, ENGINES) + missing)
+    refuse(check_config(config) + missing)
     config._files = files
     return config
