@@ -104,13 +104,17 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        if rows is not None:
-            self.resize(rows)
+        with self._alone:
+            if rows is not None:
+                self._resize(rows)
+            self._run_checked(stream)
+
+    def _run_checked(self, stream: Any) -> None:
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
         before = {name: snapshot(c) for name, c in given.items()}
         begun = time.perf_counter()
-        super().__call__(stream=stream)
+        self._launch(stream)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         us = (time.perf_counter() - begun) * 1e6

@@ -49,8 +49,6 @@ class GraphBinding(Binding):
             self._recorded, self._tried, self.graph = None, False, "not yet"
 
     def _run_on(self, handle: int) -> None:
-        if not self.writes:
-            return
         if not self._tried:
             self._tried = True
             self._record(handle)

@@ -211,8 +211,7 @@ class LiveBinding:
         if self._at is session:
             return self.inner
         left = self.inner
-        if left.prepared is not None:
-            left.prepared.replace({})  # refuses to leave while another thread is running it
+        left.require_idle()  # one that another thread is running is not left
         moved = self.bound_on(session)
         moved.resize(left.rows)
         if left.device.type != "cpu":
