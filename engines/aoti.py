@@ -13,6 +13,7 @@ import torch
 
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.forks import require_openmp
 from engines.native_runner import NativeExecutable
 from engines.program_archive import load_program
 from engines.target import Target
@@ -36,6 +37,7 @@ class _TorchRunner:
         self._run = runner.run
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        require_openmp(torch.get_num_threads())
         self._run(list(arguments))
 
 

@@ -11,12 +11,14 @@ import operator
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, SupportsIndex
 
 import torch
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
+from engines.forks import OwnProcess
 from engines.native_runner import PreparedCall
 from runtime.errors import BindError
 from runtime.memory_rules import Collections, by_name, check_memory, require_device
@@ -50,11 +52,15 @@ class Binding:
         self.device = device
         self._executable = executable
         self._alone = _Alone()
+        self._process = OwnProcess()
         tied = _tie(signature, inputs, outputs, device)
         self._arguments = list(tied.arguments)
         prepare = getattr(executable, "prepare", None)
         self.prepared: Prepared | None = prepare(self._arguments) if prepare else None
         """The engine's own call behind this binding, where it has one."""
+        self._on_cpu = device.type == "cpu"
+        plain = partial(executable, self._arguments)
+        self._run: Callable[[], object] = self.prepared.run if self.prepared else plain
         self._take(tied)
 
     def _take(self, tied: _Tied) -> None:
@@ -80,19 +86,21 @@ class Binding:
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
-        on_gpu = stream is not None or self.device.type != "cpu"
-        handle = raw_stream(stream, self.device) if on_gpu else 0
+        if stream is None and self._on_cpu:
+            if self.writes:
+                self._run()
+            return
+        handle = raw_stream(stream, self.device)
+        self._process.require()  # CUDA does not come through a fork
         if self.writes:
             self._run_on(handle)
 
     def _run_on(self, handle: int) -> None:
         if self.prepared:
             self.prepared.run(handle)
-        elif self.device.type == "cpu":
+            return
+        with torch.cuda.stream(torch_stream(handle, self.device)):
             self._executable(self._arguments)
-        else:
-            with torch.cuda.stream(torch_stream(handle, self.device)):
-                self._executable(self._arguments)
 
     def _native_call(self) -> Callable[[], object] | None:
         """All that a call does, where that is one native call: it refuses a second thread itself.
@@ -100,7 +108,7 @@ class Binding:
         None on a GPU, which asks for a stream.
         """
         call = getattr(self.prepared, "current", self.prepared)
-        if self.device.type != "cpu" or not isinstance(call, PreparedCall):
+        if not self._on_cpu or not isinstance(call, PreparedCall):
             return None
         return call.run if self.writes else _nothing
 
@@ -204,14 +212,16 @@ class _Alone:
     """Refuses a second thread, where waiting would hide that two share one binding."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire = partial(lock.acquire, blocking=False)
+        self._release = lock.release
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._acquire():
             raise RunError("another thread is using this binding: give each thread its own")
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._release()
 
 
 def _nothing() -> None:

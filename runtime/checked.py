@@ -6,7 +6,6 @@ other proportions, so that it shares neither the compiled code nor the caller's 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from engines.base import Executable
+from engines.forks import Lock
 from runtime.binding import Binding, Rows
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.errors import DeviationError
@@ -71,7 +71,7 @@ class CheckedSession(Session):
         self.reference = reference
         self.tolerances = dict(tolerances)
         self.report = CheckReport()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """As `Session.bind`; test mode runs what it checks without a graph."""

@@ -13,6 +13,7 @@ import torch
 
 from engines.base import Executable
 from engines.errors import TargetError
+from engines.forks import require_openmp
 from engines.target import Target, check_host_runs
 from registry.annex import open_folder
 from registry.bundle import Bundle
@@ -236,6 +237,7 @@ def _on_devices(
     settings, options = bundle.manifest.session, wanted.options
     given, instances = options.get("threads"), options.get("instances")
     threads = settings.threads if given is None else given
+    require_openmp(threads)
     if wanted.mode == "production":
         _quiet_torch(threads)
     elif given is not None:

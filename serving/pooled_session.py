@@ -10,11 +10,11 @@ import torch
 
 from engines.base import Executable
 from engines.errors import RunError
+from engines.forks import OwnProcess
 from runtime.binding import Binding
 from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from runtime.streams import raw_stream
-from serving.own_process import OwnProcess
 from soa.collection import Collection
 from soa.signature import Signature
 

@@ -31,8 +31,8 @@ from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from serving.wire import FORMS, Form
+from tests.models.forked import in_a_child
 from tests.models.tagged import ROW_BYTES, Event, Tags
-from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
 
