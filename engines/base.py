@@ -50,8 +50,8 @@ class Executable(Protocol):
 class Prepared(Protocol):
     """Arguments tied to an artifact, to run again and again: what an executable may offer.
 
-    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive; two
-    threads may not use one at once, and are refused with RunError.
+    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive. One
+    thread at a time uses it: `Binding` refuses a second one, but leaves that to native calls.
     """
 
     def run(self, stream: int = 0, /) -> None:

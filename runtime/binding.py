@@ -90,8 +90,8 @@ class Binding:
             if self.writes:
                 self._run()
             return
-        handle = raw_stream(stream, self.device)
         self._process.require()  # CUDA does not come through a fork
+        handle = raw_stream(stream, self.device)
         if self.writes:
             self._run_on(handle)
 

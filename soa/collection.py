@@ -223,7 +223,11 @@ class Collection:
                     f"column {member.name!r} is {str(given.dtype).removeprefix('torch.')}, the "
                     f"layout says {member.dtype}: convert it first"
                 )
-            self._fill(member, given)
+            try:
+                self._fill(member, given)
+            except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
+                reason = str(error).splitlines()[0]
+                raise CollectionError(f"column {member.name!r}: {reason}") from None
         return self
 
     def _fill(self, member: Column, values: torch.Tensor) -> None:

@@ -471,11 +471,15 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
     std::atomic<bool> &busy;
     ~Release() { busy.store(false); }
   } release{call->busy};
-  if (model.threads > 1 && came_through_fork) {
-    return fail(SOA_FORKED, message, size,
-                "OpenMP's threads do not come through a fork, and a run of %d would wait for them: "
-                "use 1 thread here, or another way to start processes",
-                model.threads);
+  if (model.threads != 1 && came_through_fork) {
+    const bool own = model.threads == 0 && model.get_threads != nullptr;
+    const int threads = own ? model.get_threads() : model.threads;
+    if (threads > 1) {
+      return fail(SOA_FORKED, message, size,
+                  "OpenMP's threads do not come through a fork, and a run of %d would wait for them: "
+                  "use 1 thread here, or another way to start processes",
+                  threads);
+    }
   }
   // Before the lock: it prefers those who run, and a close would wait as long as they go on.
   if (const int why = model.refusal) return refuse(why, message, size);
