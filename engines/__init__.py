@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engines.engine import DEFAULT_ENGINES, ENGINES, Engine, Executable, Portable, engine
+from engines.base import DEFAULT_ENGINES, ENGINES, Engine, Executable, Portable, engine
 from engines.errors import EngineError, TargetError
 from engines.target import Target, check_host_runs, choose_target, host_cpu_levels, host_runs
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -11,8 +13,9 @@ from typing import Any
 
 import torch
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.forks import require_openmp
 from engines.native_runner import NativeExecutable
 from engines.program_archive import load_program
 from engines.target import Target
@@ -36,6 +39,7 @@ class _TorchRunner:
         self._run = runner.run
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        require_openmp(torch.get_num_threads())
         self._run(list(arguments))
 
 
@@ -59,7 +63,11 @@ class AotiEngine(Engine):
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
         files = self._compile(source, target, options, out)
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
-        return [*files, TARGET]
+        if target.device == "cpu":
+            return [*files, TARGET]
+        built = _inductor_configs(target, {**self._preset, **options})
+        (out / FACTS).write_text(json.dumps({"host_code": built["cpp.march"]}))
+        return [*files, TARGET, FACTS]
 
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
@@ -145,12 +153,24 @@ def _constants(
     return found if writable(found) else None
 
 
+def cpu_code(target: Target) -> dict[str, Any]:
+    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
+
+    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
+    any host with such a GPU runs it.
+    """
+    arch = target.arch
+    if target.device != "cpu":
+        arch = "aarch64" if platform.machine() == "aarch64" else "x86-64-v2"
+    configs: dict[str, Any] = {"cpp.march": _MARCH.get(arch, arch)}
+    if arch in _SIMD_BITS:
+        configs["cpp.simdlen"] = _SIMD_BITS[arch]
+    return configs
+
+
 def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    configs: dict[str, Any] = {}
+    configs = cpu_code(target)
     if target.device == "cpu":
-        configs["cpp.march"] = _MARCH.get(target.arch, target.arch)
-        if target.arch in _SIMD_BITS:
-            configs["cpp.simdlen"] = _SIMD_BITS[target.arch]
         configs["cpp.threads"] = 1
     for key, value in options.items():
         configs["cpp.threads" if key == "threads" else key] = value

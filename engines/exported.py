@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.forks import require_openmp
 from engines.program_archive import load_program
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
@@ -22,6 +23,7 @@ class _Program:
         self._forward = module.forward
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        require_openmp(torch.get_num_threads())
         with torch.no_grad():
             self._forward(*arguments)
 

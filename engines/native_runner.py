@@ -6,7 +6,6 @@ See native/soa_runner.h for what it promises; this file ties tensors to it and k
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from engines import _native
 from engines.errors import RunError
+from engines.forks import Lock
 
 _native.set_error(RunError)
 
@@ -37,7 +37,7 @@ class NativeExecutable:
     ) -> None:
         self._open = partial(NativeExecutable, library, device, 0, threads)
         self._recordable: NativeExecutable | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._model = _native.Model(
             str(library),
             str(device),

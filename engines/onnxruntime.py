@@ -8,6 +8,7 @@ counts those bytes, from the graph as ONNX Runtime optimises it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import tempfile
 import threading
@@ -18,8 +19,9 @@ from typing import Any
 
 import torch
 
-from engines.engine import FACTS, Engine, Executable, Portable
+from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, RunError, first_line
+from engines.forks import tell
 from engines.onnx_export import OUTPUTS, copied, export
 from engines.onnx_program import Output, input_name, read_outputs
 from engines.target import Target
@@ -78,15 +80,17 @@ class OnnxRuntimeEngine(Engine):
         session = _session(file, device, threads)
         if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
             raise EngineError(f"{file.name} does not say which columns it writes: it is not ours")
-        return OnnxExecutable(session, device)
+        return OnnxExecutable(session, device, threads)
 
 
 class OnnxExecutable:
     """An opened session; any number of threads may run prepared calls of it at once."""
 
-    def __init__(self, session: Any, device: torch.device) -> None:
+    def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
         self.session = session
         self.device = device
+        self.refusal = "the session is closed"
+        self._threads = threads
         self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
         self.inputs = frozenset(given.name for given in session.get_inputs())
         self.written_at: dict[int, list[Output]] = {}
@@ -96,6 +100,7 @@ class OnnxExecutable:
             if output.rows is not None:
                 self.long_as.setdefault(output.rows, []).append(output)
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
+        tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare(arguments).run()
@@ -104,10 +109,23 @@ class OnnxExecutable:
         """Tie arguments to the session, to run again and again."""
         session = self.session
         if session is None:
-            raise RunError("the session is closed")
+            raise RunError(self.refusal)
         call = OnnxCall(self, session.io_binding(), arguments)
         self._calls.add(call)
         return call
+
+    def after_fork(self) -> None:
+        calls = list(self._calls)
+        if self._threads > 1 or self.device.type != "cpu" or any(c.lock.locked() for c in calls):
+            self.refusal = (
+                "this session was opened before a fork, with several threads, on a GPU or with a "
+                "thread inside: open it again in this process"
+            )
+            # Never freed: its end would wait for threads that are not here.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+            self.session = None
+        for call in calls:
+            call.lock = threading.Lock()
 
     def close(self) -> None:
         """Let running calls end; refuse later ones with RunError."""
@@ -158,7 +176,7 @@ class OnnxCall:
         session = self._model.session
         if session is None:
             self.lock.release()
-            raise RunError("the session is closed")
+            raise RunError(self._model.refusal)
         return session
 
     def replace(self, changes: Mapping[int, torch.Tensor]) -> None:

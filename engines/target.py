@@ -23,7 +23,7 @@ _LEVEL_FLAGS: dict[str, frozenset[str]] = {
 }
 _DEFAULT_CEILING = "x86-64-v3"
 # Whole names only: a target is also a folder of the bundle.
-_ARCHES = {"cpu": r"x86-64-v[234]|aarch64", "cuda": r"sm_\d+[a-z]?", "rocm": r"gfx[0-9a-f]+"}
+_ARCHES = {"cpu": "x86-64-v[234]|aarch64", "cuda": "sm_[0-9]+[a-z]?", "rocm": "gfx[0-9a-f]+"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class Target:
     def torch_device(self) -> str:
         """What torch calls the device: ROCm too is `cuda`."""
         return "cpu" if self.device == "cpu" else "cuda"
+
+    @property
+    def has_tf32(self) -> bool:
+        """CUDA GPUs have it from sm_80 on."""
+        digits = re.match("sm_([0-9]+)", self.arch)
+        return digits is not None and int(digits[1]) >= 80
 
     @classmethod
     def parse(cls, text: str) -> Target:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.utils._sympy.numbers import int_oo
 
-from engines.engine import FACTS, Engine, Executable, Portable
+from engines.aoti import cpu_code
+from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.onnx_program import OnnxProgram, Output, returning_columns
 from engines.program_archive import load_program
@@ -54,21 +55,24 @@ class TensorRtEngine(Engine):
                 )
                 for shape in shapes
             ]
+            host = cpu_code(target)
             try:
                 compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
-                library.save(
-                    compiled,
-                    str(out / _PACKAGE),
-                    output_format="aot_inductor",
-                    arg_inputs=given,
-                    retrace=True,
-                )
+                with torch._inductor.config.patch(host):
+                    library.save(
+                        compiled,
+                        str(out / _PACKAGE),
+                        output_format="aot_inductor",
+                        arg_inputs=given,
+                        retrace=True,
+                    )
             except Exception as error:  # torch-tensorrt names no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
         largest = tuple(shape.largest for shape in shapes)
         described = _Columns(rewritten.inputs, largest, rewritten.outputs)
         (out / _COLUMNS).write_text(json.dumps(asdict(described)))
-        (out / FACTS).write_text(json.dumps(_copied(rewritten)))
+        facts = {**_copied(rewritten), "host_code": host["cpp.march"]}
+        (out / FACTS).write_text(json.dumps(facts))
         return [_PACKAGE, _COLUMNS, FACTS]
 
     def portable_file(self, source: Portable) -> Path | None:

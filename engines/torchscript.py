@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch.jit._fuser import optimized_execution
 
-from engines.engine import Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
+from engines.forks import require_openmp
 from engines.target import Target
 from engines.torch_quiet import quiet_torch
 
@@ -20,6 +21,7 @@ class _Script:
         self._module = module
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        require_openmp(torch.get_num_threads())
         # The profiling executor specialises on what it saw first; with it off, every call of every
         # n runs the same code, and the first one costs no more than the others.
         with torch.no_grad(), optimized_execution(False):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pipeline.config import Config, load_config
     from pipeline.difference import Difference, diff
     from pipeline.loading import load
-    from pipeline.promote import promote
+    from pipeline.promoting import promote
     from pipeline.runner import RunResult, run
     from pipeline.site_file import load_site
     from registry import Registry
@@ -54,7 +54,7 @@ _HOME = {
     "Difference": "pipeline.difference",
     "diff": "pipeline.difference",
     "keep_freed_memory": "runtime.allocator",
-    "promote": "pipeline.promote",
+    "promote": "pipeline.promoting",
     "RunResult": "pipeline.runner",
     "run": "pipeline.runner",
     "Registry": "registry.store",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.engine import DEFAULT_ENGINES, ENGINES
+from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.cache import StageCache, content_key

@@ -197,7 +197,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
 
     Exits with 1 if the artifact chosen for a target is no longer valid.
     """
-    from pipeline.promote import revalidate
+    from pipeline.promoting import revalidate
     from pipeline.report import console, print_validation
 
     opened = opened_at(ref, registry_uri)
@@ -222,7 +222,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
 def _targets_here(bundle: Any, wanted: str | None) -> list[str]:
     from engines.errors import TargetError
     from engines.target import Target, check_host_runs
-    from pipeline.promote import runnable
+    from pipeline.promoting import runnable
 
     have = list(bundle.manifest.targets)
     if wanted is None:

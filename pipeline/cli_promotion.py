@@ -55,8 +55,8 @@ def promote(
     not slower than the version it replaces, measured side by side; and what policies ask for. A
     refusal exits with 1, names the gate and the number, and moves nothing.
     """
-    from pipeline.promote import assess
-    from pipeline.promote import promote as ask_gates
+    from pipeline.promoting import assess
+    from pipeline.promoting import promote as ask_gates
     from pipeline.report import console, print_decisions
     from registry.errors import PromotionRefused
 

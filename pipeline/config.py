@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from engines.base import DEFAULT_ENGINES
 from pipeline.config_checks import Files, check_config, find_files
 from pipeline.config_wording import Problem, reworded
 from pipeline.errors import ConfigError
@@ -30,11 +31,6 @@ from registry.errors import BundleError
 from registry.manifest import Count, Manifest
 from soa.files import as_record
 from soa.options import known_options
-
-DEFAULT_ENGINES = (
-    "aoti", "aoti-autotune", "aoti-folded", "torchscript", "onnxruntime", "exported",
-)  # fmt: skip
-ENGINES = (*DEFAULT_ENGINES, "tensorrt")
 
 Dtype = Literal[
     "bool",
@@ -260,6 +256,6 @@ def load_config(path: str | Path) -> Config:
         refuse(reworded(error, Config, document.data))
         raise  # not reached: a ValidationError has at least one problem
     files, missing = find_files(config, source.resolve().parent)
-    refuse(check_config(config, ENGINES) + missing)
+    refuse(check_config(config) + missing)
     config._files = files
     return config

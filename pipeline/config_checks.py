@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.base import ENGINES
+from engines.errors import TargetError
+from engines.target import Target
 from pipeline.config_wording import Problem, did_you_mean, not_among, shown
 from pipeline.expressions import check_preprocess
 from pipeline.yaml_lines import Key
@@ -17,9 +20,6 @@ from pipeline.yaml_lines import Key
 if TYPE_CHECKING:
     from pipeline.config import BlockConfig, ColumnConfig, Config, OutputConfig
 
-TARGET = re.compile(r"cpu|cpu/x86-64-v[234]|cpu/aarch64|cuda/sm_\d+|rocm/gfx\w+", re.ASCII)
-_TARGETS = "cpu, cpu/x86-64-v2, -v3 or -v4, cpu/aarch64, cuda/sm_<digits>, rocm/gfx<name>"
-_CUDA = re.compile(r"cuda/sm_(\d+)")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -94,10 +94,10 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     return files, problems
 
 
-def check_config(config: Config, engines: Sequence[str]) -> list[Problem]:
+def check_config(config: Config) -> list[Problem]:
     """Every contradiction within a config, with the key where it shows."""
     return [
-        *_check_names(config, engines),
+        *_check_names(config),
         *_check_collections(config),
         *_check_blocks(config),
         *_check_preprocess(config),
@@ -106,32 +106,30 @@ def check_config(config: Config, engines: Sequence[str]) -> list[Problem]:
     ]
 
 
-def _check_names(config: Config, engines: Sequence[str]) -> Iterator[Problem]:
+def _check_names(config: Config) -> Iterator[Problem]:
     if not _MODEL_NAME.fullmatch(config.name):
         yield ("name",), f"found {shown(config.name)}; allowed: letters, digits, '.', '_' and '-'"
     for i, engine in enumerate(config.engines):
-        if engine not in engines:
-            yield ("engines", i), not_among(engine, engines)
+        if engine not in ENGINES:
+            yield ("engines", i), not_among(engine, ENGINES)
     lists: list[tuple[Key, Sequence[str]]] = [(("targets",), config.targets)]
     if config.gates.required_targets is not None:
         lists.append((("gates", "required_targets"), config.gates.required_targets))
     for at, targets in lists:
         yield from _repeats(at, targets)
         for i, target in enumerate(targets):
-            if not TARGET.fullmatch(target):
-                yield (*at, i), f"found {shown(target)}; allowed: {_TARGETS}"
-            elif config.precision == "tf32" and not _has_tf32(target):
+            try:
+                found = Target.parse(target)
+            except TargetError as error:
+                yield (*at, i), str(error)
+                continue
+            if config.precision == "tf32" and not found.has_tf32:
                 yield (
                     (*at, i),
                     f"found {shown(target)} with precision: tf32; only CUDA GPUs have it, from "
                     "cuda/sm_80 on",
                 )
     yield from _repeats(("engines",), config.engines)
-
-
-def _has_tf32(target: str) -> bool:
-    found = _CUDA.fullmatch(target)
-    return found is not None and int(found[1]) >= 80
 
 
 def _check_collections(config: Config) -> Iterator[Problem]:

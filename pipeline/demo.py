@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.cli_options import say, tell
 from pipeline.errors import ConfigError
-from pipeline.promote import promote
+from pipeline.promoting import promote
 from pipeline.report import (
     console,
     microseconds,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.promote import Promoted, promote
+from pipeline.promoting import Promoted, promote
 from registry.errors import PromotionRefused
 from registry.moves import PREVIOUS, PRODUCTION
 from registry.store import Registry

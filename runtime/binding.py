@@ -16,8 +16,10 @@ from typing import Any, SupportsIndex
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
 from engines.errors import RunError
+from engines.forks import OwnProcess
+from engines.native_runner import PreparedCall
 from runtime.errors import BindError
 from runtime.memory_rules import Collections, by_name, check_memory, require_device
 from runtime.streams import raw_stream, torch_stream
@@ -50,11 +52,15 @@ class Binding:
         self.device = device
         self._executable = executable
         self._alone = _Alone()
+        self._process = OwnProcess()
         tied = _tie(signature, inputs, outputs, device)
         self._arguments = list(tied.arguments)
         prepare = getattr(executable, "prepare", None)
         self.prepared: Prepared | None = prepare(self._arguments) if prepare else None
         """The engine's own call behind this binding, where it has one."""
+        self._on_cpu = device.type == "cpu"
+        plain = partial(executable, self._arguments)
+        self._run: Callable[[], object] = self.prepared.run if self.prepared else plain
         self._take(tied)
 
     def _take(self, tied: _Tied) -> None:
@@ -64,45 +70,52 @@ class Binding:
         self.rows = tied.rows
         self.writes = _writes(self.signature, tied.rows)
         """Whether there is an output element at all; where there is none, a call does nothing."""
-        self._run = self._on_cpu()
+        self._native = self._native_call()
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         """Run. Raises BindError if a new n lies outside the compiled range or the buffers.
 
         `stream`: a torch or CuPy stream of the model's GPU, or a raw handle.
         """
-        if rows is None and stream is None and self._run is not None:
-            self._run()
-            return
-        if rows is None:
-            self._launch(stream)
+        if rows is None and stream is None and self._native is not None:
+            self._native()
             return
         with self._alone:
-            self._resize(rows)
+            if rows is not None:
+                self._resize(rows)
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
-        if stream is None and self._run is not None:
-            self._run()
-        else:
-            self._run_on(raw_stream(stream, self.device))
-
-    def _on_cpu(self) -> Callable[[], object] | None:
-        """What a call does on a CPU, made beforehand; None on a GPU, which asks for a stream."""
-        if self.device.type != "cpu":
-            return None
-        if not self.writes:
-            return _nothing
-        return self.prepared.run if self.prepared else partial(self._executable, self._arguments)
+        if stream is None and self._on_cpu:
+            if self.writes:
+                self._run()
+            return
+        self._process.require()  # CUDA does not come through a fork
+        handle = raw_stream(stream, self.device)
+        if self.writes:
+            self._run_on(handle)
 
     def _run_on(self, handle: int) -> None:
-        if not self.writes:
-            return
         if self.prepared:
             self.prepared.run(handle)
             return
         with torch.cuda.stream(torch_stream(handle, self.device)):
             self._executable(self._arguments)
+
+    def _native_call(self) -> Callable[[], object] | None:
+        """All that a call does, where that is one native call: it refuses a second thread itself.
+
+        None on a GPU, which asks for a stream.
+        """
+        call = getattr(self.prepared, "current", self.prepared)
+        if not self._on_cpu or not isinstance(call, PreparedCall):
+            return None
+        return call.run if self.writes else _nothing
+
+    def require_idle(self) -> None:
+        """Raise RunError while another thread is using the binding."""
+        with self._alone:
+            self._replace({})
 
     def resize(self, rows: Rows) -> None:
         """Use another n of the same memory: O(1), nothing else is checked again."""
@@ -134,7 +147,7 @@ class Binding:
         )
         self.rows = wanted
         self.writes = _writes(self.signature, wanted)
-        self._run = self._on_cpu()
+        self._native = self._native_call()
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Other collections of the same layouts, checked as `Session.bind` checks them: O(1) in n.
@@ -201,14 +214,16 @@ class _Alone:
     """Refuses a second thread, where waiting would hide that two share one binding."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        lock = threading.Lock()
+        self._acquire = partial(lock.acquire, blocking=False)
+        self._release = lock.release
 
     def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
+        if not self._acquire():
             raise RunError("another thread is using this binding: give each thread its own")
 
     def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self._release()
 
 
 def _nothing() -> None:

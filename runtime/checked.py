@@ -6,7 +6,6 @@ other proportions, so that it shares neither the compiled code nor the caller's 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
+from engines.forks import Lock
 from runtime.binding import Binding, Rows
 from runtime.compare import Deviation, Tolerance, combine, compare
 from runtime.errors import DeviationError
@@ -71,7 +71,7 @@ class CheckedSession(Session):
         self.reference = reference
         self.tolerances = dict(tolerances)
         self.report = CheckReport()
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """As `Session.bind`; test mode runs what it checks without a graph."""
@@ -104,13 +104,17 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        if rows is not None:
-            self.resize(rows)
+        with self._alone:
+            if rows is not None:
+                self._resize(rows)
+            self._run_checked(stream)
+
+    def _run_checked(self, stream: Any) -> None:
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
         before = {name: snapshot(c) for name, c in given.items()}
         begun = time.perf_counter()
-        super().__call__(stream=stream)
+        self._launch(stream)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         us = (time.perf_counter() - begun) * 1e6

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from runtime.binding import Binding
 from runtime.memory_rules import Collections
 from runtime.streams import torch_stream
@@ -49,8 +49,6 @@ class GraphBinding(Binding):
             self._recorded, self._tried, self.graph = None, False, "not yet"
 
     def _run_on(self, handle: int) -> None:
-        if not self.writes:
-            return
         if not self._tried:
             self._tried = True
             self._record(handle)

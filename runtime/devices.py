@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from engines.errors import RunError
+from engines.forks import Lock
 from runtime.binding import Binding
 from runtime.memory_rules import Collections, data_device
 from runtime.session import Origin, Session
@@ -34,7 +34,7 @@ class MultiDeviceSession:
         self.signature = signature
         self.origin = origin
         self._open_on = open_on
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._places: dict[torch.device, _Place] = {}
         self._closed = False
 
@@ -94,7 +94,7 @@ class _Place:
     """A device's session, opened once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.opened: Session | None = None
 
     def session(self, make: Callable[[], Session]) -> Session:

@@ -20,6 +20,7 @@ from typing import Any, Self
 import torch
 
 from engines.errors import RunError
+from engines.forks import Lock, OwnProcess
 from runtime.binding import Binding, Rows
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
@@ -46,8 +47,9 @@ class LiveSession:
     def __init__(self, name: Name, open_: Callable[[Opened], AnySession]) -> None:
         self._name = name
         self._open = open_
-        self._refreshing = threading.Lock()
-        self._listing = threading.Lock()
+        self._process = OwnProcess()
+        self._refreshing = Lock()
+        self._listing = Lock()
         self._bindings: weakref.WeakSet[LiveBinding] = weakref.WeakSet()
         self._watchers: list[Watcher] = []
         self._closed = False
@@ -79,7 +81,9 @@ class LiveSession:
 
         The registry is asked, as far as the session's lookup has it so. Raises what `load` would,
         and LoadError for a version of another signature; the version in place then goes on serving.
+        RunError after a fork: the child stays at the version that was in place.
         """
+        self._process.require()
         with self._refreshing:
             if self._closed:
                 return False
@@ -103,8 +107,9 @@ class LiveSession:
     def watch(self, every_s: float = 60.0) -> Watcher:
         """Refresh again and again in a thread, until the end of a `with` block or `close`.
 
-        What goes wrong is logged, and the version in place goes on serving.
+        What goes wrong is logged, and the version in place goes on serving. RunError after a fork.
         """
+        self._process.require()
         watcher = Watcher(self, every_s)
         with self._listing:
             self._watchers.append(watcher)
@@ -211,8 +216,7 @@ class LiveBinding:
         if self._at is session:
             return self.inner
         left = self.inner
-        if left.prepared is not None:
-            left.prepared.replace({})  # refuses to leave while another thread is running it
+        left.require_idle()  # one that another thread is running is not left
         moved = self.bound_on(session)
         moved.resize(left.rows)
         if left.device.type != "cpu":
@@ -235,14 +239,16 @@ class Watcher:
         """What the last refresh failed with, if it did."""
         self._session = session
         self._every_s = every_s
+        self._process = OwnProcess()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="soa-watch", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End; a refresh in progress is waited for."""
-        self._end.set()
-        self._thread.join()
+        if self._process.here():
+            self._end.set()
+            self._thread.join()
 
     def __enter__(self) -> Self:
         return self

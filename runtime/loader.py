@@ -154,6 +154,7 @@ def _one_target_each(opening: Opening) -> None:
 
 def _settle_threads(opened: Opened, opening: Opening) -> None:
     """In production torch starts no threads of its own beyond those that a run may use."""
+    require_openmp(opened.threads(opening))
     if opened.production or opening.threads is not None:
         torch.set_num_threads(opened.threads(opening))
     if opened.production and torch.get_num_interop_threads() != 1:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
+from engines.errors import RunError
 from runtime.streams import torch_stream
 
 
@@ -58,10 +59,15 @@ class _RangedCall:
         self.current.run(stream)
 
     def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        for call in self._calls.values():
-            call.replace(changes)
+        self.current.replace(changes)  # where a thread is running it, all stays as it was
         for i, tensor in changes.items():
             self._arguments[i] = tensor
+        for key, call in list(self._calls.items()):
+            if call is not self.current:
+                try:
+                    call.replace(changes)
+                except RunError:
+                    del self._calls[key]  # it is made anew when an n asks for it
         self.current = self._call()
 
     def _call(self) -> Prepared:

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 import torch
 
 from engines.errors import RunError
+from engines.forks import OwnProcess
 from runtime.errors import QueueFullError
 from runtime.live import LiveSession
 from runtime.memory_rules import Collections, by_name, check_memory, data_device, same_device
@@ -63,7 +64,8 @@ class Scheduler:
     and copies there and back ("spill"), or raises QueueFullError ("raise"). `workers` threads serve
     each session; on a GPU each has a stream of its own.
 
-    It borrows the sessions. `close`, or the end of a `with` block, waits for what was submitted.
+    It borrows the sessions. `close`, or the end of a `with` block, waits for what was submitted. It
+    belongs to its process: RunError in the child of a fork, which has none of its threads.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class Scheduler:
         self._lanes = [_Lane(session) for session in sessions]
         self._changed = threading.Condition()
         self._closed = False
+        self._process = OwnProcess("scheduler")
         self._threads = [
             threading.Thread(target=self._serve, args=(lane,), name="soa-scheduler", daemon=True)
             for lane in self._lanes
@@ -101,6 +104,7 @@ class Scheduler:
         thread's current stream has been given. Raises BindError at once if the memory does not fit,
         QueueFullError by the policy, RunError after `close`.
         """
+        self._process.require()
         signature = self.signature
         check_memory(
             signature,
@@ -128,11 +132,14 @@ class Scheduler:
     @property
     def waiting(self) -> list[int]:
         """How many events wait for each session, in the order they were given."""
+        self._process.require()
         with self._changed:
             return [len(lane.waiting) for lane in self._lanes]
 
     def close(self) -> None:
         """Run what was submitted, then end the threads."""
+        if not self._process.here():
+            return  # all of it is the parent's
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from engines.native_runner import PreparedCall, run_many
 from runtime.binding import Binding
 from runtime.cuda_graph import GraphBinding

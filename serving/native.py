@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
 from serving.errors import ServingError

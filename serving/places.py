@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from soa.signature import Signature
 
 State = Literal["unknown", "good", "trial", "busy", "bad"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from engines.errors import RunError
+from engines.forks import OwnProcess
 from runtime.binding import Binding
 from runtime.memory_rules import Collections
 from runtime.session import Origin, Session
 from runtime.streams import raw_stream
-from serving.own_process import OwnProcess
 from soa.collection import Collection
 from soa.signature import Signature
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
+from engines.forks import OwnProcess
 from serving.errors import AnswerError, RefusedError, VersionMismatchError
 from serving.exchange import Exchange, Progress
 from serving.model_config import DIGEST, REQUESTS
-from serving.own_process import OwnProcess
 from serving.remote_options import HEADERS
 from serving.wire import Array, Form, WireTensor
 from soa.signature import Signature

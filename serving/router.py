@@ -18,8 +18,9 @@ from typing import Protocol
 
 import torch
 
-from engines.engine import Executable, Prepared
+from engines.base import Executable, Prepared
 from engines.errors import RunError
+from engines.forks import OwnProcess
 from serving.errors import (
     AnswerError,
     BusyError,
@@ -29,7 +30,6 @@ from serving.errors import (
     TooLargeError,
 )
 from serving.exchange import Progress
-from serving.own_process import OwnProcess
 from serving.places import OPEN, Place, PlaceReport, State
 from serving.site import Policy
 from soa.errors import SoaPipelineError
@@ -107,6 +107,7 @@ class Router(Executable):
         return Call(self, arguments)
 
     def report(self) -> SiteReport:
+        self.process.require()
         with self._changed, self.counting:
             places = tuple(PlaceReport.of(place) for place in self.places)
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
 from runtime.loader import AUTO, checked, device_here, session_on

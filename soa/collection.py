@@ -17,6 +17,9 @@ from soa.errors import CollectionError
 from soa.layout import Column, Layout
 from soa.memory import allocate, check_alignment, import_bytes, refuse_mask
 
+_RAW = ("uint8", "|V1", "|S1")
+"""What may be any column's bytes, as NumPy names it."""
+
 
 class Collection:
     """`capacity` elements of `layout`, of which the first `n` are in use.
@@ -94,13 +97,20 @@ class Collection:
 
         `memory` is an address (then `nbytes` and, on a GPU, `device` are needed) or any exporter
         that `soa.memory` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
-        address aligned to `layout.alignment`; raises CollectionError otherwise.
+        address aligned to `layout.alignment`: raw ones (uint8), or values of the dtype that every
+        column has. Raises CollectionError otherwise.
         """
         if layout.storage != "buffer":
             raise CollectionError("this layout has separate columns: use Collection.from_columns")
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
         found = import_bytes(memory, nbytes, device)
+        dtypes = list(dict.fromkeys(c.dtype for c in layout.columns))
+        if found.dtype not in _RAW and dtypes != [found.dtype]:
+            raise CollectionError(
+                f"the memory holds {found.dtype}, the layout's columns are {_listed(dtypes)}: "
+                "give it as raw bytes (uint8), if they are laid out as this layout says"
+            )
         need = layout.nbytes(capacity)
         if found.tensor.numel() < need:
             raise CollectionError(
@@ -213,7 +223,11 @@ class Collection:
                     f"column {member.name!r} is {str(given.dtype).removeprefix('torch.')}, the "
                     f"layout says {member.dtype}: convert it first"
                 )
-            self._fill(member, given)
+            try:
+                self._fill(member, given)
+            except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
+                reason = str(error).splitlines()[0]
+                raise CollectionError(f"column {member.name!r}: {reason}") from None
         return self
 
     def _fill(self, member: Column, values: torch.Tensor) -> None:
@@ -312,6 +326,10 @@ class Collection:
     def __repr__(self) -> str:
         names = ", ".join(c.name for c in self.layout.columns)
         return f"Collection(n={self.n}, capacity={self.capacity}, {self.device}, [{names}])"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
 def _column_bytes(member: Column, capacity: int) -> int:

@@ -2,15 +2,16 @@
 
 One record a line, fields separated by one space::
 
-    soa-arguments 1
+    soa-arguments 2
     rows NAME MIN MAX
-    collection NAME ROWS ALIGNMENT
+    collection NAME ROWS ALIGNMENT STORAGE
     column COLLECTION NAME DTYPE ITEMSIZE KIND COMPONENTS
     argument KIND ROWS DTYPE COLLECTION COLUMN COMPONENT COUNT ROLE
 
 KIND of a column is column, scalar or eigen; of an argument carrier, matrix, column or scalar. A
 carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in that
-of the artifact.
+of the artifact. STORAGE is buffer or columns; where all are buffers it is left out, and the first
+line is `soa-arguments 1`: programs that were built before there were two read that.
 """
 
 from __future__ import annotations
@@ -18,18 +19,16 @@ from __future__ import annotations
 from soa.dtypes import itemsize
 from soa.signature import Signature
 
-FORMAT = "soa-arguments 1"
 
-
-def describe(signature: Signature) -> str | None:
-    """The lines, or None where a layout has separate columns: then there is no one buffer."""
-    if any(layout.storage != "buffer" for layout in signature.layouts.values()):
-        return None
-    lines = [FORMAT]
+def describe(signature: Signature) -> str:
+    """The lines, the last with its end."""
+    buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
+    lines = [f"soa-arguments {1 if buffers else 2}"]
     for dim in signature.dims:
         lines.append(f"rows {dim} {signature.ranges[dim].min} {signature.ranges[dim].max}")
     for name, layout in signature.layouts.items():
-        lines.append(f"collection {name} {signature.rows_of[name]} {layout.alignment}")
+        storage = "" if buffers else f" {layout.storage}"
+        lines.append(f"collection {name} {signature.rows_of[name]} {layout.alignment}{storage}")
         lines += [
             f"column {name} {c.name} {c.dtype} {itemsize(c.dtype)} {c.kind} {c.components}"
             for c in layout.columns

@@ -82,10 +82,11 @@ def _from_integer(address: int, nbytes: int | None, device: str) -> Bytes:
 
 
 def _from_tensor(tensor: torch.Tensor, readonly: bool, owner: object) -> Bytes:
-    if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
+    plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    if not plain or tensor.is_conj() or tensor.is_neg():
         raise CollectionError(
-            "a sparse, conjugated or negated tensor does not hold its values as they are: "
-            "give a plain one"
+            "a sparse, quantized, nested, conjugated or negated tensor does not hold its values as "
+            "they are: give a plain one"
         )
     if not tensor.is_contiguous():
         raise CollectionError(

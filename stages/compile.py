@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engines.engine import FACTS, Portable, engine
+from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
 from engines.isolation import run_isolated
 from engines.target import Target, check_host_runs

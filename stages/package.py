@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from engines.engine import Portable, engine
+from engines.base import Portable, engine
 from registry.bundle import BENCHMARK, VALIDATION, Bundle, seal, write_atomically
 from registry.manifest import (
     Below,
@@ -167,9 +167,8 @@ def write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
 
 def _describe_arguments(artifacts: Path, signature: Signature) -> None:
     """What programs without Python read, beside every native library."""
-    described = describe(signature)
-    for place in {library.parent for library in artifacts.glob("*/*.so")} if described else ():
-        (place / "arguments.txt").write_text(str(described))
+    for place in {library.parent for library in artifacts.glob("*/*.so")}:
+        (place / "arguments.txt").write_text(describe(signature))
 
 
 def target_record(result: TargetResult, place: str) -> TargetRecord:

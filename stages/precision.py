@@ -48,8 +48,7 @@ def tf32_switches(precision: Precision) -> Iterator[None]:
 
 def check_precision(precision: Precision, target: Target) -> None:
     """Raise TargetError where a target has no such arithmetic."""
-    capability = target.arch.removeprefix("sm_").rstrip("abcdef")
-    if precision == "tf32" and (target.device != "cuda" or int(capability) < 80):
+    if precision == "tf32" and not target.has_tf32:
         raise TargetError(
             f"precision tf32: {target} has no TF32, which CUDA GPUs have from sm_80 on; "
             "use fp32 there"

@@ -42,7 +42,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 def test_an_engine_opens_in_one_module() -> None:
     """Whoever else has an engine compiles with it, or asks for its portable file."""
-    have = users("engines.engine.engine", "engines.engine") - {"engines/__init__.py"}
+    have = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
     assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/package.py"}
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
     assert asked.pop(f"{ROOM}artifact.py") == {"open"}

@@ -6,7 +6,9 @@
 //   run.resize(n - 5);     // fewer rows of the same memory
 //
 // A buffer is laid out as CMSSW's GENERATE_SOA_LAYOUT lays it out; model.layout("jets") says where
-// each column lies. Memory stays the caller's. Mistakes are soa::Error with one line each.
+// each column lies. Where the layout's storage is "columns", as of Arrow's, each has its own memory:
+//   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
+// Memory stays the caller's. Mistakes are soa::Error with one line each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
 
@@ -36,12 +38,16 @@ struct Column {
   std::size_t itemsize = 0, components = 1;
 };
 
-// The byte layout of one collection.
+// The byte layout of one collection. storage is "buffer" or "columns"; offset and nbytes are a
+// buffer's.
 class Layout {
  public:
   std::vector<Column> columns;
   std::size_t alignment = 128;
-  std::string rows;
+  std::string rows, storage = "buffer";
+
+  // Bytes that a separate column's address is a multiple of.
+  std::size_t alignment_of(const Column &column) const { return std::max(alignment, column.itemsize); }
 
   // Bytes from one component of a column to the next.
   std::size_t pitch(const Column &column, std::size_t n) const {
@@ -49,6 +55,7 @@ class Layout {
     return (elements * column.itemsize + alignment - 1) / alignment * alignment;
   }
   std::size_t offset(const std::string &name, std::size_t n) const {
+    require_buffer();
     std::size_t at = 0;
     for (const Column &column : columns) {
       if (column.name == name) return at;
@@ -63,19 +70,33 @@ class Layout {
     throw Error("no column '" + name + "'");
   }
   std::size_t nbytes(std::size_t n) const {
+    require_buffer();
     std::size_t total = 0;
     for (const Column &column : columns) total += pitch(column, n) * column.components;
     return total;
   }
+
+ private:
+  void require_buffer() const {
+    if (storage != "buffer") throw Error("separate columns have no place in a buffer");
+  }
 };
 
-// A collection's memory: `capacity` elements (that is what its column pitch follows from), of which
-// n are in use.
+// The addresses of separate columns by name: one for each component, those of a matrix column by column.
+using Columns = std::map<std::string, std::vector<void *>>;
+
+// A collection's memory, a buffer or separate columns: `capacity` elements (that is what a buffer's
+// column pitch follows from; -1: n), of which n are in use.
 struct Memory {
+  Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1)
+      : collection(std::move(name)), data(buffer), n(rows), capacity(room) {}
+  Memory(std::string name, Columns separate, std::int64_t rows, std::int64_t room = -1)
+      : collection(std::move(name)), columns(std::move(separate)), n(rows), capacity(room) {}
+
   std::string collection;
-  void *data;
-  std::int64_t n;
-  std::int64_t capacity = -1;  // -1: n
+  void *data = nullptr;
+  Columns columns;
+  std::int64_t n, capacity;
 };
 
 namespace detail {
@@ -102,9 +123,15 @@ inline void check(int code, const char *message) {
 
 inline void read_description(const std::filesystem::path &file, State &state) {
   std::ifstream stream(file);
+  if (!stream) {
+    throw Error(file.string() + ": cannot be read: is this the folder of an aoti artifact? One of separate "
+                "columns that was built before they ran in C++ is to be built again");
+  }
   std::string line, word;
-  if (!std::getline(stream, line) || line != "soa-arguments 1") {
-    throw Error(file.string() + ": not a description of arguments (soa-arguments 1)");
+  const bool found = static_cast<bool>(std::getline(stream, line));
+  const bool says_storage = found && line == "soa-arguments 2";
+  if (!found || (line != "soa-arguments 1" && !says_storage)) {
+    throw Error(file.string() + ": not a description of arguments (soa-arguments 1 or 2)");
   }
   while (std::getline(stream, line)) {
     std::istringstream fields(line);
@@ -118,6 +145,7 @@ inline void read_description(const std::filesystem::path &file, State &state) {
       std::string name;
       Layout layout;
       fields >> name >> layout.rows >> layout.alignment;
+      if (says_storage) fields >> layout.storage;
       state.layouts[name] = layout;
     } else if (word == "column") {
       std::string collection;
@@ -184,12 +212,7 @@ class Binding {
       if (given.capacity < 0) given.capacity = given.n;
       if (given.n > given.capacity) throw Error("'" + given.collection + "': n above its capacity");
       const Layout &layout = found->second;
-      if (given.data == nullptr && layout.nbytes(static_cast<std::size_t>(given.capacity)) > 0) {
-        throw Error("'" + given.collection + "': null pointer");
-      }
-      if (reinterpret_cast<std::uintptr_t>(given.data) % layout.alignment != 0) {
-        throw Error("'" + given.collection + "': not aligned to " + std::to_string(layout.alignment));
-      }
+      check_memory(given, layout);
       const auto [rows, first] = rows_.emplace(layout.rows, given.n);
       if (!first && rows->second != given.n) {
         throw Error("collections disagree on the number of rows '" + layout.rows + "'");
@@ -211,6 +234,39 @@ class Binding {
                   message);
     call_.reset(call);
     writes_ = writes();
+  }
+
+  static void check_memory(const Memory &given, const Layout &layout) {
+    const std::string name = "'" + given.collection + "'";
+    const auto capacity = static_cast<std::size_t>(given.capacity);
+    if (layout.storage == "buffer") {
+      if (!given.columns.empty()) throw Error(name + " lies in one buffer: give its address");
+      check_address(name, given.data, layout.nbytes(capacity), layout.alignment);
+      return;
+    }
+    if (given.data != nullptr) throw Error(name + " has separate columns: give the address of each");
+    for (const auto &[column, addresses] : given.columns) {
+      if (addresses.size() != layout[column].components) {
+        throw Error(name + ", column '" + column + "': " + std::to_string(layout[column].components) +
+                    " addresses are needed, found " + std::to_string(addresses.size()));
+      }
+    }
+    for (const Column &column : layout.columns) {
+      const auto found = given.columns.find(column.name);
+      const std::string where = name + ", column '" + column.name + "'";
+      if (found == given.columns.end()) throw Error(where + ": no address");
+      for (const void *address : found->second) {
+        check_address(where, address, column.kind == "scalar" ? 1 : capacity, layout.alignment_of(column));
+      }
+    }
+  }
+
+  static void check_address(const std::string &where, const void *address, std::size_t size,
+                            std::size_t alignment) {
+    if (address == nullptr && size > 0) throw Error(where + ": null pointer");
+    if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) {
+      throw Error(where + ": not aligned to " + std::to_string(alignment));
+    }
   }
 
   bool writes() const {
@@ -239,8 +295,12 @@ class Binding {
     const Column &column = layout[argument.column];
     const auto capacity = static_cast<std::size_t>(memory.capacity);
     const std::size_t pitch = layout.pitch(column, capacity);
-    tensor.data = static_cast<char *>(memory.data) + layout.offset(argument.column, capacity) +
-                  argument.component * pitch;
+    if (layout.storage == "buffer") {
+      tensor.data = static_cast<char *>(memory.data) + layout.offset(argument.column, capacity) +
+                    argument.component * pitch;
+    } else {
+      tensor.data = memory.columns.at(argument.column).at(argument.component);
+    }
     if (argument.kind == "matrix") {
       tensor.sizes[0] = static_cast<std::int64_t>(argument.count);
       tensor.sizes[1] = static_cast<std::int64_t>(pitch / column.itemsize);

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,6 +27,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+struct soa_model_state;
 
 namespace {
 
@@ -77,9 +80,15 @@ struct Shim {
 class Pool {
  public:
   static Pool &instance() {
-    static Pool *pool = new Pool;  // never destroyed: workers may outlive static destruction
-    return *pool;
+    Pool *pool = pool_;
+    if (pool != nullptr) return *pool;
+    auto made = std::make_unique<Pool>();
+    // Never destroyed: workers may outlive static destruction.
+    return pool_.compare_exchange_strong(pool, made.get()) ? *made.release() : *pool;
   }
+
+  // In the child of a fork, which has no workers: the next instance is another one.
+  static void forget() { pool_ = nullptr; }
 
   // Run `work` on `helpers` workers and on this thread; returns when all are done.
   void run(int helpers, const std::function<void()> &work) {
@@ -102,6 +111,8 @@ class Pool {
   }
 
  private:
+  static inline std::atomic<Pool *> pool_{nullptr};
+
   void loop(size_t id) {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
@@ -125,15 +136,30 @@ class Pool {
   uint64_t job_ = 0;
 };
 
+// Every open model, for the child of a fork. Never destroyed either.
+struct Opened {
+  std::mutex mutex;
+  std::vector<soa_model_state *> models;
+
+  static Opened &instance() {
+    static Opened *opened = new Opened;
+    return *opened;
+  }
+};
+
+// Whether this thread is the one that a fork left in its child.
+thread_local bool came_through_fork = false;
+
 }  // namespace
 
 // What calls share. The library stays loaded once opened: its code may be on some thread's stack,
 // and AOTInductor libraries register state that does not survive unloading.
 struct soa_model_state {
   std::shared_mutex guard;  // shared while running, exclusive to close
-  std::atomic<bool> closed{false};
+  std::atomic<int> refusal{SOA_OK};  // SOA_CLOSED, SOA_FORKED: what every call gets
   Shim shim;
   Run run = nullptr;
+  bool on_gpu = false;
   bool single = false;  // `run` touches no event and no queue of instances, and so runs one at a time
   std::mutex turn;
   DeleteContainer delete_container = nullptr;
@@ -152,7 +178,19 @@ struct soa_model_state {
   size_t mapped = 0;
   std::vector<Tensor> weights;
 
+  soa_model_state() {
+    Opened &opened = Opened::instance();
+    std::lock_guard<std::mutex> lock(opened.mutex);
+    opened.models.push_back(this);
+  }
+
   ~soa_model_state() {
+    {
+      auto &[mutex, models] = Opened::instance();
+      std::lock_guard<std::mutex> lock(mutex);
+      models.erase(std::find(models.begin(), models.end(), this));
+    }
+    if (refusal == SOA_FORKED) return;  // a thread that is not here was in the middle of it
     if (container != nullptr) delete_container(container);
     for (Tensor tensor : weights) shim.delete_tensor(tensor);
     if (mapping != nullptr) munmap(mapping, mapped);
@@ -177,6 +215,32 @@ struct soa_call {
 };
 
 namespace {
+
+void before_fork() { Opened::instance().mutex.lock(); }
+
+void after_fork() { Opened::instance().mutex.unlock(); }
+
+void in_child() {
+  Opened &opened = Opened::instance();
+  for (soa_model_state *model : opened.models) {
+    // A guard that cannot be had is held by a thread that is not here.
+    const bool idle = model->guard.try_lock();
+    if (idle) model->guard.unlock();
+    if (!idle || model->on_gpu) model->refusal = SOA_FORKED;
+  }
+  Pool::forget();
+  came_through_fork = true;
+  opened.mutex.unlock();
+}
+
+[[maybe_unused]] const int forks_are_seen = pthread_atfork(before_fork, after_fork, in_child);
+
+int refuse(int refusal, char *message, size_t size) {
+  return fail(refusal, message, size,
+              refusal == SOA_CLOSED ? "the session is closed"
+                                    : "this session was opened before a fork, on a GPU or with a "
+                                      "thread inside: open it again in this process");
+}
 
 // Whether every byte that the ELF headers name is in the file. The dynamic loader does not look: it
 // maps a truncated library, and touching what is missing kills the process.
@@ -407,10 +471,20 @@ int run_call(soa_call *call, void *stream, char *message, size_t size) {
     std::atomic<bool> &busy;
     ~Release() { busy.store(false); }
   } release{call->busy};
+  if (model.threads != 1 && came_through_fork) {
+    const bool own = model.threads == 0 && model.get_threads != nullptr;
+    const int threads = own ? model.get_threads() : model.threads;
+    if (threads > 1) {
+      return fail(SOA_FORKED, message, size,
+                  "OpenMP's threads do not come through a fork, and a run of %d would wait for them: "
+                  "use 1 thread here, or another way to start processes",
+                  threads);
+    }
+  }
   // Before the lock: it prefers those who run, and a close would wait as long as they go on.
-  if (model.closed) return fail(SOA_CLOSED, message, size, "the session is closed");
+  if (const int why = model.refusal) return refuse(why, message, size);
   std::shared_lock<std::shared_mutex> open(model.guard);
-  if (model.closed) return fail(SOA_CLOSED, message, size, "the session is closed");
+  if (const int why = model.refusal) return refuse(why, message, size);
   for (size_t i = 0; i < call->arguments.size(); ++i) {
     // A run takes its handles over; a second handle of the same tensor costs a reference count.
     if (model.shim.new_handle(call->arguments[i], &call->stolen[i]) != 0) {
@@ -447,7 +521,7 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     CountInputs count_inputs = nullptr, count_outputs = nullptr;
     Constant device_type = nullptr;
     state->single = instances == 0;
-    const bool gpu = std::strncmp(device, "cuda", 4) == 0;
+    const bool gpu = state->on_gpu = std::strncmp(device, "cuda", 4) == 0;
     if (!find(handle, "AOTInductorModelContainerCreateWithDevice", &create, message, size) ||
         !find(handle, "AOTInductorModelContainerDelete", &state->delete_container, message, size) ||
         !find(handle,
@@ -500,8 +574,11 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
 
 void soa_model_close(soa_model *model) {
   if (model == nullptr) return;
-  model->state->closed = true;
-  { std::unique_lock<std::shared_mutex> alone(model->state->guard); }  // running calls have ended
+  soa_model_state &state = *model->state;
+  if (state.refusal != SOA_FORKED) {
+    state.refusal = SOA_CLOSED;
+    std::unique_lock<std::shared_mutex> running_calls_have_ended(state.guard);
+  }
   delete model;
 }
 
@@ -514,6 +591,7 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
   if (model == nullptr || call == nullptr || (arguments == nullptr && count > 0)) {
     return fail(SOA_BAD_ARGUMENT, message, size, "a model and arguments are needed");
   }
+  if (const int why = model->state->refusal) return refuse(why, message, size);
   if (count != model->state->inputs) {
     return fail(SOA_BAD_ARGUMENT, message, size, "%zu arguments, the artifact takes %zu", count,
                 model->state->inputs);

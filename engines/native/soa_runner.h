@@ -7,6 +7,10 @@
  * memory. It borrows that memory: keep it alive until the call is deleted. Running copies nothing
  * and writes the outputs in place.
  *
+ * After a fork the child may run, open and close models as its parent does. It gets SOA_FORKED from a
+ * model on a GPU, from one that another thread was running at that moment, and, in the thread that
+ * forked, from one of several threads: OpenMP would wait for workers that are not there.
+ *
  * Every function that can fail returns a code and, if it is not SOA_OK, a message in the caller's
  * buffer. No exception leaves these functions.
  */
@@ -29,7 +33,8 @@ enum soa_code {
                            for a CPU or device that is not here */
   SOA_RUN_FAILED = 3,   /* the artifact reported an error; torch printed it to stderr */
   SOA_BUSY = 4,         /* another thread is running this very call */
-  SOA_CLOSED = 5        /* the model was closed */
+  SOA_CLOSED = 5,       /* the model was closed */
+  SOA_FORKED = 6        /* it cannot run in this child of a fork, see below */
 };
 
 typedef struct soa_model soa_model;

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.engine import Executable, engine
+from engines.base import Executable, engine
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError

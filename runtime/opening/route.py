@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from registry.annex import open_folder
 from registry.errors import BundleError, RegistryError, RegistryUnavailableError, SignatureError
 from registry.promoted import Promoted, read_promoted

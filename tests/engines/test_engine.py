@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engines import ENGINES, EngineError, Portable, Target, engine
-from engines.aoti import _inductor_configs
-from engines.engine import Engine
+from engines.aoti import TARGET, AotiEngine, _inductor_configs
+from engines.base import FACTS, Engine
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
 
@@ -70,7 +73,37 @@ def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:
         "max_autotune": True,
     }
     assert _inductor_configs(Target.parse("cpu/aarch64"), {})["cpp.march"] == "armv8-a"
-    assert _inductor_configs(Target.parse("cuda/sm_90"), {}) == {}
+
+
+@pytest.mark.parametrize(("machine", "level"), [("x86_64", "x86-64-v2"), ("aarch64", "armv8-a")])
+@pytest.mark.parametrize("target", ["cuda/sm_90", "rocm/gfx90a"])
+def test_what_launches_kernels_is_built_for_any_host(
+    machine: str, level: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no GPU here: the settings that its artifact is built with, and torch's own flags."""
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    class Built(AotiEngine):
+        def _compile(self, *given: Any) -> list[str]:
+            return ["model.so"]
+
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    settings = _inductor_configs(Target.parse(target), {"max_autotune": True})
+    files = Built("aoti", {}).compile(Portable(tmp_path, None), Target.parse(target), {}, tmp_path)
+    monkeypatch.undo()
+    assert settings["cpp.march"] == level
+    assert json.loads((tmp_path / FACTS).read_text()) == {"host_code": level}
+    assert files == ["model.so", TARGET, FACTS]
+    if machine == "x86_64" == platform.machine():
+        with config.patch(settings):
+            options = CppTorchDeviceOptions(
+                vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True
+            )
+        flags = options.get_cflags()
+        assert f"march={level}" in flags
+        assert not [flag for flag in flags if "native" in flag or "avx" in flag]
 
 
 def test_the_exported_engine_runs_the_portable_file_itself(mlp: Built) -> None:

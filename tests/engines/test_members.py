@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper
 
 from engines.aoti import _unpack
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import EngineError
 
 

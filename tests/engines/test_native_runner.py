@@ -131,32 +131,6 @@ def test_eight_threads_share_a_session_bit_equal_to_serial(mlp: Built, session: 
         assert sum(pool.map(work, range(8))) == 0
 
 
-def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built, session: Session) -> None:
-    binding, tags = bound(mlp, session, 4099)
-    binding()
-    expected = values(tags).clone()
-    start = threading.Barrier(4)
-
-    def work(_: int) -> tuple[int, int]:
-        done = refused = 0
-        start.wait()
-        for _ in range(100):
-            try:
-                binding()
-                done += 1
-            except RunError as error:
-                assert "another thread" in str(error)
-                refused += 1
-        return done, refused
-
-    with ThreadPoolExecutor(4) as pool:
-        outcomes = list(pool.map(work, range(4)))
-    assert sum(done for done, _ in outcomes) > 0
-    assert sum(done + refused for done, refused in outcomes) == 400
-    binding()
-    assert torch.equal(values(tags), expected)
-
-
 def test_closed_sessions_refuse(mlp: Built) -> None:
     session = mlp.session("aoti")
     binding, _ = bound(mlp, session, 3)

@@ -215,31 +215,6 @@ def test_eight_threads_share_a_session_bit_equal_to_serial(mlp: Built) -> None:
         assert sum(pool.map(work, range(8))) == 0
 
 
-def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built) -> None:
-    binding, tags = bound(mlp, mlp.session("onnxruntime"), 4099)
-    binding()
-    expected = values(tags).clone()
-    start = threading.Barrier(4)
-
-    def work(_: int) -> tuple[int, int]:
-        done = refused = 0
-        start.wait()
-        for _ in range(100):
-            try:
-                binding()
-                done += 1
-            except RunError as error:
-                assert "another thread is running this binding" in str(error)
-                refused += 1
-        return done, refused
-
-    with ThreadPoolExecutor(4) as pool:
-        outcomes = list(pool.map(work, range(4)))
-    assert sum(done for done, _ in outcomes) > 0
-    assert sum(done + refused for done, refused in outcomes) == 400
-    assert torch.equal(values(tags), expected)
-
-
 def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
     binding, _ = bound(mlp, mlp.session("onnxruntime"), 3)
     assert isinstance(binding.prepared, OnnxCall)

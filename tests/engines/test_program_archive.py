@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.export.pt2_archive import _package
 
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import EngineError
 from engines.program_archive import load_program
 from tests.models.archives import MODEL, doctored, record, save_program

@@ -9,10 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import pipeline
 from engines.target import Target
+from registry.bundle import Bundle
+from tests.models import project
 from tests.models.project import Built
+from tests.models.shared import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,8 +34,34 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build
 
 
-def artifact(jets: Built) -> Path:
-    return jets.bundle.path / "targets" / str(Target.parse("cpu")) / "aoti"
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The same model on separate columns, some of them Eigen vectors, one in double precision."""
+
+    def make(folder: Path) -> None:
+        made = project.write_project(folder)
+        config = made.variant(
+            "config.yaml",
+            ("{name: c, dtype: float32}", "{name: c, dtype: float64}"),
+            ("      - {name: e, dtype: float32}\n", ""),
+            ("{name: f, dtype: float32}", "{name: f, dtype: float32, eigen: [2]}\n"
+             "    storage: columns\n    alignment: 16"),
+            ("      - {name: y, dtype: float32}\n", ""),
+            ("{name: z, dtype: float32}", "{name: z, dtype: float32, eigen: [2]}\n"
+             "    storage: columns\n    alignment: 1"),
+            ("[a, b, c, d, e, f]}", "[a, b, c, d, f], dtype: float32}"),
+            ("columns: [x, y, z]", "columns: [x, z]"),
+            ("engines: [aoti, torchscript, exported]", "engines: [aoti]"),
+        )  # fmt: skip
+        assert config == made.config
+        project.build(made)
+
+    folder = made_once(tmp_path_factory, "loose", make)
+    return project.copied(folder, tmp_path_factory.mktemp("loose")).bundle
+
+
+def artifact(bundle: Bundle) -> Path:
+    return bundle.path / "targets" / str(Target.parse("cpu")) / "aoti"
 
 
 def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
@@ -40,37 +70,111 @@ def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 1000])
-def test_cpp_prints_the_bits_that_python_computes(programs: Path, jets: Built, n: int) -> None:
-    done = run(programs / "run_bundle", artifact(jets), n, "jets", "tags")
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_cpp_prints_the_bits_that_python_computes(
+    programs: Path, jets: Built, request: pytest.FixtureRequest, storage: str, n: int
+) -> None:
+    bundle = jets.bundle if storage == "buffer" else request.getfixturevalue("loose")
+    done = run(programs / "run_bundle", artifact(bundle), n, "jets", "tags")
     assert done.returncode == 0, done.stderr
-    session = pipeline.load(jets.bundle.path, mode="test", engine_name="aoti")
+    session = pipeline.load(bundle.path, mode="test", engine_name="aoti")
     inputs, outputs = session.collection("jets", n), session.collection("tags", n)
+    assert inputs.layout.storage == storage
     rows = np.arange(n)
     for j, column in enumerate(inputs.layout.columns):
-        pattern = ((7 * rows + 13 * j) % 101).astype(np.float32) / np.float32(101) + np.float32(1)
-        inputs.numpy(column.name)[...] = pattern
+        for k in range(column.components if column.dtype == "float32" else 0):
+            values = ((7 * rows + 13 * j + 3 * k) % 101).astype(np.float32) / np.float32(101)
+            inputs.component(column.name, k).numpy()[...] = values + np.float32(1)
     session.run(inputs, outputs)
     expected = [
-        f"{column.name} {i} {bits:08x}"
+        f"{column.name}{f'.{k}' if column.kind == 'eigen' else ''} {i} {bits:08x}"
         for column in outputs.layout.columns
-        for i, bits in enumerate(outputs.numpy(column.name).view(np.uint32))
+        for k in range(column.components)
+        for i, bits in enumerate(outputs.component(column.name, k).numpy().view(np.uint32))
     ]
+    assert len(expected) == 3 * n
     assert done.stdout.splitlines() == expected
 
 
 def test_cpp_refuses_what_does_not_fit(programs: Path, jets: Built, tmp_path: Path) -> None:
-    program = programs / "run_bundle"
-    above = run(program, artifact(jets), 1001, "jets", "tags")
+    program, folder = programs / "run_bundle", artifact(jets.bundle)
+    above = run(program, folder, 1001, "jets", "tags")
     assert above.returncode == 1
     assert "n = 1001 is outside the compiled range 0 ... 1000" in above.stderr
     nowhere = run(program, tmp_path, 1, "jets", "tags")
-    assert (nowhere.returncode, "arguments.txt" in nowhere.stderr) == (1, True)
-    unknown = run(program, artifact(jets), 1, "jets", "labels")
+    assert (nowhere.returncode, "arguments.txt: cannot be read" in nowhere.stderr) == (1, True)
+    (tmp_path / "arguments.txt").write_text("soa-arguments 3\n")
+    later = run(program, tmp_path, 1, "jets", "tags")
+    assert (later.returncode, "not a description of arguments" in later.stderr) == (1, True)
+    unknown = run(program, folder, 1, "jets", "labels")
     assert (unknown.returncode, "no collection 'labels'" in unknown.stderr) == (1, True)
     assert run(program).returncode == 2
 
 
+BINDS = r"""
+#include <cstdio>
+#include "soa_model.hpp"
+alignas(128) float x[64], wide[256];
+int main(int, char **argv) {
+  const soa::Model model = soa::Model::open(argv[1]);
+  const soa::Columns good = {{"a", {x}}, {"b", {x}}, {"c", {wide}}, {"d", {x}}, {"f", {x, x}}};
+  const soa::Memory tags("tags", {{"x", {wide}}, {"z", {wide + 64, wide + 128}}}, 9, 64);
+  const auto attempt = [&](const char *name, std::vector<void *> addresses) {
+    soa::Columns changed = good;
+    changed.erase(name);
+    if (!addresses.empty()) changed[name] = addresses;
+    try {
+      model.bind({{"jets", changed, 9, 64}, tags})();
+      std::puts("ran");
+    } catch (const soa::Error &error) {
+      std::puts(error.what());
+    }
+  };
+  attempt("a", {x});
+  attempt("a", {});
+  attempt("f", {x});
+  attempt("f", {x, nullptr});
+  attempt("d", {x + 1});
+  attempt("q", {x});
+  try {
+    model.bind({{"jets", x, 9}, tags});
+  } catch (const soa::Error &error) {
+    std::puts(error.what());
+  }
+  try {
+    model.layout("jets").nbytes(9);
+  } catch (const soa::Error &error) {
+    std::puts(error.what());
+  }
+}
+"""
+
+
+def test_cpp_checks_each_separate_column(programs: Path, loose: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "binds.cpp").write_text(BINDS)
+    torch_libraries = Path(torch.__file__).parent / "lib"
+    command = [
+        *("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'engines' / 'native'}"),
+        *(str(tmp_path / "binds.cpp"), "-o", str(tmp_path / "binds")),
+        *(f"-L{programs}", f"-Wl,-rpath,{programs}", "-lsoa_runner"),
+        *("-Wl,--no-as-needed", f"-L{torch_libraries}", "-ltorch_cpu", "-lc10"),
+        f"-Wl,-rpath,{torch_libraries}",
+    ]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert run(tmp_path / "binds", artifact(loose)).stdout.splitlines() == [
+        "ran",
+        "'jets', column 'a': no address",
+        "'jets', column 'f': 2 addresses are needed, found 1",
+        "'jets', column 'f': null pointer",
+        "'jets', column 'd': not aligned to 16",
+        "no column 'q'",
+        "'jets' has separate columns: give the address of each",
+        "separate columns have no place in a buffer",
+    ]
+
+
 def test_the_producer_wants_the_demos_columns(programs: Path, jets: Built) -> None:
-    done = run(programs / "producer", artifact(jets), 20)
+    done = run(programs / "producer", artifact(jets.bundle), 20)
     assert done.returncode == 1
     assert "no column 'pt'" in done.stderr

@@ -20,7 +20,7 @@ from pipeline.difference import Difference, Side, Weights, _deviations, _records
 from pipeline.difference_report import print_difference
 from pipeline.mlflow_flavour import _version_of
 from pipeline.policy import load_policy
-from pipeline.promote import _requirements
+from pipeline.promoting import _requirements
 from pipeline.report import console, print_bundle, print_history, print_reports, print_versions
 from registry import description
 from registry.annex import ANNEX_SCHEMA, AnnexRecord, open_folder

@@ -115,8 +115,9 @@ BAD = [
     ("[20, 500.0]", "[500, 20]", 39, "found [500.0, 20.0]; expected [low, high]"),
     ("{pt: [20", "{pT: [20", 39, "not a column of an input collection: found 'pT' (did you mean"),
     ("seed: 7", "factory: data.py:make", 39, "ranges: found ranges and a factory; a factory nee"),
-    ("cuda/sm_90", "cuda/90", 40, "targets[2]: found 'cuda/90'; allowed: cpu, cpu/x86-64-v2"),
-    ("cuda/sm_90", "cpu", 40, "targets[2]: found 'cpu' a second time"),
+    ("cuda/sm_90a", "cuda/90", 40, "targets[2]: unknown target 'cuda/90': use cpu, cpu/"),
+    ("rocm/gfx90a", "rocm/gfxZZ", 40, "targets[3]: unknown target 'rocm/gfxZZ': use cpu, cpu/"),
+    ("cuda/sm_90a", "cpu", 40, "targets[2]: found 'cpu' a second time"),
     ("[exported, aoti]", "[exported, aot]", 41, "engines[1]: found 'aot' (did you mean 'aoti'?)"),
     ("[exported, aoti]", "[]", 41, "engines: found no entry; expected at least 1"),
     ("timeout_s: 60", "timeout_s: 0", 42, "compile.timeout_s: found 0; it should be greater th"),
@@ -124,7 +125,7 @@ BAD = [
     ("max_outside: 1e-6", "max_outside: 2", 45, "gates.max_outside: found 2; it should be less"),
     ("threads: 2", "threads: 0", 47, "session.threads: found 0; it should be greater than 0"),
     ("instances: 8", "instances: all", 47, "session.instances: found 'all'; expected a whole"),
-    ("[cpu/x86-64-v3]", "[gpu]", 46, "gates.required_targets[0]: found 'gpu'; allowed: cpu, cp"),
+    ("[cpu/x86-64-v3]", "[gpu]", 46, "gates.required_targets[0]: unknown target 'gpu': use cp"),
 ]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.policy import load_policy
-from pipeline.promote import assess, promote
+from pipeline.promoting import assess, promote
 from registry.bundle import Bundle
 from registry.errors import PromotionRefused, RegistryError
 from registry.history import Event

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.promote import assess, promote
+from pipeline.promoting import assess, promote
 from registry.errors import NotFoundError, PromotionRefused
 from registry.store import Registry
 from tests.models.project import PASSED, TARGET, Built, cli, described, resealed

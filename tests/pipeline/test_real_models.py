@@ -24,7 +24,7 @@ from examples.nanoaod import data as nanoaod
 from examples.nanoaod import model as nanoaod_model
 from examples.nanoaod import train as nanoaod_training
 from examples.particlenet import model as particlenet
-from pipeline.promote import Promoted, promote
+from pipeline.promoting import Promoted, promote
 from pipeline.runner import RunResult, run
 from registry.manifest import Candidate
 from registry.store import Registry

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.policy import load_policy
-from pipeline.promote import assess
+from pipeline.promoting import assess
 from registry.bundle import Bundle
 from registry.errors import RegistryError
 from registry.manifest import Manifest

@@ -12,7 +12,10 @@ import torch
 
 from engines.errors import RunError
 from runtime.binding import Binding
+from runtime.checked import CheckedSession
+from runtime.compare import Tolerance
 from runtime.errors import BindError
+from runtime.ranged import RangedExecutable
 from runtime.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 from tests.models import detector, rogues
@@ -31,6 +34,7 @@ class Records:
 
 
 SESSION = Session(mlp_signature(100, (), 2), Records())
+ANYTHING = Tolerance(0.0, 0.0, max_outside=1.0)
 
 
 def refusal(inputs: Any, outputs: Any, session: Session = SESSION) -> str:
@@ -474,18 +478,28 @@ def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
     assert binding.rows == {"n": 5}
 
 
-def test_two_threads_on_one_binding_are_refused() -> None:
+@pytest.mark.parametrize("kind", ["plain", "ranged", "checked"])
+def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def slow(arguments: Sequence[torch.Tensor]) -> None:
         inside.set()
         leave.wait(60)
 
-    binding = Session(mlp_signature(100, (), 2), slow).bind(jets(5, 50), tags(5, 50))
-    other = threading.Thread(target=binding, args=(7,))
+    signature = mlp_signature(100, (), 2)
+    session = {
+        "plain": Session(signature, slow),
+        "ranged": Session(signature, RangedExecutable([(6, Records())], slow)),
+        "checked": CheckedSession(signature, slow, Records(), {"probabilities": ANYTHING}),
+    }[kind]
+    binding = session.bind(jets(5, 50), tags(5, 50))
+    binding.resize(7)
+    other = threading.Thread(target=binding)
     other.start()
     assert inside.wait(60)
-    uses: list[Callable[[], None]] = [
+    uses: list[Callable[[], object]] = [
+        binding,
+        lambda: session.run_many([binding]),
         lambda: binding(8),
         lambda: binding.resize(8),
         lambda: binding.rebind(jets(), tags()),

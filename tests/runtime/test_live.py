@@ -26,6 +26,7 @@ from runtime.live import LiveSession, Watcher
 from runtime.scheduler import Scheduler
 from runtime.session import Session
 from soa.collection import Collection
+from tests.models.forked import in_a_child
 from tests.models.project import TARGET, Built, described, resealed
 from tests.models.versions import negated, promoted
 
@@ -90,6 +91,28 @@ def which(found: torch.Tensor, both: list[torch.Tensor]) -> int:
     """The version whose answer this is, to the bit and in every row."""
     (number,) = [i for i, answer in enumerate(both, 1) if torch.equal(found, answer)]
     return number
+
+
+def test_a_child_stays_at_the_version_in_place(
+    registry: Registry, both: list[torch.Tensor]
+) -> None:
+    session = live_session(registry)
+    given, tags = event(session)
+    binding = session.bind(given, tags)
+
+    def run() -> None:
+        session.bind(*event(session))()
+        binding()
+        assert which(read(tags), both) == 1
+
+    with session.watch(every_s=3600), session._refreshing, session._listing:
+        refused = "RunError: this session was opened before a fork"
+        assert in_a_child(session.refresh).startswith(refused)
+        assert in_a_child(session.watch).startswith(refused)
+        assert in_a_child(run) == "nothing"
+        assert in_a_child(session.close) == "nothing"
+    binding()
+    assert which(read(tags), both) == 1
 
 
 def test_refresh(registry: Registry, second: Bundle, both: list[torch.Tensor], jets: Built) -> None:

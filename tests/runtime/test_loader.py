@@ -24,6 +24,7 @@ from runtime.checked import CheckedSession
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.session import Session
+from tests.models.forked import in_a_child
 from tests.models.mlps import PointwiseFirst
 from tests.models.project import PASSED, TARGET, Built, described, resealed
 
@@ -121,6 +122,8 @@ def test_threads(registry: Registry, jets: Built) -> None:
     assert torch.get_num_threads() == 1
     load("jets@production", registry=registry, threads=2)
     assert torch.get_num_threads() == 2
+    said = in_a_child(lambda: load(jets.bundle.path, mode="test", threads=2))
+    assert said.startswith("RunError: OpenMP's threads do not come through a fork")
 
 
 # Folders

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import EngineError
 from registry.bundle import seal
 from registry.errors import BundleError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engines.engine import Executable
+from engines.base import Executable
 from runtime.ranged import RangedExecutable
 from runtime.session import Session
 from soa import Collection

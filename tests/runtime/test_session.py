@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
+from engines.errors import RunError
 from runtime.binding import Binding
 from runtime.session import Origin, Session
 from soa import Collection
@@ -95,6 +97,32 @@ def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("name", ENGINES)
+def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) -> None:
+    given, written = mlp.collections({"n": 4099})
+    binding = mlp.session(name).bind(given, written)
+    binding()
+    expected = written["tags"].memory()[0].clone()
+    start = threading.Barrier(4)
+
+    def work(_: int) -> int:
+        refused = 0
+        start.wait()
+        for _ in range(50):
+            try:
+                binding()
+            except RunError as error:
+                assert "another thread" in str(error)
+                refused += 1
+        return refused
+
+    with ThreadPoolExecutor(4) as pool:
+        assert 0 < sum(pool.map(work, range(4))) < 200
+    binding()
+    assert torch.equal(written["tags"].memory()[0], expected)
 
 
 @pytest.mark.usefixtures("restless")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engines.engine import engine
+from engines.base import engine
 from runtime.errors import BindError
 from runtime.memory_check import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session import Session

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.engine import engine
+from engines.base import engine
 from runtime.session import Session
 from serving.backend import Core, Request
 from serving.device_backend import DeviceCore, GpuCore

@@ -46,9 +46,9 @@ from soa import Collection
 from stages.reference import Reference
 from stages.validate import validate_session
 from tests.models.building import reference_collections
+from tests.models.forked import in_a_child
 from tests.models.project import described
 from tests.serving.conftest import Shop
-from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 
 QUICK = RemoteOptions(deadline_s=5.0, retries=2)

@@ -31,8 +31,8 @@ from serving.remote_options import HEADERS
 from serving.site import Site
 from serving.site_session import SiteSession
 from serving.wire import FORMS, Form
+from tests.models.forked import in_a_child
 from tests.models.tagged import ROW_BYTES, Event, Tags
-from tests.serving.forked import in_a_child
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
 
@@ -390,6 +390,7 @@ def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> 
     for call in (session.run, session.run_async):
         said = in_a_child(lambda call=call: call(event.given, event.found))  # type: ignore[misc]
         assert said.startswith("RunError: this session was opened before a fork")
+    assert in_a_child(session.report).startswith("RunError: this session was opened before a fork")
     assert in_a_child(session.close) == "nothing"
     session.run(event.given, event.found)
     assert right(local, event)

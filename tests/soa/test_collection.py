@@ -376,6 +376,8 @@ def test_from_arrays_copies() -> None:
         ({"dir": np.zeros((5, 2), "f4")}, r"'dir' has shape \(5, 2\), needed \(5, 3\)"),
         ({"m": np.zeros((5, 3, 2), "f4")}, r"'m' has shape \(5, 3, 2\), needed \(5, 2, 3\)"),
         ({"run": np.zeros(1, "u4")}, r"'run' has shape \(1,\), needed \(\)"),
+        ({"x": torch.zeros(5).to_sparse()}, "column 'x': .*sparse"),
+        ({"x": torch.zeros(5, device="meta")}, "column 'x': .*meta"),
     ],
 )
 def test_arrays_that_do_not_fit(changed: dict[str, Any], says: str) -> None:

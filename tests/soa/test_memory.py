@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import re
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -39,10 +41,9 @@ def views_of(memory: Array) -> dict[str, Any]:
     tensor = torch.from_numpy(memory)
     return {
         "numpy": memory,
-        "numpy of another dtype and shape": memory.view("f8").reshape(2, -1),
-        "numpy structured": memory.view([("a", "f4"), ("b", "i4")]),
+        "numpy of another shape": memory.reshape(2, -1),
+        "numpy void": memory.view("V1"),
         "torch": tensor,
-        "torch with gradient": tensor.view(torch.float32).requires_grad_(),
         "memoryview": memory.data,
         "buffer protocol": (ctypes.c_char * memory.nbytes).from_buffer(memory.data),
         "array interface": OnlyArrayInterface(memory),
@@ -66,6 +67,34 @@ def test_wrap_shares_memory(kind: str) -> None:
     assert memory[384:392].tobytes() == np.float64(7.0).tobytes()
     memory[256:258] = np.frombuffer(np.int16(5).tobytes(), np.uint8)
     assert collection["k"][:2].tolist() == [5, -2]
+
+
+def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
+    layout = Layout([column("x", "float32"), column("y", "float32"), scalar("s", "float32")])
+    memory = aligned(640)
+    for typed in (memory.view("f4"), torch.from_numpy(memory).view(torch.float32).requires_grad_()):
+        collection = Collection.wrap(layout, typed, N)
+        assert collection.data_ptr == memory.ctypes.data
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [">f4", "f2", "i4", "i8", "?", "i1", "c8", "M8[ns]", "m8[s]", "V4", "S4", "U1", [("a", "f4")]],
+)
+def test_values_of_another_dtype_are_not_raw_bytes(dtype: Any) -> None:
+    floats = Layout([column("x", "float32")])
+    memory = aligned(256).view(dtype)
+    says = f"the memory holds {re.escape(str(memory.dtype))}, the layout's columns are float32"
+    for given in (memory, OnlyArrayInterface(memory)):
+        with pytest.raises(CollectionError, match=says):
+            Collection.wrap(floats, given, N)
+    with pytest.raises(CollectionError, match="column 'x' is "):
+        Collection.from_columns(Layout([column("x", "float32")], 1, "columns"), {"x": memory})
+    with pytest.raises(CollectionError, match="column 'x'"):
+        Collection.from_arrays(floats, {"x": memory})
+    mixed = "the memory holds float32, the layout's columns are float32, int16 and float64"
+    with pytest.raises(CollectionError, match=mixed):
+        Collection.wrap(LAYOUT, aligned(NBYTES).view("f4"), N)
 
 
 @pytest.mark.parametrize("number", [int, np.int64, np.uint64, ctypes.c_void_p])
@@ -143,6 +172,11 @@ def test_empty_memory() -> None:
 # -- refused ---------------------------------------------------------------------------------
 
 
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings(action="ignore"):  # torch is about to drop them
+        return torch.quantize_per_tensor(torch.zeros(NBYTES), 0.1, 0, torch.quint8)
+
+
 @pytest.mark.parametrize(
     ("memory", "says"),
     [
@@ -156,6 +190,7 @@ def test_empty_memory() -> None:
         (np.broadcast_to(np.zeros(1), (NBYTES,)), "not contiguous"),
         (torch.zeros(NBYTES).to_sparse(), "sparse"),
         (torch.zeros(NBYTES, dtype=torch.complex64).conj(), "conjugated"),
+        (quantized(), "quantized"),
         (np.array([object()] * NBYTES), "Python objects"),
         (np.ma.masked_array(np.zeros(NBYTES), np.arange(NBYTES) == 3), "masked values"),
         pytest.param(ADDRESS.ctypes.data, "without a size: give nbytes=", id="address"),

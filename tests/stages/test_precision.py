@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.engine import engine
+from engines.base import engine
 from engines.errors import TargetError
 from engines.target import Target
 from pipeline.assemble import signature_of, tolerances_of

@@ -11,13 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.errors import EngineError
 from engines.target import Target
 from soa.options import known_options
+
+if TYPE_CHECKING:  # reading a config asks for the names alone
+    import torch
 
 _FILES = {
     "aoti": "engines.aoti",
@@ -50,8 +51,8 @@ class Executable(Protocol):
 class Prepared(Protocol):
     """Arguments tied to an artifact, to run again and again: what an executable may offer.
 
-    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive; two
-    threads may not use one at once, and are refused with RunError.
+    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive. One
+    thread at a time uses it: `Binding` refuses a second one, but leaves that to native calls.
     """
 
     def run(self, stream: int = 0, /) -> None:

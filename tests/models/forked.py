@@ -24,6 +24,6 @@ def in_a_child(what: Callable[[], object]) -> str:
     with os.fdopen(read) as words:
         if not select.select([words], [], [], 60)[0]:
             os.kill(child, signal.SIGKILL)
-        said = words.read()
+        said = words.read() or "it hangs, or died"
     os.waitpid(child, 0)
     return said
