@@ -33,17 +33,19 @@ class Reference:
     """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
 
     Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
+    `notes` say what it does not show.
     """
 
     inputs: Arrays
     cases: tuple[Case, ...]
     outputs: tuple[dict[str, torch.Tensor], ...]
+    notes: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
-        metadata = {"cases": json.dumps(list(self.cases))}
+        metadata = {"cases": json.dumps(list(self.cases)), "notes": json.dumps(self.notes)}
         # Not save_file: its error on a full disk is no OSError.
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
@@ -52,7 +54,9 @@ class Reference:
         inputs: Arrays = {}
         try:
             with safe_open(path, framework="pt") as stored:
-                cases = json.loads(stored.metadata()["cases"])
+                metadata = stored.metadata()
+                cases = json.loads(metadata["cases"])
+                notes = json.loads(metadata.get("notes", "[]"))  # older references have none
                 outputs: list[dict[str, torch.Tensor]] = [{} for _ in cases]
                 for key in list(stored.keys()):
                     kind, where, name = key.split("/", 2)
@@ -62,7 +66,7 @@ class Reference:
                         outputs[int(where)][name] = stored.get_tensor(key)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-        return cls(inputs, tuple(cases), tuple(outputs))
+        return cls(inputs, tuple(cases), tuple(outputs), tuple(notes))
 
 
 def label(case: Case) -> str:
