@@ -164,7 +164,10 @@ def _version(version: Any) -> dict[str, Any]:
 @json_option
 def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
+    from dataclasses import asdict
+
     from runtime.loader import open_bundle
+    from stages.proof import proof_of
 
     bundle, version = open_bundle(ref, registry_at(registry_uri))
     if as_json:
@@ -174,7 +177,9 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
             target: {"digest": annex.digest, **json.loads(annex.record.to_json())}
             for target, annex in bundle.annexes.items()
         }
-        shown = {"version": described, "manifest": data, "annexes": annexes}
+        counts, notes = proof_of(bundle)
+        proof = {"outputs": [asdict(one) for one in counts], "notes": notes}
+        shown = {"version": described, "manifest": data, "annexes": annexes, "reference": proof}
         click.echo(json.dumps(shown, indent=1))
         return
     from pipeline.report import console, print_bundle

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.target import Target, check_host_runs, host_runs
+from pipeline.config import ReferenceConfig
 from pipeline.policy import load_policy
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, SignatureError
@@ -21,6 +22,7 @@ from registry.policy import Asked, Requirements, strictest
 from registry.promotion import (
     Approvals,
     Decision,
+    Proof,
     SetResult,
     SpeedComparison,
     SpeedPoint,
@@ -37,6 +39,7 @@ from runtime.loader import open_choice, tolerances_of
 from runtime.session import Session
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
+from stages.proof import proof_of, too_much
 from stages.reference import Reference
 from stages.reference_set import validate_on_set
 from stages.validate import ValidationReport, validate_candidate
@@ -162,6 +165,7 @@ def assess(
             targets=targets,
             digest_ok=True,
             revalidation=_revalidate(bundle, targets, say),
+            proof=_proof(bundle),
             speed=_compare_speed(registry, bundle, version, replaced, targets, say),
             max_slowdown=needed.max_slowdown,
             max_outside=needed.max_outside,
@@ -225,6 +229,19 @@ def _signature(
     return SignatureFound(names, found[0].fingerprint[:16])
 
 
+def _nonfinite(bundle: Bundle) -> float:
+    """The fraction of an output's reference values that may be NaN or infinite."""
+    told = bundle.manifest.provenance.config.get("reference")
+    limit = told.get("nonfinite") if isinstance(told, dict) else None  # older versions have none
+    return limit if isinstance(limit, int | float) else ReferenceConfig().nonfinite
+
+
+def _proof(bundle: Bundle) -> Proof:
+    counts, _ = proof_of(bundle)
+    limit = _nonfinite(bundle)
+    return Proof(max(one.share for one in counts), limit, too_much(counts, limit))
+
+
 def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
     """The chosen artifact of each target that this host runs, on a larger reference set."""
     manifest = bundle.manifest
@@ -246,8 +263,10 @@ def _on_set(bundle: Bundle, targets: list[str], inputs: Path, say: Say) -> Itera
                     _VALIDATION_LIMIT_S,
                     Target.parse(target).torch_device,
                     manifest.capture.precision,
+                    _nonfinite(bundle),
                 )
-            yield SetResult(inputs.name, target, name, _worst(manifest, report))
+            worst = _worst(manifest, report) if report.cases else None
+            yield SetResult(inputs.name, target, name, worst, report.reason or "")
 
 
 def revalidate(

@@ -17,6 +17,7 @@ from registry.manifest import Manifest, TargetRecord
 from registry.promotion import Decision
 from registry.version import Version
 from stages.benchmark import BenchmarkReport
+from stages.proof import proof_of
 from stages.validate import ValidationReport
 
 
@@ -43,6 +44,7 @@ def new_table(title: str, *columns: str) -> Table:
 def print_reports(bundle: Bundle) -> None:
     """What a build found out: every candidate against the reference, and their times."""
     out = console()
+    print_reference(out, bundle)
     for target in bundle.validation() or {}:
         _print_verdicts(out, bundle, target)
     for target in bundle.benchmark() or {}:
@@ -81,6 +83,21 @@ def _print_annex(out: Console, bundle: Bundle, target: str) -> None:
         Text(f"  built later: {record.created} by {record.by} on {where}, annex {annex.digest}")
     )
     for note in record.notes:
+        out.print(Text(f"  {note}"))
+
+
+def print_reference(out: Console, bundle: Bundle) -> None:
+    """What the reference proves: its values that are NaN or infinite, and what it does not show."""
+    counts, notes = proof_of(bundle)
+    table = new_table("reference", "output", "sizes", "values", "NaN or infinite", "where")
+    for found in counts:
+        where = ", ".join(f"{bad} at {size}" for size, (bad, _) in found.by_size.items() if bad)
+        table.add_row(
+            found.output, str(len(found.by_size)), f"{found.values:,}",
+            f"{found.count:,} ({found.share:.2%})", where,
+        )  # fmt: skip
+    out.print(table)
+    for note in notes:
         out.print(Text(f"  {note}"))
 
 
@@ -151,6 +168,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         if value:
             out.print(Text(f"  {key:12} {value}"))
     _print_blocks(out, manifest)
+    print_reference(out, bundle)
     for target, record in manifest.targets.items():
         table = new_table(
             f"{target}: {record.status}", "engine", "status", "worst max abs", "median"

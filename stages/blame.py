@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -50,8 +51,8 @@ def why_not_run(
             if given.dtype != dtype:
                 return (
                     f"{text}. It computes in {_dtype(dtype)} ({name}) and gets the input "
-                    f"{bound.name!r} as {_dtype(given.dtype)}: write dtype: {_dtype(dtype)} at that "
-                    "input, or convert one of the two in the model"
+                    f"{bound.name!r} as {_dtype(given.dtype)}: write dtype: {_dtype(dtype)} there, "
+                    "or convert one of the two in the model"
                 )
     return text
 
@@ -71,10 +72,10 @@ def why_not_exported(
     where = f" at {place}" if place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return (
-            f"the model takes a path that depends on the data{where}: Python reads a value out of a "
-            "tensor there (by if, int(), .item() or a loop), and an artifact is one graph for all "
-            "data. Keep it in tensors (torch.where for if), or write the number in the code (as "
-            "num_classes= of one_hot)"
+            f"the model takes a path that depends on the data{where}: Python reads a value out of "
+            "a tensor there (by if, int(), .item() or a loop), and an artifact is one graph for "
+            "all data. Keep it in tensors (torch.where for if), or write the number in the code "
+            "(as num_classes= of one_hot)"
         )
     if "Constraints violated" in text or "specialized" in text:
         detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
@@ -82,9 +83,9 @@ def why_not_exported(
         broken = f"the model does not work at every row count{where}: "
         if detail and as_number:
             return (
-                f"{broken}Python takes the row count for a plain number there (in a loop over rows, "
-                f"len(), int() or math), which fixes it to {detail[1]}. Work on all rows at once, "
-                "with tensor operations and with x.shape[0] as it is (x.shape[0] ** 0.5 for "
+                f"{broken}Python takes the row count for a plain number there (in a loop over "
+                f"rows, len(), int() or math), which fixes it to {detail[1]}. Work on all rows at "
+                "once, with tensor operations and with x.shape[0] as it is (x.shape[0] ** 0.5 for "
                 "math.sqrt)"
             )
         cause = (
@@ -94,7 +95,10 @@ def why_not_exported(
             if guard
             else "it depends on the row count"
         )
-        return f"{broken}{cause}. Take sizes from the input (x.shape[0]), or narrow rows: in the config"
+        return (
+            f"{broken}{cause}. "
+            "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
+        )
     return f"the model does not export{where or f' ({where_raised(error)})'}: {first_line(error)}"
 
 
@@ -152,7 +156,7 @@ class _Operations(TorchDispatchMode):
     """What each operation gave, in order, and who asked for it."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.layers = {id(layer): name for name, layer in model.named_modules() if name}
         self.seen: list[tuple[str, str, str]] = []
 
@@ -160,7 +164,7 @@ class _Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and "empty" not in func.name():  # memory as it was found
+        if isinstance(result, torch.Tensor) and "empty" not in func.name():  # which holds anything
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
             self.seen.append((func.name(), digest, self._asked_by()))
@@ -169,7 +173,7 @@ class _Operations(TorchDispatchMode):
     def _asked_by(self) -> str:
         """The layer and the line of the model from which an operation was called."""
         layer = line = ""
-        frame = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)
         while frame is not None and not (layer and line):
             code = frame.f_code
             if not line and not _is_library(code.co_filename):

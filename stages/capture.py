@@ -153,7 +153,7 @@ def capture(
 
 
 def example_case(signature: Signature) -> Case:
-    """Row counts to export at, one per dimension, inside its range: all different where they can be.
+    """Row counts to export at, one per dimension, inside its range; different where they can be.
 
     At least 2: torch.export takes a row count of 0 or 1 for a constant.
     """
@@ -225,7 +225,7 @@ def _proving(
     say: Callable[[str], None],
 ) -> Reference:
     """The reference with its notes; raises ReferenceDataError if it proves nothing."""
-    refusal = too_much(signature, count_nonfinite(signature, reference), nonfinite)
+    refusal = too_much(count_nonfinite(signature, reference), nonfinite)
     if refusal:
         raise ReferenceDataError(refusal)
     notes = weaknesses(model, signature, reference)

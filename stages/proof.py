@@ -1,8 +1,8 @@
 """What a reference proves, and where it proves nothing.
 
-An artifact that reads the wrong memory gives NaN where NaN is expected, and a constant where nothing
-but that constant is expected. So the values that are NaN or infinite are counted, and refused above
-a limit; and the eager model is asked once for every input column what changes with it.
+An artifact that reads the wrong memory gives NaN where NaN is expected, and the constant where
+nothing else is expected. So the values that are NaN or infinite are counted, and refused above a
+limit; and the eager model is asked, once for every input column, what changes with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from registry.bundle import Bundle
 from soa.dtypes import torch_dtype
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
@@ -20,6 +21,11 @@ from stages.reference import Case, Reference, eager_outputs, label, row_major_in
 
 # Row counts to ask at: enough for rare values to turn up, few enough for one call a column.
 _ROWS, _MORE_ROWS = 32, 1000
+
+_CURE = (
+    "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
+    "reference: factory)"
+)
 
 Member = tuple[str, str]  # collection, column
 
@@ -51,8 +57,15 @@ class Nonfinite:
 
 
 def count_nonfinite(signature: Signature, reference: Reference) -> tuple[Nonfinite, ...]:
-    """For each output. Sizes where a row dimension has no row are left out: a mean of none is NaN."""
+    """For each output, without the sizes of no rows in a dimension: a mean of none is NaN."""
     return tuple(_count(signature, bound, reference) for bound in signature.outputs)
+
+
+def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
+    """The same of a version's stored reference, and what it is noted not to show."""
+    reference = Reference.load(bundle.file(bundle.manifest.reference))
+    signature = Signature.from_dict(bundle.manifest.signature)
+    return count_nonfinite(signature, reference), reference.notes
 
 
 def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Nonfinite:
@@ -67,7 +80,7 @@ def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Non
             continue
         # In the columns' own dtype: what they cannot hold is infinite there.
         value = outputs[bound.name].to(dtype).reshape(-1, len(columns))
-        finite = value.isfinite() if dtype.is_floating_point else torch.ones_like(value, dtype=bool)
+        finite = value.isfinite() if dtype.is_floating_point else value == value
         bad = int((~finite).sum())
         by_size[label(case)] = (bad, value.numel())
         alive |= finite.any(dim=0)
@@ -81,25 +94,20 @@ def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Non
     return Nonfinite(bound.name, by_size, first, empty)
 
 
-def too_much(signature: Signature, found: Sequence[Nonfinite], limit: float) -> str | None:
+def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
-    column = signature.inputs[0].block.columns[0]
-    inputs = (
-        f"give inputs like the real ones (reference: ranges: {{{column}: [low, high], …}}, or "
-        "reference: factory)"
-    )
     for one in found:
         if one.empty:
             return (
-                f"output {one.output!r}: no value of the reference is finite {one.empty}, and NaN or "
-                f"infinity proves nothing; the first is in {one.first}. So {inputs}, "
-                "or another reference: seed"
+                f"output {one.output!r}: no value of the reference is finite {one.empty}, and NaN "
+                f"or infinity proves nothing; the first is in {one.first}: {_CURE}, or another "
+                "reference: seed"
             )
-        if one.share > limit:
+        if not one.share <= limit:  # also where the limit is NaN
             return (
                 f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite and "
-                f"proves nothing, {limit:.2%} may be; the first is in {one.first}. So {inputs}, "
-                "or raise reference: nonfinite"
+                f"proves nothing, {limit:.2%} may be; the first is in {one.first}: {_CURE}, or "
+                "raise reference: nonfinite"
             )
     return None
 
@@ -124,8 +132,8 @@ def weaknesses(
             else f"no input changes any output (asked at {rows})"
         )
         raise ReferenceDataError(
-            f"the reference proves nothing: {why}, so an artifact that reads the wrong memory would "
-            "pass; give inputs like the real ones (reference: ranges, or reference: factory)"
+            f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
+            f"would pass: {_CURE}"
         )
     notes = [f"input column {_name(c)} is the same in every row" for c in constant]
     notes += [
@@ -186,13 +194,11 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
     """A small one, and a larger one for what does not show there."""
     ordered = sorted((c for c in cases if min(c.values()) >= 2), key=lambda c: sum(c.values()))
     small = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
-    large = [c for c in ordered if max(c.values()) <= _MORE_ROWS and sum(c.values()) > sum(small.values())]
-    return [small, *large[-1:]]
+    larger = ordered[ordered.index(small) + 1 :]
+    return [small, *[c for c in larger if max(c.values()) <= _MORE_ROWS][-1:]]
 
 
-def _drawn_anew(
-    values: torch.Tensor, n: int, generator: torch.Generator
-) -> torch.Tensor | None:
+def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
     """The first n rows in another order, some twice; None where these are all the same."""
     if values.ndim == 0:
         one = values.item()
