@@ -51,6 +51,15 @@ def tags(n: int = 5, capacity: int | None = None) -> Collection:
 # -- layouts ---------------------------------------------------------------------------------------
 
 
+def test_swapped_collections_and_names_that_are_not_there() -> None:
+    session = Session(mlp_signature(), Records())
+    with pytest.raises(BindError, match=r"'jets' has the layout of 'tags': are they swapped\?"):
+        session.bind(tags(), jets())
+    for ask in (session.layout, lambda name: session.collection(name, 5)):
+        with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
+            ask("jet")
+
+
 def floats(names: Sequence[str]) -> list[Any]:
     return [column(name, "float32") for name in names]
 
