@@ -198,7 +198,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     Exits with 1 if the artifact chosen for a target is no longer valid.
     """
     from pipeline.promote import revalidate
-    from pipeline.report import console, print_validation
+    from pipeline.report import console, print_reference, print_validation
     from runtime.loader import open_bundle
 
     bundle, _ = open_bundle(ref, registry_at(registry_uri))
@@ -210,6 +210,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
         click.echo(json.dumps(found, indent=1))
     else:
+        print_reference(console(), bundle)
         for name, each in reports.items():
             print_validation(console(), f"validation on {name}", each)
     chosen = {name: bundle.manifest.targets[name].chosen for name in reports}

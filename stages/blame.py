@@ -164,7 +164,8 @@ class _Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, torch.Tensor) and "empty" not in func.name():  # which holds anything
+        plain = isinstance(result, torch.Tensor) and result.layout == torch.strided
+        if plain and "empty" not in func.name():  # an empty tensor holds anything
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
             self.seen.append((func.name(), digest, self._asked_by()))
@@ -194,8 +195,8 @@ def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
         runs.append(run.seen)
     for (name, digest, asked_by), other in zip(*runs, strict=False):
         if (name, digest) != other[:2]:
-            return f"{asked_by} does, first by {name}"
-    return "by which operation is not seen"
+            return f"the first operation that differs is {name} in {asked_by}"
+    return "in which operation is not seen"
 
 
 def _is_library(file: str) -> bool:

@@ -205,13 +205,14 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
+    users = model.model if isinstance(model, Preprocessed) else model
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
         if compare(again[name], answer, allowed, classifier=False).outside:
             raise CaptureError(
                 f"the model gives two answers to the same inputs (output {name!r}): "
-                f"{what_differs(model, ask)}. An artifact has one: switch off what is for training "
+                f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
                 "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
             )
     return answers

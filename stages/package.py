@@ -133,8 +133,9 @@ def why_not(result: TargetResult) -> str:
     reasons: dict[str | None, list[str]] = {}
     for name, report in result.reports.items():
         reasons.setdefault(report.reason, []).append(name)
-    found = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
-    return f"{result.target}: {found}"
+    return "; ".join(
+        f"{result.target} {', '.join(names)}: {reason}" for reason, names in reasons.items()
+    )
 
 
 def write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:

@@ -19,7 +19,7 @@ from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
 from stages.reference import Case, Reference, eager_outputs, label, row_major_inputs
 
-# Row counts to ask at: enough for rare values to turn up, few enough for one call a column.
+# Row counts to ask at where two rows show nothing: for rare values, and for rarer ones.
 _ROWS, _MORE_ROWS = 32, 1000
 
 _CURE = (
@@ -34,8 +34,8 @@ Member = tuple[str, str]  # collection, column
 class Nonfinite:
     """How many of one output's reference values are NaN or infinite, at the sizes with rows.
 
-    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` where
-    no value at all is finite.
+    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` names
+    a size at which no value is finite.
     """
 
     output: str
@@ -74,7 +74,6 @@ def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Non
     dtype = torch_dtype(bound.plan.dtypes[0])
     by_size: dict[str, tuple[int, int]] = {}
     first = empty = ""
-    alive = torch.zeros(len(columns), dtype=torch.bool)
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
         if not all(case.values()):
             continue
@@ -83,14 +82,11 @@ def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Non
         finite = value.isfinite() if dtype.is_floating_point else value == value
         bad = int((~finite).sum())
         by_size[label(case)] = (bad, value.numel())
-        alive |= finite.any(dim=0)
         if bad and not first:
             row, column = (~finite).nonzero()[0].tolist()
             first = f"column {columns[column]!r}, row {row} at {label(case)}"
         if bad == value.numel() and not empty:
-            empty = f"at {label(case)}"
-    if not empty and not alive.all():
-        empty = f"in column {columns[alive.tolist().index(False)]!r}"
+            empty = label(case)
     return Nonfinite(bound.name, by_size, first, empty)
 
 
@@ -99,7 +95,7 @@ def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
     for one in found:
         if one.empty:
             return (
-                f"output {one.output!r}: no value of the reference is finite {one.empty}, and NaN "
+                f"output {one.output!r}: no value of the reference is finite at {one.empty}, NaN "
                 f"or infinity proves nothing; the first is in {one.first}: {_CURE}, or another "
                 "reference: seed"
             )
@@ -191,11 +187,12 @@ def _asked(
 
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
-    """A small one, and a larger one for what does not show there."""
+    """The smallest, which costs least; then larger ones, for what does not show there."""
     ordered = sorted((c for c in cases if min(c.values()) >= 2), key=lambda c: sum(c.values()))
-    small = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
-    larger = ordered[ordered.index(small) + 1 :]
-    return [small, *[c for c in larger if max(c.values()) <= _MORE_ROWS][-1:]]
+    middle = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
+    large = [c for c in ordered if max(c.values()) <= _MORE_ROWS][-1:]
+    wanted = (ordered[0], middle, *large)
+    return [c for c in ordered if c in wanted]
 
 
 def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:

@@ -67,7 +67,10 @@ def floats(names: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(floats("abcde")), "collection 'jets' has no column 'f'"),
+        (
+            Layout(floats("abcde")),
+            "collection 'jets' has no column 'f'; it has: a, b, c, d, e",
+        ),
         (
             Layout([*floats("abcde"), column("f", "float64")]),
             "collection 'jets': column 'f' is float64, the model was compiled for float32",

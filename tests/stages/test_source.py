@@ -158,7 +158,7 @@ def test_a_prefix_left_on_is_shortened(tmp_path: Path) -> None:
 def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"first.weight": torch.zeros(1), "bomb": Bomb()}, path)
-    with pytest.raises(SourceError, match=r"holds no readable weights: .*Path\.write_text.* save"):
+    with pytest.raises(SourceError, match=r"holds no readable weights: .*pickled .* in it.* save"):
         read_state(path)
     plain = tmp_path / "plain.pt"
     plain.write_bytes(pickle.dumps(Bomb()))
