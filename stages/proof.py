@@ -93,18 +93,19 @@ def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Non
 def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
     for one in found:
-        if one.empty:
-            return (
-                f"output {one.output!r}: no value of the reference is finite at {one.empty}, NaN "
-                f"or infinity proves nothing; the first is in {one.first}: {_CURE}, or another "
-                "reference: seed"
-            )
-        if not one.share <= limit:  # also where the limit is NaN
-            return (
-                f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite and "
-                f"proves nothing, {limit:.2%} may be; the first is in {one.first}: {_CURE}, or "
-                "raise reference: nonfinite"
-            )
+        few = one.share <= limit
+        if few and not one.empty:
+            continue
+        none = f", no value at all is finite at {one.empty}" if one.empty else ""
+        cure = _CURE
+        if few:
+            cure += ", or another reference: seed"
+        elif not one.empty:
+            cure += ", or raise reference: nonfinite"
+        return (
+            f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
+            f"proves nothing ({limit:.2%} may be){none}; the first is in {one.first}: {cure}"
+        )
     return None
 
 

@@ -176,7 +176,7 @@ def test_reference_that_is_mostly_nan(
         promote(registry, ref, "production")
     answers = {d.gate: d for d in caught.value.decisions}
     assert not answers["reference"].passed
-    assert "no value of the reference is finite at n=1" in answers["reference"].detail
+    assert "no value at all is finite at n=1" in answers["reference"].detail
     assert "column 'x', row 0" in answers["reference"].detail
 
 
