@@ -93,8 +93,8 @@ def print_reference(out: Console, bundle: Bundle) -> None:
     for found in counts:
         where = ", ".join(f"{bad} at {size}" for size, (bad, _) in found.by_size.items() if bad)
         table.add_row(
-            found.output, str(len(found.by_size)), f"{found.values:,}",
-            f"{found.count:,} ({found.share:.2%})", where,
+            Text(found.output), str(len(found.by_size)), f"{found.values:,}",
+            f"{found.count:,} ({found.share:.2%})", Text(where),
         )  # fmt: skip
     out.print(table)
     for note in notes:

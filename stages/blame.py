@@ -46,8 +46,10 @@ def why_not_run(
     if len(own) > 1:
         found = " and ".join(f"{name} is {_dtype(dtype)}" for dtype, name in own.items())
         return f"{text}. Its own layers differ: {found}; convert the model to one (.float())"
+    inputs = list(zip(signature.inputs, arguments, strict=True))
+    inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
     for dtype, name in own.items():
-        for bound, given in zip(signature.inputs, arguments, strict=True):
+        for bound, given in inputs:
             if given.dtype != dtype:
                 return (
                     f"{text}. It computes in {_dtype(dtype)} ({name}) and gets the input "
@@ -72,10 +74,10 @@ def why_not_exported(
     where = f" at {place}" if place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         return (
-            f"the model takes a path that depends on the data{where}: Python reads a value out of "
-            "a tensor there (by if, int(), .item() or a loop), and an artifact is one graph for "
-            "all data. Keep it in tensors (torch.where for if), or write the number in the code "
-            "(as num_classes= of one_hot)"
+            f"the model takes a path that depends on the data{where}: a value out of a tensor "
+            "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
+            "for all data. Keep it in tensors (torch.where for if), or write the number in the "
+            "code (as num_classes= of one_hot)"
         )
     if "Constraints violated" in text or "specialized" in text:
         detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
