@@ -170,6 +170,10 @@ def _version(version: Any) -> dict[str, Any]:
 @json_option
 def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
+    from dataclasses import asdict
+
+    from stages.proof import proof_of
+
     opened = opened_at(ref, registry_uri)
     bundle, version = opened.bundle, opened.version
     if as_json:
@@ -179,7 +183,9 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
             target: {"digest": annex.digest, **json.loads(annex.record.to_json())}
             for target, annex in bundle.annexes.items()
         }
-        shown = {"version": described, "manifest": data, "annexes": annexes}
+        counts, notes = proof_of(bundle)
+        proof = {"outputs": [asdict(one) for one in counts], "notes": notes}
+        shown = {"version": described, "manifest": data, "annexes": annexes, "reference": proof}
         tell_json(shown)
         return
     from pipeline.report import console, print_bundle
@@ -198,7 +204,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     Exits with 1 if the artifact chosen for a target is no longer valid.
     """
     from pipeline.promoting import revalidate
-    from pipeline.report import console, print_validation
+    from pipeline.report import console, print_reference, print_validation
 
     opened = opened_at(ref, registry_uri)
     bundle = opened.bundle
@@ -210,6 +216,7 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
         found = {name: [r.to_dict() for r in each] for name, each in reports.items()}
         tell_json(found)
     else:
+        print_reference(console(), bundle)
         for name, each in reports.items():
             print_validation(console(), f"validation on {name}", each)
     chosen = {name: bundle.manifest.targets[name].chosen for name in reports}

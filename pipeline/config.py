@@ -161,11 +161,15 @@ class RowsConfig(_Part):
 
 
 class ReferenceConfig(_Part):
-    """How reference inputs are made: by a callable, else at random within `ranges`."""
+    """How reference inputs are made: by a callable, else at random within `ranges`.
+
+    `nonfinite`: the fraction of an output's values there that may be NaN or infinite.
+    """
 
     seed: NonNegativeInt = 1
     factory: str | None = None
     ranges: dict[str, Annotated[tuple[Number, Number], Field(strict=False)]] = {}
+    nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
 
 
 class CompileConfig(_Part):

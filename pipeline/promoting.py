@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from engines.target import Target, check_host_runs, host_runs
-from pipeline.config import GatesConfig, part_of
+from pipeline.config import GatesConfig, ReferenceConfig, part_of
 from pipeline.policy import load_policy
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, SignatureError
@@ -22,6 +22,7 @@ from registry.policy import Asked, Requirements, strictest
 from registry.promotion import (
     Approvals,
     Decision,
+    Proof,
     SetResult,
     SpeedComparison,
     SpeedPoint,
@@ -39,6 +40,7 @@ from runtime.opening import Opened, Opening, held_files, open_version
 from soa.options import known_options
 from soa.signature import Signature
 from stages.benchmark import benchmark_cases, bound_call, race
+from stages.proof import proof_of, too_much
 from stages.reference import Reference
 from stages.reference_set import validate_on_set
 from stages.validate import ValidationReport, validate_candidate
@@ -166,6 +168,7 @@ def assess(
             targets=targets,
             digest_ok=True,
             revalidation=_revalidate(opened, targets, say),
+            proof=_proof(bundle),
             speed=_compare_speed(registry, opened, version, replaced, targets, say),
             max_slowdown=needed.max_slowdown,
             max_outside=needed.max_outside,
@@ -229,6 +232,17 @@ def _signature(
     return SignatureFound(names, found[0].fingerprint[:16])
 
 
+def _nonfinite_limit(bundle: Bundle) -> float:
+    """The fraction of an output's reference values that may be NaN or infinite."""
+    return part_of(bundle.manifest, "reference", ReferenceConfig, {}).nonfinite
+
+
+def _proof(bundle: Bundle) -> Proof:
+    counts, _ = proof_of(bundle)
+    limit = _nonfinite_limit(bundle)
+    return Proof(max(one.share for one in counts), limit, too_much(counts, limit))
+
+
 def _on_set(opened: Opened, targets: list[str], inputs: Path, say: Say) -> Iterator[SetResult]:
     """The chosen artifact of each target that this host runs, on a larger reference set."""
     manifest = opened.bundle.manifest
@@ -253,8 +267,10 @@ def _on_set(opened: Opened, targets: list[str], inputs: Path, say: Say) -> Itera
                     _VALIDATION_LIMIT_S,
                     Target.parse(target).torch_device,
                     manifest.capture.precision,
+                    _nonfinite_limit(opened.bundle),
                 )
-            yield SetResult(inputs.name, target, name, _worst(manifest, report))
+            worst = _worst(manifest, report) if report.cases else None
+            yield SetResult(inputs.name, target, name, worst, report.reason or "")
 
 
 def revalidate(

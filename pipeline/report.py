@@ -21,6 +21,7 @@ from soa.files import as_record
 from soa.signature import Signature
 from soa.text import plain
 from stages.benchmark import BenchmarkReport
+from stages.proof import proof_of
 from stages.validate import ValidationReport
 
 T = TypeVar("T")
@@ -72,6 +73,7 @@ def new_table(title: str, *columns: str) -> Table:
 def print_reports(bundle: Bundle) -> None:
     """What a build found out: every candidate against the reference, and their times."""
     out = console()
+    print_reference(out, bundle)
     for print_one, reported in (
         (_print_verdicts, bundle.validation()),
         (_print_times, bundle.benchmark()),
@@ -116,6 +118,21 @@ def _print_annex(out: Console, bundle: Bundle, target: str) -> None:
     where = record.host.get("cpu", "an unknown host")
     out.print(f"  built later: {record.created} by {record.by} on {where}, annex {annex.digest}")
     for note in record.notes:
+        out.print(f"  {note}")
+
+
+def print_reference(out: Console, bundle: Bundle) -> None:
+    """What the reference proves: its values that are NaN or infinite, and what it does not show."""
+    counts, notes = proof_of(bundle)
+    table = new_table("reference", "output", "sizes", "values", "NaN or infinite", "where")
+    for found in counts:
+        where = ", ".join(f"{bad} at {size}" for size, (bad, _) in found.by_size.items() if bad)
+        table.add_row(
+            found.output, str(len(found.by_size)), f"{found.values:,}",
+            f"{found.count:,} ({found.share:.2%})", where,
+        )  # fmt: skip
+    out.print(table)
+    for note in notes:
         out.print(f"  {note}")
 
 
@@ -185,6 +202,7 @@ def print_bundle(out: Console, bundle: Bundle, version: Version | None) -> None:
         if value:
             out.print(f"  {key:12} {value}")
     _print_blocks(out, signature, manifest)
+    print_reference(out, bundle)
     for target, record in manifest.targets.items():
         table = new_table(
             f"{target}: {record.status}", "engine", "status", "worst max abs", "median"

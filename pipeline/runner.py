@@ -196,6 +196,7 @@ def _capture(state: _Run, key: str) -> Capture:
                     config.model.torchscript_route,
                     say=lambda text: state.work.say(f"  {text}"),
                     precision=config.precision,
+                    nonfinite=config.reference.nonfinite,
                 )
             except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
                 if not out_of_memory(error):

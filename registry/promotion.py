@@ -69,12 +69,28 @@ class SpeedComparison:
 
 @dataclass(frozen=True)
 class SetResult:
-    """One artifact against the portable program on a larger set; `worst` None: it did not run."""
+    """One artifact against the portable program on a larger set.
+
+    `worst` None: nothing was shown, for the reason `why`.
+    """
 
     name: str
     target: str
     engine: str
     worst: Mapping[str, Worst] | None
+    why: str = "it did not run"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The largest fraction of an output's reference values that are NaN or infinite.
+
+    `refusal`: why that is too much, if it is.
+    """
+
+    nonfinite: float
+    limit: float
+    refusal: str | None
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,7 @@ def decide(
     targets: Collection[str],
     digest_ok: bool,
     revalidation: Mapping[str, Mapping[str, Worst] | None] | None,
+    proof: Proof,
     speed: SpeedComparison | None,
     max_slowdown: float,
     max_outside: float,
@@ -124,9 +141,10 @@ def decide(
 
     `targets`: what the version must serve. `revalidation`: per target that was run again now, the
     worst deviation of each output; a required target that is absent or None was not run, and is
-    refused unless `allow_unverified` names it and no policy does (`named_targets`). `speed`: None
-    if no version is in place. `sets`: for each larger reference set and each target that this host
-    runs. `staging`, `approvals`, `signature`: None where no policy asks.
+    refused unless `allow_unverified` names it and no policy does (`named_targets`). `proof`: what
+    the reference is worth that all were compared with. `speed`: None if no version is in place.
+    `sets`: for each larger reference set and each target that this host runs. `staging`,
+    `approvals`, `signature`: None where no policy asks.
     """
     limits = Limits(max_outside, max_outside_by_output or {})
     allowed = allow_unverified - named_targets
@@ -140,6 +158,7 @@ def decide(
         record = manifest.targets.get(target)
         excused = target in allowed and record is not None and record.status == "unverified"
         decisions.append(_tolerance(manifest, target, worst, limits, excused))
+    decisions.append(_reference(proof))
     decisions += [_reference_set(manifest, result, limits) for result in sets]
     decisions.append(_speed(speed, max_slowdown))
     if staging is not None:
@@ -227,12 +246,19 @@ def _tolerance(
     return _within("tolerance", manifest, target, worst, limits)
 
 
+def _reference(proof: Proof) -> Decision:
+    found = f"not finite {proof.nonfinite:.3g}"
+    limit = f"not finite <= {proof.limit:g}"
+    detail = proof.refusal or f"a fraction of {proof.nonfinite:.3g} is NaN or infinite, {limit}"
+    return Decision("reference", proof.refusal is None, found, limit, detail)
+
+
 def _reference_set(manifest: Manifest, result: SetResult, limits: Limits) -> Decision:
     where = f"{result.target}: {result.engine} beside the portable program on {result.name}"
     if not result.worst:
         limit = f"outside <= {limits.max_outside:g}"
-        detail = f"{where} did not run, {limit} must be shown"
-        return Decision("reference set", False, "not run", limit, detail)
+        detail = f"{where}: {result.why}, {limit} must be shown"
+        return Decision("reference set", False, "not shown", limit, detail)
     return _within("reference set", manifest, where, result.worst, limits)
 
 

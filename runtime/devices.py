@@ -10,7 +10,7 @@ import torch
 from engines.errors import RunError
 from engines.forks import Lock
 from runtime.binding import Binding
-from runtime.memory_rules import Collections, data_device
+from runtime.memory_rules import Collections, data_device, layout_of
 from runtime.session import Origin, Session
 from soa.collection import Collection
 from soa.layout import Layout
@@ -55,7 +55,7 @@ class MultiDeviceSession:
 
     def layout(self, collection: str) -> Layout:
         """The layout of one of the model's collections."""
-        return self.signature.layouts[collection]
+        return layout_of(self.signature, collection)
 
     def collection(
         self, name: str, n: int, device: torch.device | str = "cpu", capacity: int | None = None

@@ -24,7 +24,7 @@ from engines.forks import Lock, OwnProcess
 from runtime.binding import Binding, Rows
 from runtime.devices import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.memory_rules import Collections
+from runtime.memory_rules import Collections, layout_of
 from runtime.opening import Lookup, Name, Opened, open_found
 from runtime.session import Origin, Session
 from soa.collection import Collection
@@ -117,7 +117,7 @@ class LiveSession:
 
     def layout(self, collection: str) -> Layout:
         """The layout of one of the model's collections."""
-        return self.signature.layouts[collection]
+        return layout_of(self.signature, collection)
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
         """A new, zeroed collection of the model's layout, on the session's device or the CPU."""

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import torch
 
+from engines.forks import require_openmp
 from engines.target import Target
 from registry.manifest import Manifest
 from runtime.checked import CheckedSession

@@ -52,6 +52,14 @@ def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, 
     return dict(given)
 
 
+def layout_of(signature: Signature, name: str) -> Layout:
+    """The layout of one of the model's collections; BindError if it has none of that name."""
+    if name not in signature.layouts:
+        have = ", ".join(signature.layouts)
+        raise BindError(f"the model has no collection {name!r}; it has: {have}")
+    return signature.layouts[name]
+
+
 def require_device(collections: Mapping[str, Collection], device: torch.device) -> None:
     """Raise BindError unless every collection lies on `device`."""
     for name, collection in collections.items():
@@ -70,7 +78,7 @@ def check_memory(
     Raises BindError. The collections' names are already checked, their device is not looked at.
     """
     for name, collection in {**inputs, **outputs}.items():
-        _check_layout(name, collection.layout, signature.layouts[name])
+        _check_layout(name, collection.layout, signature)
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
@@ -89,14 +97,23 @@ def same_device(one: torch.device, other: torch.device) -> bool:
     return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
-def _check_layout(name: str, found: Layout, wanted: Layout) -> None:
+def _check_layout(name: str, found: Layout, signature: Signature) -> None:
+    wanted = signature.layouts[name]
     if found == wanted:
         return
     where = f"collection {name!r}"
+    if found in signature.layouts.values():
+        other = next(key for key, layout in signature.layouts.items() if layout == found)
+        raise BindError(
+            f"{where} has the layout of {other!r}: are they swapped? Inputs come first "
+            f"({', '.join(signature.input_collections)}), then outputs "
+            f"({', '.join(signature.output_collections)})"
+        )
     for column in wanted.columns:
         have = found.by_name.get(column.name)
         if have is None:
-            raise BindError(f"{where} has no column {column.name!r}")
+            have_now = ", ".join(c.name for c in found.columns)
+            raise BindError(f"{where} has no column {column.name!r}; it has: {have_now}")
         if have.dtype != column.dtype:
             raise BindError(
                 f"{where}: column {column.name!r} is {have.dtype}, "

@@ -12,7 +12,7 @@ from engines.base import Executable
 from engines.native_runner import PreparedCall, run_many
 from runtime.binding import Binding
 from runtime.cuda_graph import GraphBinding
-from runtime.memory_rules import Collections, by_name
+from runtime.memory_rules import Collections, by_name, layout_of
 from runtime.streams import raw_stream
 from soa.collection import Collection
 from soa.layout import Layout
@@ -64,7 +64,7 @@ class Session:
 
     def layout(self, collection: str) -> Layout:
         """The layout of one of the model's collections."""
-        return self.signature.layouts[collection]
+        return layout_of(self.signature, collection)
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
         """A new, zeroed collection of the model's layout on the session's device."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.errors import out_of_memory
+from soa.signature import Signature
 
 
 def mutation_line(exported: ExportedProgram) -> str:
@@ -25,16 +31,65 @@ def mutation_line(exported: ExportedProgram) -> str:
     return ""
 
 
+def why_not_run(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    error: Exception,
+) -> str:
+    """Why the eager model fails on its reference inputs; where dtypes clash, which ones do."""
+    said = first_line(error)
+    text = f"the model fails on its reference inputs ({where_raised(error)}): {said}"
+    if not re.search(r"dtype|scalar type|Input type", said):
+        return text
+    own = {v.dtype: name for name, v in model.named_parameters() if v.is_floating_point()}
+    if len(own) > 1:
+        found = " and ".join(f"{name} is {_dtype(dtype)}" for dtype, name in own.items())
+        return f"{text}. Its own layers differ: {found}; convert the model to one (.float())"
+    inputs = list(zip(signature.inputs, arguments, strict=True))
+    inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
+    for dtype, name in own.items():
+        for bound, given in inputs:
+            if given.dtype != dtype:
+                return (
+                    f"{text}. It computes in {_dtype(dtype)} ({name}) and gets the input "
+                    f"{bound.name!r} as {_dtype(given.dtype)}: write dtype: {_dtype(dtype)} there, "
+                    "or convert one of the two in the model"
+                )
+    return text
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def why_not_exported(
     model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any, error: Exception
 ) -> str:
     """Why export refused the model, and where: from the error, else from draft_export."""
     text = str(error)
-    place = _user_frame(text) or _draft_frame(model, arguments, shapes)
+    place, as_number = _user_frame(text), False
+    if not place:
+        place, as_number = _draft_frame(model, arguments, shapes)
     where = f" at {place}" if place else ""
+    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        return (
+            f"the model takes a path that depends on the data{where}: a value out of a tensor "
+            "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
+            "for all data. Keep it in tensors (torch.where for if), or write the number in the "
+            "code (as num_classes= of one_hot)"
+        )
     if "Constraints violated" in text or "specialized" in text:
         detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
         guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
+        broken = f"the model does not work at every row count{where}: "
+        if detail and as_number:
+            return (
+                f"{broken}Python takes the row count for a plain number there (in a loop over "
+                f"rows, len(), int() or math), which fixes it to {detail[1]}. Work on all rows at "
+                "once, with tensor operations and with x.shape[0] as it is (x.shape[0] ** 0.5 for "
+                "math.sqrt)"
+            )
         cause = (
             f"it fixes the row count to {detail[1]}"
             if detail
@@ -43,22 +98,20 @@ def why_not_exported(
             else "it depends on the row count"
         )
         return (
-            f"the model does not work at every row count{where}: {cause}. "
+            f"{broken}{cause}. "
             "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
         )
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        return (
-            f"the model takes a path that depends on the data{where}: "
-            "use torch.where (or torch.cond) instead of Python's if"
-        )
-    return f"the model does not export{where}: {first_line(error)}"
+    return f"the model does not export{where or f' ({where_raised(error)})'}: {first_line(error)}"
 
 
-def _draft_frame(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> str:
+def _draft_frame(
+    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any
+) -> tuple[str, bool]:
     """The line draft_export blames first, from its findings rather than from its printed report.
 
-    The report names a file only the first time a process mentions it; its findings hold an index
-    into torch's table of names.
+    With it: whether Python itself asked for the number there, not an operation of torch for two
+    sizes to be equal. The report names a file only the first time a process mentions it; its
+    findings hold an index into torch's table of names.
     """
     from torch._logging.structured import INTERN_TABLE
 
@@ -66,15 +119,20 @@ def _draft_frame(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: 
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
     except Exception as error:
-        return _user_frame(str(error))
+        return _user_frame(str(error)), False
     names = {number: name for name, number in INTERN_TABLE.items()}
     for finding in getattr(getattr(draft, "_report", None), "failures", []):
-        for frame in reversed(finding.data.get("user_stack") or finding.data.get("stack") or []):
+        stack = finding.data.get("stack") or []
+        asked = [str(names.get(f["filename"], f["filename"])) for f in stack]
+        as_number = bool(asked) and (
+            not _is_library(asked[-1]) or any(f.get("name") == "unbind" for f in stack)
+        )
+        for frame in reversed(finding.data.get("user_stack") or stack):
             file = str(names.get(frame["filename"], frame["filename"]))
             if not _is_library(file):
-                code = f" ({frame['loc'].strip()})" if frame.get("loc") else ""
-                return f"{file}:{frame['line']}{code}"
-    return ""
+                code = f" ({frame['loc'].strip().rstrip(':')})" if frame.get("loc") else ""
+                return f"{file}:{frame['line']}{code}", as_number
+    return "", False
 
 
 def _readable(guard: str) -> str:
@@ -92,7 +150,55 @@ def _user_frame(text: str) -> str:
     if not frames:
         return ""
     file, line, _, code = frames[-1].groups()
-    return f"{file}:{line}" + (f" ({code.strip()})" if code and code.strip() != ":" else "")
+    code = code.strip().rstrip(":") if code else ""
+    return f"{file}:{line}" + (f" ({code})" if code else "")
+
+
+class _Operations(TorchDispatchMode):
+    """What each operation gave, in order, and who asked for it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.layers = {id(layer): name for name, layer in model.named_modules() if name}
+        self.seen: list[tuple[str, str, str]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        plain = isinstance(result, torch.Tensor) and result.layout == torch.strided
+        if plain and "empty" not in func.name():  # an empty tensor holds anything
+            content = result.contiguous().flatten().view(torch.uint8).numpy()
+            digest = hashlib.sha256(content.data).hexdigest()
+            self.seen.append((func.name(), digest, self._asked_by()))
+        return result
+
+    def _asked_by(self) -> str:
+        """The layer and the line of the model from which an operation was called."""
+        layer = line = ""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and not (layer and line):
+            code = frame.f_code
+            if not line and not _is_library(code.co_filename):
+                line = f" at {code.co_filename}:{frame.f_lineno}"
+            own = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            if not layer and id(own) in self.layers:
+                layer = f"layer {self.layers[id(own)]!r} ({type(own).__name__})"
+            frame = frame.f_back
+        return f"{layer or 'the model itself'}{line}"
+
+
+def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
+    """The first operation that gives something else when the model is asked a second time."""
+    runs = []
+    for _ in range(2):
+        with _Operations(model) as run, torch.no_grad():
+            ask()
+        runs.append(run.seen)
+    for (name, digest, asked_by), other in zip(*runs, strict=False):
+        if (name, digest) != other[:2]:
+            return f"the first operation that differs is {name} in {asked_by}"
+    return "in which operation is not seen"
 
 
 def _is_library(file: str) -> bool:

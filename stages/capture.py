@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -20,19 +20,29 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from engines.torch_quiet import quiet_torch
+from runtime.compare import compare, default_tolerance
 from soa.arguments import argument_tensors
 from soa.collection import Collection
 from soa.dtypes import itemsize
 from soa.signature import Argument, Signature
 from soa.transfer import fill_column
-from stages.blame import first_line, mutation_line, where_raised, why_not_exported
+from stages.blame import (
+    first_line,
+    mutation_line,
+    what_differs,
+    where_raised,
+    why_not_exported,
+    why_not_run,
+)
 from stages.convention import SoaProgram, TracedProgram
-from stages.errors import CaptureError
+from stages.errors import CaptureError, ReferenceDataError
 from stages.precision import Precision, Reduced, in_precision
 from stages.preprocess import Preprocessed
+from stages.proof import count_nonfinite, too_much, weaknesses
 from stages.reference import (
     Arrays,
     Case,
+    Reference,
     compute_reference,
     eager_outputs,
     make_cases,
@@ -108,12 +118,14 @@ def capture(
     route: Route = "auto",
     say: Callable[[str], None] = lambda text: None,
     precision: Precision = "fp32",
+    nonfinite: float = 0.0,
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`.
 
     `inputs` are the reference inputs, with the largest n of every row dimension. The program is in
-    `precision`; the reference is the model's own. Raises CaptureError with the line of the model
-    where the capture fails.
+    `precision`; the reference is the model's own, and of each of its outputs the fraction
+    `nonfinite` may be NaN or infinite. Raises CaptureError with the line of the model where the
+    capture fails, ReferenceDataError where the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -126,6 +138,7 @@ def capture(
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked))
+    reference = _proving(model, signature, reference, nonfinite, say)
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     program = _export_convention(exportable, signature, soa_arguments)
@@ -140,13 +153,16 @@ def capture(
 
 
 def example_case(signature: Signature) -> Case:
-    """Row counts to export at, one per dimension, inside its range and all different."""
+    """Row counts to export at, one per dimension, inside its range; different where they can be.
+
+    At least 2: torch.export takes a row count of 0 or 1 for a constant.
+    """
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
         rows = signature.ranges[dim]
-        case[dim] = (
-            wanted if rows.min <= wanted <= rows.max else max(rows.min, rows.max - len(case))
-        )
+        free = [n for n in range(rows.max, max(rows.min, 2) - 1, -1)[:8] if n not in case.values()]
+        inside = rows.min <= wanted <= rows.max
+        case[dim] = wanted if inside else free[0] if free else rows.max
     return case
 
 
@@ -180,14 +196,43 @@ def collection_for(
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
 ) -> dict[str, torch.Tensor]:
-    try:
+    def ask() -> dict[str, torch.Tensor]:
         return eager_outputs(model, signature, [a.clone() for a in arguments], case)
+
+    try:
+        answers, again = ask(), ask()
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"the model fails on its reference inputs ({where_raised(error)}): {first_line(error)}"
-        ) from error
+        raise CaptureError(why_not_run(model, signature, arguments, error)) from error
+    users = model.model if isinstance(model, Preprocessed) else model
+    for name, answer in answers.items():
+        # Sums in another order, as threads make them, may differ a little.
+        allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
+        if compare(again[name], answer, allowed, classifier=False).outside:
+            raise CaptureError(
+                f"the model gives two answers to the same inputs (output {name!r}): "
+                f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
+                "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
+            )
+    return answers
+
+
+def _proving(
+    model: torch.nn.Module,
+    signature: Signature,
+    reference: Reference,
+    nonfinite: float,
+    say: Callable[[str], None],
+) -> Reference:
+    """The reference with its notes; raises ReferenceDataError if it proves nothing."""
+    refusal = too_much(count_nonfinite(signature, reference), nonfinite)
+    if refusal:
+        raise ReferenceDataError(refusal)
+    notes = weaknesses(model, signature, reference)
+    for note in notes:
+        say(f"note: {note}")
+    return replace(reference, notes=notes)
 
 
 def _dims(signature: Signature) -> dict[str, Any]:

@@ -14,7 +14,7 @@ class CaptureError(SoaPipelineError):
 
 
 class ReferenceDataError(SoaPipelineError):
-    """Reference inputs that do not fit the signature."""
+    """A reference that does not fit the signature, or that proves nothing."""
 
 
 class StageError(SoaPipelineError):

@@ -129,9 +129,12 @@ def example_of(capture: Capture) -> dict[str, Any]:
 
 
 def why_not(result: TargetResult) -> str:
-    """Every candidate's reason, for a target without a valid one."""
+    """Every candidate's reason, for a target without a valid one; equal ones are said once."""
+    reasons: dict[str | None, list[str]] = {}
+    for name, report in result.reports.items():
+        reasons.setdefault(report.reason, []).append(name)
     return "; ".join(
-        f"{result.target} {name}: {report.reason}" for name, report in result.reports.items()
+        f"{result.target} {', '.join(names)}: {reason}" for reason, names in reasons.items()
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,19 @@ class Reference:
     """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
 
     Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
+    `notes` say what it does not show.
     """
 
     inputs: Arrays
     cases: tuple[Case, ...]
     outputs: tuple[dict[str, torch.Tensor], ...]
+    notes: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
-        metadata = {"cases": json.dumps(list(self.cases))}
+        metadata = {"cases": json.dumps(list(self.cases)), "notes": json.dumps(self.notes)}
         # Not save_file: its error on a full disk is no OSError.
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
@@ -54,7 +56,10 @@ class Reference:
         inputs: Arrays = {}
         try:
             with safe_open(path, framework="pt") as stored:
-                cases = as_record(list[Case], parse_json((stored.metadata() or {})["cases"]))
+                metadata = stored.metadata() or {}
+                cases = as_record(list[Case], parse_json(metadata["cases"]))
+                # Older references have no notes.
+                notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
                 outputs: dict[str, dict[str, torch.Tensor]] = {
                     str(i): {} for i in range(len(cases))
                 }
@@ -66,7 +71,7 @@ class Reference:
                         outputs[where][name] = stored.get_tensor(key)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-        found = cls(inputs, tuple(cases), tuple(outputs.values()))
+        found = cls(inputs, tuple(cases), tuple(outputs.values()), notes)
         return found if signature is None else found._of(signature, path)
 
     def _of(self, signature: Signature, path: Path) -> Reference:
@@ -81,7 +86,7 @@ class Reference:
                 good &= value is not None and value.shape == bound.shape(case[bound.rows])
             if not good:
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
-        return Reference(check_inputs(signature, self.inputs), self.cases, self.outputs)
+        return replace(self, inputs=check_inputs(signature, self.inputs))
 
 
 def label(case: Case) -> str:

@@ -29,6 +29,7 @@ from soa.signature import Signature
 from soa.transfer import fill_column, read_block
 from stages.errors import ReferenceDataError
 from stages.precision import Precision, tf32_switches
+from stages.proof import Nonfinite, count_nonfinite
 from stages.reference import Arrays, Case, Reference, check_inputs
 from stages.validate import ValidationReport, validate_session
 
@@ -44,8 +45,13 @@ def validate_on_set(
     timeout_s: float,
     device: str = "cpu",
     precision: Precision = "fp32",
+    nonfinite: float = 0.0,
 ) -> ValidationReport:
-    """In a child process, as `validate_candidate`; a file that does not fit raises here."""
+    """In a child process, as `validate_candidate`; a file that does not fit raises here.
+
+    The report has no case where more than the fraction `nonfinite` of an output's answers is NaN or
+    infinite: that shows nothing.
+    """
     read_set(signature, inputs)
     outcome = run_isolated(
         "stages.reference_set:validate_here",
@@ -58,6 +64,7 @@ def validate_on_set(
             "tolerances": {key: asdict(t) for key, t in tolerances.items()},
             "device": device,
             "precision": precision,
+            "nonfinite": nonfinite,
         },
         folder,
         timeout_s,
@@ -76,11 +83,12 @@ def validate_here(
     tolerances: dict[str, dict[str, float]],
     device: str,
     precision: Precision = "fp32",
+    nonfinite: float = 0.0,
 ) -> dict[str, Any]:
     """What the child does."""
     torch.set_num_threads(1)
     with tf32_switches(precision):
-        return _validated(name, file, program, inputs, signature, tolerances, device)
+        return _validated(name, file, program, inputs, signature, tolerances, device, nonfinite)
 
 
 def _validated(
@@ -91,15 +99,27 @@ def _validated(
     signature: dict[str, Any],
     tolerances: dict[str, dict[str, float]],
     device: str,
+    nonfinite: float,
 ) -> dict[str, Any]:
     kept, cpu = Signature.from_dict(signature), torch.device("cpu")
     portable = Session(kept, open_candidate("exported", Path(program), cpu))
     session = Session(kept, open_candidate(name, Path(file), torch.device(device)), device)
     limits = {key: Tolerance(**t) for key, t in tolerances.items()}
-    reports = []
+    reports: list[ValidationReport] = []
+    counts: list[Nonfinite] = []
     for rows, case in windows(kept, read_set(kept, Path(inputs))):
         expected = Reference(rows, (case,), (portable_outputs(portable, rows, case),))
         reports.append(validate_session(session, name, expected, limits))
+        counts += count_nonfinite(kept, expected)
+    for output in kept.outputs:
+        mine = [one for one in counts if one.output == output.name]
+        share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))
+        if share > nonfinite:
+            why = (
+                f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
+                f"infinite and prove nothing, {nonfinite:.2%} may be"
+            )
+            return ValidationReport.failed(name, why).to_dict()
     reason = next((report.reason for report in reports if report.reason), None)
     worst = {
         output: combine([r.worst[output] for r in reports if output in r.worst])

@@ -6,16 +6,19 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 
+from engines.errors import first_line
 from engines.torch_quiet import quiet_torch
 from stages.errors import SourceError
 from stages.expressions import Features
@@ -146,7 +149,10 @@ def build_model(source: ModelSource) -> torch.nn.Module:
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """A state dict from safetensors, or from torch.save with nothing but tensors in it."""
+    """A state dict from safetensors, or from torch.save with nothing but plain data in it.
+
+    Of a checkpoint, the one entry that is a state dict.
+    """
     if not path.is_file():
         raise SourceError(f"no weights at {path}")
     try:
@@ -154,13 +160,47 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             from safetensors.torch import load_file
 
             return load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with quiet_torch():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = (
+            f"there is a pickled {found[1]} in it, which may run code as it loads"
+            if found
+            else "it is no file that torch.save writes"
+        )
+        raise SourceError(
+            f"{path} holds no readable weights: {what}; {_SAVE.format('model.state_dict()')}"
+        ) from error
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(f"{path} holds no readable weights: {reason}") from error
-    if not isinstance(state, dict) or not all(isinstance(v, torch.Tensor) for v in state.values()):
-        raise SourceError(f"{path} is not a state dict (names to tensors)")
-    return state
+        raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
+    if _is_state(state):
+        return state  # type: ignore[no-any-return]
+    entries = state if isinstance(state, dict) else {}
+    states = [key for key, value in entries.items() if _is_state(value)]
+    if len(states) == 1:
+        return entries[states[0]]  # type: ignore[no-any-return]
+    if states:
+        raise SourceError(
+            f"{path} holds {len(states)} state dicts ({_some(states)}); "
+            + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
+        )
+    have = _some([str(key) for key in entries]) or f"a {type(state).__name__}"
+    raise SourceError(
+        f"{path} is not a state dict (names to tensors): found {have}; "
+        + _SAVE.format("model.state_dict()")
+    )
+
+
+_SAVE = "save the state dict by itself: torch.save({}, 'weights.pt')"
+
+
+def _is_state(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(v, torch.Tensor) for v in value.values())
+    )
 
 
 def load_weights(
@@ -180,6 +220,9 @@ def load_weights(
     problems = [f"missing {_some(missing)}"] if missing else []
     problems += [f"not in the model: {_some(unexpected)}"] if unexpected else []
     problems += [_some(wrong)] if wrong else []
+    first = {key.partition(".")[0] for key in state}
+    if len(first) == 1 and {key.partition(".")[2] for key in state} == own.keys():
+        problems.append(f"write weights_prefix: {first.pop()}.")
     if problems:
         raise SourceError(f"{source.weights} does not fit the model: {'; '.join(problems)}")
     model.load_state_dict(dict(state))
@@ -212,8 +255,10 @@ def _load_program(path: Path) -> torch.nn.Module:
         try:
             return torch.export.load(path).module(check_guards=True)
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
-            raise SourceError(f"{path} is not an ExportedProgram: {reason}") from error
+            raise SourceError(
+                f"{path} is not an ExportedProgram, which torch.export.save writes: "
+                f"{first_line(error).partition('. ')[0]}"
+            ) from error
 
 
 def _load_torchscript(path: Path) -> torch.nn.Module:
@@ -222,8 +267,10 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
             module: torch.nn.Module = torch.jit.load(path, map_location="cpu")
             return module
         except (RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise SourceError(f"{path} is not TorchScript: {reason}") from error
+            raise SourceError(
+                f"{path} is not TorchScript, which torch.jit.save writes: "
+                f"{first_line(error).partition('. ')[0]}"
+            ) from error
 
 
 def _load_file(path: Path) -> Any:

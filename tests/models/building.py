@@ -64,11 +64,12 @@ def build(
     engines: tuple[str, ...] = ENGINES,
     inputs: Arrays | None = None,
     route: Route = "auto",
+    nonfinite: float = 0.0,
 ) -> Built:
     """Capture and compile in this process, for this host's default CPU target."""
     model = model.eval().requires_grad_(False)
     inputs = random_inputs(signature, 1, {}) if inputs is None else inputs
-    captured = capture(model, signature, inputs, folder, route)
+    captured = capture(model, signature, inputs, folder, route, nonfinite=nonfinite)
     files: dict[str, Path] = {}
     for name in engines:
         out = folder / name

@@ -5,6 +5,7 @@ A line that a refusal must name carries a comment `# line: <word>`; `line_of` fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,27 @@ class BakesRows(Core):
     def forward(self, x: Tensor) -> Tensor:
         y = self.core(x)
         return y + torch.zeros(37, 3)  # line: bakes rows
+
+
+class LoopsOverRows(Core):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.core(x[i : i + 1]) for i in range(x.shape[0])]  # line: loops over rows
+        return torch.cat(rows) if rows else x[:, :3]
+
+
+class RootOfRows(Core):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x) / math.sqrt(x.shape[0] + 1)  # line: root of rows
+
+
+class CountsRows(Core):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(x) / (1 + len(x))  # line: counts rows
+
+
+class NumberFromData(Core):
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        return self.core(x) * int(k.sum())
 
 
 class BranchesOnRows(Core):

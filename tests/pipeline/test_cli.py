@@ -144,7 +144,8 @@ def test_promote_and_rollback(registry: Registry, jets: Built, tmp_path: Path) -
         "production",
         "jets/1",
     )
-    assert [d["gate"] for d in done["decisions"]] == ["digests", "verified", "tolerance", "speed"]
+    gates = ["digests", "verified", "tolerance", "reference", "speed"]
+    assert [d["gate"] for d in done["decisions"]] == gates
     assert all(d["passed"] for d in done["decisions"])
     assert said("rollback", "jets", registry=registry) == "jets/1 is jets@production again\n"
     assert answer("rollback", "jets", registry=registry) == {"production": "jets/2"}

@@ -115,6 +115,7 @@ BAD = [
     ("[20, 500.0]", "[500, 20]", 39, "found [500.0, 20.0]; expected [low, high]"),
     ("{pt: [20", "{pT: [20", 39, "not a column of an input collection: found 'pT' (did you mean"),
     ("seed: 7", "factory: data.py:make", 39, "ranges: found ranges and a factory; a factory nee"),
+    ("seed: 7", "nonfinite: 1.0", 38, "reference.nonfinite: found 1.0; it should be less than 1"),
     ("cuda/sm_90a", "cuda/90", 40, "targets[2]: unknown target 'cuda/90': use cpu, cpu/"),
     ("rocm/gfx90a", "rocm/gfxZZ", 40, "targets[3]: unknown target 'rocm/gfxZZ': use cpu, cpu/"),
     ("cuda/sm_90a", "cpu", 40, "targets[2]: found 'cpu' a second time"),

@@ -152,6 +152,34 @@ def test_reference_with_one_other_number(registry: Registry, jets: Built, tmp_pa
     assert detail.endswith("limit 0; largest deviation 0.25")
 
 
+@pytest.mark.parametrize("limit", [None, 0.0, 1.0])
+def test_reference_that_is_mostly_nan(
+    registry: Registry, jets: Built, tmp_path: Path, limit: float | None
+) -> None:
+    """Made before there was a limit; and no limit helps where a size has no finite value."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        path = folder / "reference.safetensors"
+        with safe_open(path, framework="pt") as stored:
+            metadata = stored.metadata()
+        tensors = load_file(path)
+        for key in tensors:
+            if key.startswith("output/"):
+                tensors[key][:] = float("nan")
+        save_file(tensors, path, metadata)
+        manifest["provenance"]["config"]["reference"] = {"seed": 1}
+        if limit is not None:
+            manifest["provenance"]["config"]["reference"]["nonfinite"] = limit
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    with pytest.raises(PromotionRefused) as caught:
+        promote(registry, ref, "production")
+    answers = {d.gate: d for d in caught.value.decisions}
+    assert not answers["reference"].passed
+    assert "no value at all is finite at n=1" in answers["reference"].detail
+    assert "column 'x', row 0" in answers["reference"].detail
+
+
 def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -> None:
     """From the registry's policy to the gate: each row beside the portable program."""
     names = load_file(jets.bundle.file("reference.safetensors"))

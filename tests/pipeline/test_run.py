@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ import pytest
 from registry.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store import Registry
-from tests.models.project import TARGET, Built, Project, cli, refusal, write_project
+from tests.models.project import CONFIG, TARGET, Built, Project, cli, refusal, write_project
 
 # Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
 COMMAND = """
@@ -49,6 +51,33 @@ def test_first_run(jets: Built) -> None:
     assert {name: c.status for name, c in record.candidates.items()} == dict.fromkeys(
         engines, "valid"
     )
+
+
+def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
+    """With the default inputs half of it is NaN: refused, and allowed by name alone."""
+    columns = "columns: [a, b, c, d, e, f]"
+    logs = f"{columns}, preprocess: {{features: [[a, log], b, c, d, e, f]}}"
+    config = CONFIG.replace(columns, logs).replace("aoti, torchscript, ", "")
+    project = write_project(tmp_path / "project", config=config)
+    at = ("--work", project.work, "--registry", empty.uri)
+    line = refusal("run", project.config, *at)
+    assert "output 'probabilities'" in line
+    assert re.search(r"column 'x', row \d+ at n=\d+", line)
+    assert "reference: ranges" in line
+    with pytest.raises(NotFoundError):
+        empty.versions("jets")
+    # A seed with which the first row is finite: where none is, no limit helps.
+    allowed = "reference: {seed: 5, nonfinite: 0.6}\ntargets:"
+    said = cli("run", project.variant("allowed.yaml", ("targets:", allowed)), *at).stdout
+    show = ("show", "jets", "--registry", empty.uri)
+    (output,) = json.loads(cli(*show, "--json").stdout)["reference"]["outputs"]
+    bad, values = output["by_size"]["n=1000"]
+    assert 0.4 < bad / values < 0.6
+    for text in (said, cli(*show).stdout):
+        assert f"{bad} at n=1000" in " ".join(text.split())
+    done = json.loads(cli("promote", "jets", "--to", "staging", *at[2:], "--json").stdout)
+    (gate,) = [d for d in done["decisions"] if d["gate"] == "reference"]
+    assert gate["limit"] == "not finite <= 0.6"
 
 
 def test_second_run_does_no_work(jets: Built) -> None:
@@ -204,7 +233,6 @@ def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registr
     )
     line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
     assert line.startswith("no artifact of 'jets' is valid: ")
-    for name in ("torchscript", "exported"):
-        assert f"{TARGET} {name}: " in line
+    assert f"{TARGET} torchscript, exported: at n=1: the answers depend on what lies" in line
     assert empty.list() == []
     assert not list(project.work.rglob("bundle"))

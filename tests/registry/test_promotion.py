@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import Decision, Manifest, SpeedComparison, SpeedPoint, Worst, decide
+from registry.promotion import Proof
 
 V3 = "cpu/x86-64-v3"
 ROCM = "rocm/gfx90a"
@@ -30,6 +31,7 @@ def ask(manifest: Manifest, **changes: Any) -> list[Decision]:
         "targets": [V3],
         "digest_ok": True,
         "revalidation": {V3: GOOD},
+        "proof": Proof(0.0, 0.01, None),
         "speed": None,
         "max_slowdown": 1.1,
         "max_outside": 0.0,
@@ -43,7 +45,7 @@ def refusals(decisions: list[Decision]) -> dict[str, str]:
 
 def test_all_pass(manifest: Manifest) -> None:
     decisions = ask(manifest)
-    assert [d.gate for d in decisions] == ["digests", "verified", "tolerance", "speed"]
+    assert [d.gate for d in decisions] == ["digests", "verified", "tolerance", "reference", "speed"]
     assert refusals(decisions) == {}
     assert "no version in place" in decisions[-1].detail
 
@@ -57,6 +59,11 @@ def test_every_gate_is_asked_after_a_refusal(manifest: Manifest) -> None:
         speed=SpeedComparison("jets/1", (point,)),
     )
     assert set(refusals(decisions)) == {"digests", "verified", "tolerance", "speed"}
+
+
+def test_a_reference_that_proves_too_little(manifest: Manifest) -> None:
+    refused = refusals(ask(manifest, proof=Proof(0.49, 0.01, "output 'p': 49% is NaN")))
+    assert refused == {"reference": "output 'p': 49% is NaN"}
 
 
 def test_no_targets(manifest: Manifest) -> None:
@@ -170,6 +177,7 @@ def test_limits(ratio: float, outside: float, max_slowdown: float, max_outside: 
         targets=[V3],
         digest_ok=True,
         revalidation=worst,
+        proof=Proof(0.0, 0.01, None),
         speed=speed,
         max_slowdown=max_slowdown,
         max_outside=max_outside,

@@ -55,6 +55,15 @@ def tags(n: int = 5, capacity: int | None = None) -> Collection:
 # -- layouts ---------------------------------------------------------------------------------------
 
 
+def test_swapped_collections_and_names_that_are_not_there() -> None:
+    session = Session(mlp_signature(), Records())
+    with pytest.raises(BindError, match=r"'jets' has the layout of 'tags': are they swapped\?"):
+        session.bind(tags(), jets())
+    for ask in (session.layout, lambda name: session.collection(name, 5)):
+        with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
+            ask("jet")
+
+
 def floats(names: Sequence[str]) -> list[Any]:
     return [column(name, "float32") for name in names]
 
@@ -62,7 +71,10 @@ def floats(names: Sequence[str]) -> list[Any]:
 @pytest.mark.parametrize(
     ("layout", "message"),
     [
-        (Layout(floats("abcde")), "collection 'jets' has no column 'f'"),
+        (
+            Layout(floats("abcde")),
+            "collection 'jets' has no column 'f'; it has: a, b, c, d, e",
+        ),
         (
             Layout([*floats("abcde"), column("f", "float64")]),
             "collection 'jets': column 'f' is float64, the model was compiled for float32",

@@ -62,6 +62,9 @@ def test_what_it_writes(mlp: Built) -> None:
         (mlps.MutatesInputByView, "mutates by view", "the model writes into 'x' at "),
         (mlps.CountsCalls, "mutates buffer", "the model writes into 'calls' at "),
         (mlps.BakesRows, "bakes rows", "does not work at every row count at "),
+        (mlps.LoopsOverRows, "loops over rows", "does not work at every row count at "),
+        (mlps.RootOfRows, "root of rows", "does not work at every row count at "),
+        (mlps.CountsRows, "counts rows", "does not work at every row count at "),
         (mlps.BranchesOnRows, "branches on rows", "does not work at every row count at "),
         (mlps.BranchesOnData, "branches on data", "takes a path that depends on the data at "),
         (mlps.Raises, "raises", "the model fails on its reference inputs ("),
@@ -85,8 +88,42 @@ def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
     assert "takes another path unless " in branches
     assert "the row count of x <= 100" in branches
     assert "torch.where" in refusal(mlps.BranchesOnData(), tmp_path)
+    for number in (mlps.LoopsOverRows, mlps.RootOfRows, mlps.CountsRows):
+        text = refusal(number(), tmp_path)
+        assert "takes the row count for a plain number" in text
+        assert "which fixes it to 37" in text
+        assert "Take sizes from the input" not in text
+    counted = refusal(mlps.NumberFromData(), tmp_path, integer_signature())
+    assert "depends on the data" in counted
+    assert "row count" not in counted
     assert "say so in rows: (min, max)" in refusal(mlps.FailsWithoutRows(), tmp_path)
     assert "no detector, no answer" in refusal(mlps.Raises(), tmp_path)
+
+
+def test_dtypes_that_clash_are_named(tmp_path: Path) -> None:
+    text = refusal(mlps.PointwiseFirst().double(), tmp_path)
+    assert "computes in float64 (last.bias)" in text
+    assert "'features' as float32: write dtype: float64" in text
+    mixed = mlps.PointwiseFirst()
+    mixed.last.double()
+    assert "first.bias is float32 and last.bias is float64" in refusal(mixed, tmp_path)
+    as_told = Signature.build(
+        {"jets": JETS, "tags": TAGS},
+        [Block("features", "jets", mlps.FEATURES, "float64")],
+        [Block("probabilities", "tags", mlps.CLASSES)],
+        {"n": RowRange(0, 100)},
+    )
+    captured(mlps.PointwiseFirst().double(), tmp_path, signature=as_told)
+
+
+def integer_signature() -> Signature:
+    layout = Layout([*JETS.columns, column("k", "int64")])
+    return Signature.build(
+        {"jets": layout, "tags": TAGS},
+        [Block("features", "jets", mlps.FEATURES), Block("k", "jets", ("k",))],
+        [Block("probabilities", "tags", mlps.CLASSES)],
+        {"n": RowRange(0, 100)},
+    )
 
 
 class TooLarge(nn.Module):
@@ -172,6 +209,27 @@ def test_examples_of_several_dimensions_differ() -> None:
     case = example_case(signature)
     assert len(set(case.values())) == 4
     assert all(0 <= n <= 30 for n in case.values())
+
+
+class Sums(nn.Module):
+    """Two row dimensions, each of whose answers needs the other."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + y.sum(), y * 2 + x.sum()
+
+
+@pytest.mark.parametrize("highest", [(2, 2), (100, 2), (2, 100), (3, 3)])
+def test_a_second_dimension_of_few_rows(highest: tuple[int, int], tmp_path: Path) -> None:
+    """An example of one row is a constant to torch.export, whatever the range."""
+    layout = Layout([column("a", "float32")])
+    signature = Signature.build(
+        {name: layout for name in "abcd"},
+        [Block("x", "a", ("a",)), Block("y", "b", ("a",))],
+        [Block("z", "c", ("a",)), Block("w", "d", ("a",))],
+        {"n": RowRange(0, highest[0]), "m": RowRange(0, highest[1])},
+        dict(zip("abcd", "nmnm", strict=True)),
+    )
+    captured(Sums(), tmp_path, signature=signature)
 
 
 def test_a_range_of_one_row_count_exports(tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ def test_artifact_beside_the_portable_program(jets: Built, heavy: Built, tmp_pat
     assert good.valid, good.reason
     assert [case.rows["n"] for case in good.cases] == [1000, 1000, 500]
     assert good.worst["probabilities"].elements == 2500 * 3
+    save_file({name: torch.full((2500,), torch.nan) for name in names}, inputs)
+    empty = judged(jets, inputs, jets.bundle.file("program.pt2"))
+    assert not empty.valid
+    assert "100.00% of the portable program's answers are NaN" in (empty.reason or "")
+    save_file({name: torch.randn(2500) for name in names}, inputs)
     bad = judged(jets, inputs, heavy.bundle.file("program.pt2"))
     assert not bad.valid
     assert bad.worst["probabilities"].outside > 0.5

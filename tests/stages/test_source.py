@@ -147,14 +147,18 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
 def test_a_prefix_left_on_is_shortened(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({f"mod.{key}": value for key, value in state_of().items()}, path)
-    with pytest.raises(SourceError, match=r"missing .* and 1 more; not in the model: mod\.first"):
+    with pytest.raises(
+        SourceError, match=r"missing .* and 1 more; not in the model: mod\.first"
+    ) as e:
         with_weights(path)
+    assert str(e.value).endswith("write weights_prefix: mod.")
+    assert with_weights(path, "mod.")
 
 
 def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"first.weight": torch.zeros(1), "bomb": Bomb()}, path)
-    with pytest.raises(SourceError, match="holds no readable weights: Weights only load failed"):
+    with pytest.raises(SourceError, match=r"holds no readable weights: .*pickled .* in it.* save"):
         read_state(path)
     plain = tmp_path / "plain.pt"
     plain.write_bytes(pickle.dumps(Bomb()))
@@ -174,10 +178,31 @@ def test_files_without_weights(tmp_path: Path) -> None:
     torch.save([torch.zeros(2)], not_a_state)
     with pytest.raises(SourceError, match="is not a state dict"):
         read_state(not_a_state)
-    nested = tmp_path / "checkpoint.pt"
-    torch.save({"model": {"first.weight": torch.zeros(2)}, "epoch": 3}, nested)
-    with pytest.raises(SourceError, match="is not a state dict"):
-        read_state(nested)
+
+
+def test_a_checkpoint(tmp_path: Path) -> None:
+    """Its one state dict is taken; of several the user takes one."""
+    path = tmp_path / "checkpoint.pt"
+    optimizer = {"state": {}, "param_groups": [{"lr": 0.1}]}
+    torch.save({"state_dict": state_of(), "epoch": 3, "optimizer": optimizer}, path)
+    found = with_weights(path).state_dict()
+    assert all(torch.equal(found[key], value) for key, value in state_of().items())
+    torch.save({"model": state_of(), "ema": state_of(2), "epoch": 3}, path)
+    with pytest.raises(SourceError, match=r"2 state dicts \(model, ema\).*\['model'\]"):
+        read_state(path)
+    torch.save({"epoch": 3, "optimizer": optimizer}, path)
+    with pytest.raises(SourceError, match=r"found epoch, optimizer; save .*model\.state_dict\(\)"):
+        read_state(path)
+
+
+def test_a_pickled_module_says_what_to_save(tmp_path: Path) -> None:
+    path = tmp_path / "module.pt"
+    torch.save(mlps.build(), path)
+    with pytest.raises(
+        SourceError, match=r"mlps\.PointwiseFirst .*model\.state_dict\(\)"
+    ) as caught:
+        read_state(path)
+    assert len(str(caught.value)) < len(str(path)) + 250
 
 
 # -- model files -----------------------------------------------------------------------------------

@@ -185,7 +185,17 @@ def test_a_trace_that_forgot_a_branch_loses_to_the_export(tmp_path: Path) -> Non
 
 def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> None:
     signature = mlp_signature()
-    built = build(mlps.NanAndInf(), signature, tmp_path, ("torchscript", "exported"))
+    inputs = random_inputs(signature, 1, {})
+    for name in ("a", "b"):
+        inputs["jets"][name][0] = 1.0  # where no value is finite, nothing would be proven
+    built = build(
+        mlps.NanAndInf(),
+        signature,
+        tmp_path,
+        ("torchscript", "exported"),
+        inputs,
+        nonfinite=0.6,
+    )
     reference = Reference.load(built.capture.reference)
     largest = reference.outputs[-1]["probabilities"]
     assert largest.isnan().any()
