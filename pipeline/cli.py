@@ -22,22 +22,25 @@ from pipeline.cli_housekeeping import (
     push,
     rm,
 )
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import Number, json_option, registry_at, registry_option, say
 from pipeline.cli_promotion import approve, history, policy, promote, pull, rollback
 from pipeline.cli_serving import deploy, serve
 from pipeline.cli_signing import sign, verify
 from soa.errors import SoaPipelineError
 
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class _Group(click.Group):
-    """Turns a user's mistake into one line on stderr and exit status 1."""
+    """Turns a user's mistake into one line on stderr, and exit status 1, or 2 for the usage."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            command = (error.ctx or ctx).command_path
+            click.echo(f"{command}: {error.format_message()} See {command} --help", err=True)
+            ctx.exit(error.exit_code)
         except SoaPipelineError as error:
             click.echo(f"pipeline: {error}", err=True)
             ctx.exit(1)
@@ -47,11 +50,11 @@ class _Group(click.Group):
 
 
 def _of_the_disk(error: OSError) -> str:
-    """What is wrong with the user's disk or folder; raises an error that is ours."""
+    """What is wrong with the user's disk or a path; raises an error that is ours."""
     if error.errno in _FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""
         return f"the disk is full{where}: free some space and run again"
-    if error.errno in _NOT_ALLOWED and error.filename:
+    if error.filename:
         return f"{error.filename}: {error.strerror}"
     raise error
 
@@ -130,7 +133,8 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
         click.echo(json.dumps({k: [_version(v) for v in vs] for k, vs in models.items()}, indent=1))
         return
     if not any(models.values()):
-        click.echo("the registry is empty: fill it with `pipeline run CONFIG`")
+        empty = "the registry is empty: fill it with `pipeline run CONFIG`"
+        click.echo(f"{name} has no version" if name else empty)
         return
     from pipeline.report import console, print_versions
 
@@ -235,7 +239,10 @@ def _targets_here(bundle: Any, wanted: str | None) -> list[str]:
 @main.command()
 @click.argument("ref")
 @click.option("--target", help="Only this target. Default: all that this host runs.")
-@click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each size.")
+@click.option(
+    "--seconds", type=Number(0, 3600, min_open=True), default=1.0, show_default=True,
+    help="Time to spend on each size.",
+)  # fmt: skip
 @registry_option
 @json_option
 def bench(

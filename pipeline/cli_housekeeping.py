@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import Number, json_option, registry_at, registry_option, say
 
 
 @click.command()
@@ -89,7 +89,7 @@ def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
 @click.option(
-    "--older-than", "days", type=click.FloatRange(min=0), default=1.0, show_default=True,
+    "--older-than", "days", type=Number(0, 36_500), default=1.0, show_default=True,
     metavar="DAYS", help="Of what may still be at work, take only what began before.",
 )  # fmt: skip
 @registry_option

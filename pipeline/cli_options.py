@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """Without nan, which passes click's comparisons."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        return found
 
 
 def registry_option(command: F) -> F:

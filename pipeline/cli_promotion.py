@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say
+from pipeline.cli_options import Number, json_option, registry_at, registry_option, say
 
 
 @click.command()
@@ -26,7 +26,7 @@ from pipeline.cli_options import json_option, registry_at, registry_option, say
     "names.",
 )  # fmt: skip
 @click.option(
-    "--max-slowdown", type=float,
+    "--max-slowdown", type=Number(0, 1e9, min_open=True),
     help="Allow this ratio of times, new over old, instead of the config's.",
 )  # fmt: skip
 @click.option(
@@ -193,12 +193,12 @@ def history(name: str, moment: str | None, registry_uri: str | None, as_json: bo
 def _moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is not a time; write 2026-11-01T12:00 (UTC) or 2026-11-01T12:00+01:00",
             param_hint="--at",
         ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 @click.command()
@@ -218,7 +218,11 @@ def policy(file: Path | None, model: str | None, registry_uri: str | None, as_js
 
         asked = load_policy(file)
         registry.set_policy(asked.policy, model, asked.reference.path if asked.reference else None)
-    found = registry.policies(model)
+    models = [each.name for each in registry.list()] if model is None else [model]
+    if model is not None:
+        registry.versions(model)  # there has to be such a model
+    kept = [each for scope in (None, *models) for each in registry.policies(scope)]
+    found = list({each.origin: each for each in kept}.values())
     if as_json:
         shown = [
             {"origin": each.origin, **each.policy.model_dump(exclude_defaults=True)}

@@ -30,7 +30,7 @@ from registry.lookup import (
     registered,
 )
 from registry.mlflow_access import Access
-from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled
+from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, check_promotable
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import Ref, checked_alias, parse_ref
@@ -99,7 +99,7 @@ class Registry:
         wanted = parse_ref(ref) if isinstance(ref, str) else ref
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted.name) as (client, model):
+        with self._model(wanted) as (client, model):
             aliases = aliases_of(model)
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
@@ -301,6 +301,7 @@ class Registry:
         replacing: int | None = None,
         policies: Sequence[str] = (),
         annexes: Collection[str] = (),
+        reason: str = "",
     ) -> Version:
         """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
 
@@ -311,9 +312,7 @@ class Registry:
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
         to this alias let pass stay.
         """
-        checked_alias(alias)
-        if alias == PREVIOUS:
-            raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
+        check_promotable(alias)
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
             all_decisions = (
@@ -329,6 +328,7 @@ class Registry:
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
+                reason,
                 annexes=found.annexes_promoted(alias, annexes),
             )
             if not passed:
@@ -451,16 +451,16 @@ class Registry:
         return ModelSummary(model.name, text, len(ours), ours[-1], aliases_of(model))
 
     @contextlib.contextmanager
-    def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
+    def _model(self, of: str | Ref) -> Iterator[tuple[MlflowClient, Any]]:
         """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
-        name = Ref(name).name
+        wanted = Ref(of) if isinstance(of, str) else of
+        name, where = wanted.name, self._access.shown
+        folder = f"; the folder is ./{wanted}" if Path(str(wanted)).is_dir() else ""
         if not self._access.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
+            raise NotFoundError(f"{name}: nothing is registered in {where} yet{folder}")
         with self._access.client() as client:
             model = model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
-                raise NotFoundError(
-                    f"{name}: no such model in {self._access.shown}; its models: {have}"
-                )
+                raise NotFoundError(f"{name}: no such model in {where}; its models: {have}{folder}")
             yield client, model
