@@ -70,7 +70,8 @@ def main() -> None:
       pipeline promote NAME/1 --to production   let it through the gates
       python: pipeline.load("NAME@production")  run it on your own columns
 
-    A REF is NAME (its latest version), NAME/3, NAME@production, or the folder of a bundle.
+    A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
+    with a slash in it, as ./FOLDER.
     """
     # Behind a server MLflow prints a link whenever a run ends; standard output is for answers.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -240,7 +241,7 @@ def _targets_here(bundle: Any, wanted: str | None) -> list[str]:
 @click.argument("ref")
 @click.option("--target", help="Only this target. Default: all that this host runs.")
 @click.option(
-    "--seconds", type=Number(0, 3600, min_open=True), default=1.0, show_default=True,
+    "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,
     help="Time to spend on each size.",
 )  # fmt: skip
 @registry_option

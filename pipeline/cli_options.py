@@ -12,12 +12,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """Without nan, which passes click's comparisons."""
+    """A finite one: nan passes click's comparisons."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         found: float = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value!r} is not in the range {self._describe_range()}.", param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return found
 
 

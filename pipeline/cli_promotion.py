@@ -26,12 +26,12 @@ from pipeline.cli_options import Number, json_option, registry_at, registry_opti
     "names.",
 )  # fmt: skip
 @click.option(
-    "--max-slowdown", type=Number(0, 1e9, min_open=True),
+    "--max-slowdown", type=Number(0, min_open=True),
     help="Allow this ratio of times, new over old, instead of the config's.",
 )  # fmt: skip
 @click.option(
     "--override", multiple=True, metavar="GATE",
-    help="Promote although this gate refuses; takes --reason. Not for digests.",
+    help="Promote although this gate refuses; takes --reason. Not for digests and signature.",
 )  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 @click.option("--dry-run", is_flag=True, help="Ask every gate, show the answers, change nothing.")
@@ -159,7 +159,7 @@ def rollback(name: str, reason: str, registry_uri: str | None, as_json: bool) ->
 @registry_option
 @json_option
 def history(name: str, moment: str | None, registry_uri: str | None, as_json: bool) -> None:
-    """List what happened to NAME: promotions, rollbacks, overrides, refusals, approvals."""
+    """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""
     from pipeline.report import console, print_history
     from registry.history import aliases_at, gaps
 
@@ -203,7 +203,7 @@ def _moment(text: str) -> datetime:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--model", metavar="NAME", help="Of this model only. Default: of every model.")
+@click.option("--model", metavar="NAME", help="For this model only. Default: for every model.")
 @registry_option
 @json_option
 def policy(file: Path | None, model: str | None, registry_uri: str | None, as_json: bool) -> None:

@@ -99,7 +99,7 @@ class Registry:
         wanted = parse_ref(ref) if isinstance(ref, str) else ref
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted) as (client, model):
+        with self._model(wanted.name) as (client, model):
             aliases = aliases_of(model)
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
@@ -142,7 +142,7 @@ class Registry:
     ) -> Bundle:
         """The version's bundle, in place if it is on this host, else from a cache by digest.
 
-        `cache`: else the variable PIPELINE_CACHE, else `~/.cache/soa-pipeline`. What lies in the
+        `cache`: else as `registry.cache.cache_root` says. What lies in the
         cache is verified like everything else, stays there as long as anybody has the bundle, and
         is fetched again if it is damaged. `annexes`: of which targets; None: all there are.
         `in_place=False`: from the cache also what is on this host. `fetch=False`: nothing is
@@ -451,16 +451,16 @@ class Registry:
         return ModelSummary(model.name, text, len(ours), ours[-1], aliases_of(model))
 
     @contextlib.contextmanager
-    def _model(self, of: str | Ref) -> Iterator[tuple[MlflowClient, Any]]:
+    def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
         """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
-        wanted = Ref(of) if isinstance(of, str) else of
-        name, where = wanted.name, self._access.shown
-        folder = f"; the folder is ./{wanted}" if Path(str(wanted)).is_dir() else ""
+        name = Ref(name).name
         if not self._access.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {where} yet{folder}")
+            raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
         with self._access.client() as client:
             model = model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
-                raise NotFoundError(f"{name}: no such model in {where}; its models: {have}{folder}")
+                raise NotFoundError(
+                    f"{name}: no such model in {self._access.shown}; its models: {have}"
+                )
             yield client, model

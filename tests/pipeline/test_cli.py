@@ -228,7 +228,7 @@ def test_target_that_is_not_there(registry: Registry, command: str) -> None:
     ],
     ids=lambda command: command[-1],
 )
-@pytest.mark.parametrize("number", ["-1", "nan", "inf", "1e300"])
+@pytest.mark.parametrize("number", ["-1", "nan", "inf"])
 def test_numbers_that_mean_nothing(
     registry: Registry, command: tuple[str, ...], number: str
 ) -> None:
