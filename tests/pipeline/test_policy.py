@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.policy import load_policy
 from pipeline.promote import assess, promote
@@ -26,6 +27,7 @@ from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.models.project import PASSED, cli, refusal
 
+ROOT = Path(__file__).parents[2]
 FAR = "rocm/gfx90a"
 EXCUSED = frozenset({FAR})
 
@@ -51,12 +53,14 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_page_shows_every_key(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "gates.md").read_text()
+    page = (ROOT / "docs" / "gates.md").read_text()
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "big.safetensors").write_bytes(b"")
     make_keys(tmp_path, "release")
     found = load_policy(write(tmp_path, text))
     assert set(found.policy.model_dump(exclude_defaults=True)) == set(Policy.model_fields)
+    demo = load_config(ROOT / "configs" / "demo.yaml")
+    assert set(found.policy.max_outside_by_output) <= {output.name for output in demo.outputs}
     assert found.reference is not None
     assert found.reference.path == tmp_path / "big.safetensors"
     assert found.origin.startswith("policy.yaml (")
