@@ -195,7 +195,7 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
 def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bool) -> None:
     """Run every artifact of REF against its reference again, here.
 
-    Exits with 1 if the artifact chosen for a target is no longer valid.
+    Exits with 1 if an artifact chosen for a target is no longer valid.
     """
     from pipeline.promote import revalidate
     from pipeline.report import console, print_validation
@@ -212,9 +212,9 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
     else:
         for name, each in reports.items():
             print_validation(console(), f"validation on {name}", each)
-    chosen = {name: bundle.manifest.targets[name].chosen for name in reports}
+    chosen = {name: bundle.manifest.targets[name].engines() for name in reports}
     if any(
-        r.engine == chosen[name] and not r.valid for name, each in reports.items() for r in each
+        r.engine in chosen[name] and not r.valid for name, each in reports.items() for r in each
     ):
         sys.exit(1)
 

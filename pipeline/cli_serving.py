@@ -33,7 +33,7 @@ def _service_options(command: F) -> F:
             help="Whether requests share runs. Default: where rows are independent and, by the "
             "version's own benchmark, more of them are served that way.",
         ),
-        click.option("--target", help="Serve this target. Default: the best for the devices."),
+        click.option("--target", help="Serve this target. Default: the best that this host runs."),
         click.option(
             "--queue-delay-us", default=0, show_default=True,
             help="How long a request may wait for others to share its run.",

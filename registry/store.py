@@ -310,7 +310,7 @@ class Registry:
         the gates compared with, 0 for none; refused if another one has come into its place since.
         `policies`: the origins of those that the gates went by; this registry's must be among them.
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
-        to this alias let pass stay.
+        to this alias let pass stay. `reason`: for the history.
         """
         check_promotable(alias)
         with self._writing(version.name) as mover:

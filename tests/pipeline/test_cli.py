@@ -193,7 +193,10 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
         record = manifest["targets"][TARGET]
-        record.update(chosen="exported", candidates={"exported": record["candidates"]["exported"]})
+        engines = ("aoti", "exported")
+        below = [{"rows": 10, "engine": "exported"}]  # chosen too, for few rows
+        record.update(chosen="aoti", below=below)
+        record.update(candidates={name: record["candidates"][name] for name in engines})
 
     other = resealed(jets.bundle, tmp_path / "other", edit)
     text = cli("validate", other.path, "--target", TARGET, code=1)
