@@ -119,16 +119,21 @@ def complaint(words: list[str]) -> str | None:
     """What is wrong with a command of ours, as far as that is known without running it."""
     if words[0] == "make" and f"\n{words[1]}:" not in (ROOT / "Makefile").read_text():
         return "no such target"
-    if words[:2] == ["python", "-m"] and importlib.util.find_spec(words[2]) is None:
-        return "no such module"
-    if words[0] != "pipeline":
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[:2] == ["python", "-m"]:
+        module = importlib.util.find_spec(words[2])
+        if module is None or module.origin is None:
+            return "no such module"
+        files = Path(module.origin).parent.glob("*.py")
+        known = set(re.findall(r'"(--[\w-]+)"', "\n".join(file.read_text() for file in files)))
+    elif words[0] == "pipeline":
+        command = main.commands.get(words[1])
+        if command is None:
+            return "no such command"
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    else:
         return None
-    command = main.commands.get(words[1])
-    if command is None:
-        return "no such command"
-    options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
-    wrong = [w for w in words if w.startswith("--") and w.partition("=")[0] not in options]
-    return f"no option {wrong[0]}" if wrong else None
+    return f"no option {min(options - known)}" if options - known else None
 
 
 @pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
@@ -139,7 +144,8 @@ def test_what_is_named_is_there(page: Path) -> None:
         assert (page.parent / target).exists(), target
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     codes = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
-    inline = [shlex.split(code) for code in codes if code.startswith(("pipeline ", "python -m "))]
+    ours = ("pipeline ", "python -m ", "make ")
+    inline = [shlex.split(code) for code in codes if code.startswith(ours)]
     for words in [*inline, *(w for s in snippets(page) if s.language == "sh" for w in s.commands)]:
         assert complaint(words) is None, (words, complaint(words))
     for code in codes:
