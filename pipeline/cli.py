@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -34,19 +34,29 @@ _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 class _Group(click.Group):
     """Turns a user's mistake into one line on stderr, and exit status 1, or 2 for the usage."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            _refuse(ctx, error)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
-            command = (error.ctx or ctx).command_path
-            click.echo(f"{command}: {error.format_message()} See {command} --help", err=True)
-            ctx.exit(error.exit_code)
+            _refuse(error.ctx or ctx, error)
         except SoaPipelineError as error:
             click.echo(f"pipeline: {error}", err=True)
             ctx.exit(1)
         except OSError as error:
             click.echo(f"pipeline: {_of_the_disk(error)}", err=True)
             ctx.exit(1)
+
+
+def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    said, command = error.format_message().rstrip("."), ctx.command_path
+    click.echo(f"{command}: {said}; see {command} --help", err=True)
+    ctx.exit(error.exit_code)
 
 
 def _of_the_disk(error: OSError) -> str:

@@ -280,9 +280,10 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
     assert wrong.stderr == (
         "pipeline: jets@nobody: jets has no such alias; its aliases: @previous, @production\n"
     )
-    usage = process("promote", "jets")
-    assert (usage.returncode, usage.stdout, usage.stderr.count("\n")) == (2, "", 1)
-    assert "Missing option '--to'" in usage.stderr
+    for words, says in ((("promote", "jets"), "Missing option '--to'"), (("--fast",), "'--fast'")):
+        usage = process(*words)
+        assert (usage.returncode, usage.stdout, usage.stderr.count("\n")) == (2, "", 1)
+        assert says in usage.stderr
     again = process(
         "run", jets.project.config, "--work", jets.project.work,
         "--registry", jets.project.registry, "--json",
