@@ -8,7 +8,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -23,6 +23,7 @@ from pipeline.cli_housekeeping import (
     rm,
 )
 from pipeline.cli_options import (
+    Number,
     json_option,
     opened_at,
     registry_at,
@@ -37,15 +38,22 @@ from pipeline.cli_signing import sign, verify
 from soa.errors import SoaPipelineError
 
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR}
 
 
 class _Group(click.Group):
-    """Turns a user's mistake into one line on stderr and exit status 1."""
+    """Turns a user's mistake into one line on stderr, and exit status 1, or 2 for the usage."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            _refuse(ctx, error)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.UsageError as error:
+            _refuse(error.ctx or ctx, error)
         except SoaPipelineError as error:
             for line in f"pipeline: {error}".split("\n"):  # a config's mistakes, each on a line
                 say(line)
@@ -55,12 +63,18 @@ class _Group(click.Group):
             ctx.exit(1)
 
 
+def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
+    said, command = error.format_message().rstrip("."), ctx.command_path
+    say(f"{command}: {said}; see {command} --help")
+    ctx.exit(error.exit_code)
+
+
 def _of_the_disk(error: OSError) -> str:
-    """What is wrong with the user's disk or folder; raises an error that is ours."""
+    """What is wrong with the user's disk or a path; raises an error that is ours."""
     if error.errno in _FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""
         return f"the disk is full{where}: free some space and run again"
-    if error.errno in _NOT_ALLOWED and error.filename:
+    if error.filename:
         return f"{error.filename}: {error.strerror}"
     raise error
 
@@ -76,7 +90,8 @@ def main() -> None:
       pipeline promote NAME/1 --to production   let it through the gates
       python: pipeline.load("NAME@production")  run it on your own columns
 
-    A REF is NAME (its latest version), NAME/3, NAME@production, or the folder of a bundle.
+    A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
+    with a slash in it, as ./FOLDER.
     """
     # Behind a server MLflow prints a link whenever a run ends; standard output is for answers.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
@@ -136,7 +151,8 @@ def ls(name: str | None, registry_uri: str | None, as_json: bool) -> None:
         tell_json({k: [_version(v) for v in vs] for k, vs in models.items()})
         return
     if not any(models.values()):
-        tell("the registry is empty: fill it with `pipeline run CONFIG`")
+        empty = "the registry is empty: fill it with `pipeline run CONFIG`"
+        tell(f"{name} has no version" if name else empty)
         return
     from pipeline.report import console, print_versions
 
@@ -201,7 +217,7 @@ def show(ref: str, registry_uri: str | None, as_json: bool) -> None:
 def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bool) -> None:
     """Run every artifact of REF against its reference again, here.
 
-    Exits with 1 if the artifact chosen for a target is no longer valid.
+    Exits with 1 if an artifact chosen for a target is no longer valid.
     """
     from pipeline.promoting import revalidate
     from pipeline.report import console, print_reference, print_validation
@@ -219,9 +235,9 @@ def validate(ref: str, target: str | None, registry_uri: str | None, as_json: bo
         print_reference(console(), bundle)
         for name, each in reports.items():
             print_validation(console(), f"validation on {name}", each)
-    chosen = {name: bundle.manifest.targets[name].chosen for name in reports}
+    chosen = {name: bundle.manifest.targets[name].engines() for name in reports}
     if any(
-        r.engine == chosen[name] and not r.valid for name, each in reports.items() for r in each
+        r.engine in chosen[name] and not r.valid for name, each in reports.items() for r in each
     ):
         sys.exit(1)
 
@@ -247,7 +263,10 @@ def _targets_here(bundle: Any, wanted: str | None) -> list[str]:
 @main.command()
 @click.argument("ref")
 @click.option("--target", help="Only this target. Default: all that this host runs.")
-@click.option("--seconds", default=1.0, show_default=True, help="Time to spend on each size.")
+@click.option(
+    "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,
+    help="Time to spend on each size.",
+)  # fmt: skip
 @registry_option
 @json_option
 def bench(

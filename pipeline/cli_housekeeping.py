@@ -8,7 +8,15 @@ from pathlib import Path
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say, tell, tell_json
+from pipeline.cli_options import (
+    Number,
+    json_option,
+    registry_at,
+    registry_option,
+    say,
+    tell,
+    tell_json,
+)
 from soa.text import plain
 
 
@@ -91,8 +99,8 @@ def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
 @click.option(
-    "--older-than", "days", type=click.FloatRange(min=0), default=1.0, show_default=True,
-    metavar="DAYS", help="Of what may still be at work, take only what began before.",
+    "--older-than", "days", type=Number(0, 36_500), default=1.0, show_default=True,
+    metavar="DAYS", help="Keep unfinished work that is younger than this many days.",
 )  # fmt: skip
 @registry_option
 @json_option
@@ -128,7 +136,7 @@ def gc(dry_run: bool, days: float, registry_uri: str | None, as_json: bool) -> N
 def diff(a: str, b: str, registry_uri: str | None, as_json: bool) -> None:
     """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
 
-    Each is a REF: a version, or the folder of a bundle. Nothing is measured anew: deviations and
+    Each is a REF: a version, or ./FOLDER of a bundle. Nothing is measured anew: deviations and
     times are those recorded when each was built.
     """
     from pipeline.difference import diff as compare

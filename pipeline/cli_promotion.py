@@ -10,7 +10,15 @@ from typing import Any
 
 import click
 
-from pipeline.cli_options import json_option, registry_at, registry_option, say, tell, tell_json
+from pipeline.cli_options import (
+    Number,
+    json_option,
+    registry_at,
+    registry_option,
+    say,
+    tell,
+    tell_json,
+)
 
 
 @click.command()
@@ -26,12 +34,12 @@ from pipeline.cli_options import json_option, registry_at, registry_option, say,
     "names.",
 )  # fmt: skip
 @click.option(
-    "--max-slowdown", type=float,
+    "--max-slowdown", type=Number(0, min_open=True),
     help="Allow this ratio of times, new over old, instead of the config's.",
 )  # fmt: skip
 @click.option(
     "--override", multiple=True, metavar="GATE",
-    help="Promote although this gate refuses; takes --reason. Not for digests.",
+    help="Promote although this gate refuses; takes --reason. Not for digests and signature.",
 )  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 @click.option("--dry-run", is_flag=True, help="Ask every gate, show the answers, change nothing.")
@@ -159,7 +167,7 @@ def rollback(name: str, reason: str, registry_uri: str | None, as_json: bool) ->
 @registry_option
 @json_option
 def history(name: str, moment: str | None, registry_uri: str | None, as_json: bool) -> None:
-    """List what happened to NAME: promotions, rollbacks, overrides, refusals, approvals."""
+    """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""
     from pipeline.report import console, print_history
     from registry.history import aliases_at, gaps
 
@@ -193,17 +201,17 @@ def history(name: str, moment: str | None, registry_uri: str | None, as_json: bo
 def _moment(text: str) -> datetime:
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{text!r} is not a time; write 2026-11-01T12:00 (UTC) or 2026-11-01T12:00+01:00",
             param_hint="--at",
         ) from None
-    return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--model", metavar="NAME", help="Of this model only. Default: of every model.")
+@click.option("--model", metavar="NAME", help="For this model only. Default: for every model.")
 @registry_option
 @json_option
 def policy(file: Path | None, model: str | None, registry_uri: str | None, as_json: bool) -> None:
@@ -218,7 +226,11 @@ def policy(file: Path | None, model: str | None, registry_uri: str | None, as_js
 
         asked = load_policy(file)
         registry.set_policy(asked.policy, model, asked.reference.path if asked.reference else None)
-    found = registry.policies(model)
+    models = [each.name for each in registry.list()] if model is None else [model]
+    if model is not None:
+        registry.versions(model)  # there has to be such a model
+    kept = [each for scope in (None, *models) for each in registry.policies(scope)]
+    found = list({each.origin: each for each in kept}.values())
     if as_json:
         shown = [
             {"origin": each.origin, **each.policy.model_dump(exclude_defaults=True)}

@@ -32,7 +32,7 @@ def _service_options(command: F) -> F:
             help="Whether requests share runs. Default: where rows are independent and, by the "
             "version's own benchmark, more of them are served that way.",
         ),
-        click.option("--target", help="Serve this target. Default: the best for the devices."),
+        click.option("--target", help="Serve this target. Default: the best that this host runs."),
         click.option(
             "--queue-delay-us", default=0, show_default=True,
             help="How long a request may wait for others to share its run.",
@@ -167,7 +167,8 @@ def serve(
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
-    It serves until Ctrl-C, SIGTERM or SIGHUP. Answers out of tolerance stop it, with exit status 1.
+    It serves until Ctrl-C, SIGTERM or SIGHUP; a signal that was ignored when it started, as nohup
+    has SIGHUP, stays ignored. Answers out of tolerance stop it, with exit status 1.
     """
     from pipeline.deploy import deploy as write
     from pipeline.serve import check_answers
@@ -221,7 +222,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    # nohup has SIGHUP ignored, and means it.
+    # One that came in as ignored stays so: nohup has SIGHUP ignored, and means it.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:

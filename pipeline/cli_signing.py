@@ -44,7 +44,7 @@ def sign(
     registry_uri: str | None,
     as_json: bool,
 ) -> None:
-    """Sign every file of REF, a version or the folder of a bundle; a signature there is replaced.
+    """Sign every file of REF, a version or ./FOLDER of a bundle; a signature there is replaced.
 
     A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
     openssl ec -in release.key -pubout -out release.pem

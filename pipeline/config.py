@@ -200,6 +200,8 @@ class GatesConfig(_Part):
 
 
 class Config(_Part):
+    """What a config file says, every key with its default; docs/config.md explains them."""
+
     name: str
     description: str = ""
     model: ModelConfig

@@ -95,6 +95,8 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Difference:
+    """What changed from `a` to `b`."""
+
     a: Side
     b: Side
     weights: Weights

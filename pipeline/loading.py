@@ -125,7 +125,7 @@ def load(
 
     `build="missing"`: on a host for which the version holds no verified artifact, build one at the
     first use, from the version's program, validated against its reference, into this host's cache
-    (PIPELINE_CACHE, else `~/.cache/soa-pipeline`). That takes seconds to minutes, once, and the
+    (as `pipeline cache --help` says where). That takes seconds to minutes, once, and the
     compilers. In production too: the version has to be promoted, what is built has passed no gate
     but the validation.
 

@@ -17,7 +17,7 @@ from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, SignatureError
 from registry.history import Event, approvers, promoted_since
 from registry.manifest import Manifest, Worst
-from registry.moves import PRODUCTION, STAGING
+from registry.moves import PRODUCTION, STAGING, check_promotable
 from registry.policy import Asked, Requirements, strictest
 from registry.promotion import (
     Approvals,
@@ -113,6 +113,7 @@ def promote(
         replacing=found.replaced.number if found.replaced else 0,
         policies=found.policies,
         annexes=found.annexes,
+        reason=reason,
     )
     same = found.replaced is not None and found.replaced.number == promoted.number
     return Promoted(promoted, found.decisions, None if same else found.replaced)
@@ -135,11 +136,12 @@ def assess(
     The gates of the config that built the version (`max_slowdown` in place of its own), the
     registry's policies and the file `policy` count together: the strictest of each.
     `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
-    without stopping the promotion, for `reason`.
+    without stopping the promotion, for `reason`, which stays in the history in any case.
 
     Of the targets that were built later, those that this host runs go through the gates with the
     bundle's own; the others are left aside, and wait for a promotion on a host of their kind.
     """
+    check_promotable(alias)
     check_override(override, reason)
     version = registry.find(ref)
     replaced = _holder(registry, version.name, alias)

@@ -320,9 +320,13 @@ def _why(event: Event) -> str:
         parts += [f"bundle {digest[:12]}" for digest in event.digests.values()]
     refused = [d.gate for d in event.decisions if not d.lets_pass]
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
+    said = {"", event.reason}  # an older version kept the reason with the gate alone
     if refused:
         parts.append(f"refused by {', '.join(dict.fromkeys(refused))}")
-    parts += [f"{gate} overridden: {reason}" for gate, reason in overridden.items()]
+    parts += [
+        f"{gate} overridden" + ("" if why in said else f": {why}")
+        for gate, why in overridden.items()
+    ]
     return "; ".join(parts)
 
 

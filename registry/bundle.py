@@ -48,7 +48,7 @@ _BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})  # never listed: t
 
 # What stands in the user's way, as against what is wrong in the program that writes.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
 
 
 Identity = tuple[int, ...]
@@ -197,7 +197,10 @@ def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Pat
             final.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
-        partial.mkdir()
+        try:
+            partial.mkdir()
+        except FileNotFoundError:  # as in /proc
+            raise BundleError(f"cannot write {final}: {final.parent} takes no new folder") from None
         try:
             yield partial
             _sync_tree(partial)

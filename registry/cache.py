@@ -236,11 +236,12 @@ class Cache:
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
-    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `~/.cache/soa-pipeline`."""
-    chosen = cache or os.environ.get(CACHE_VARIABLE)
-    if chosen is not None:
+    """Where this host keeps copies: `cache`, else PIPELINE_CACHE, else `soa-pipeline` in
+    XDG_CACHE_HOME, which counts where it is absolute, else in `~/.cache`."""
+    if chosen := cache or os.environ.get(CACHE_VARIABLE):
         return Path(chosen).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soa-pipeline"
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".cache") / "soa-pipeline"
 
 
 def size_bound() -> int:

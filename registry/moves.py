@@ -35,9 +35,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
+from registry.errors import RegistryError
 from registry.history import Event, History
 from registry.lookup import aliases_of, has_code
 from registry.promotion import Decision
+from registry.reference import checked_alias
 from registry.version import ANNEX, CHOSEN, PROMOTION, ROLLED_BACK, TARGET, Promotion, tag_of
 
 if TYPE_CHECKING:
@@ -50,6 +52,13 @@ PREVIOUS = "previous"
 STAGING = "staging"
 
 _MOVES = ("promotion", "rollback", "alias")  # the other kinds of event move nothing
+
+
+def check_promotable(alias: str) -> None:
+    """Raise RegistryError for an alias that no promotion may move."""
+    checked_alias(alias)
+    if alias == PREVIOUS:
+        raise RegistryError(f"'{PREVIOUS}' follows from promotions, not by one")
 
 
 def happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) -> bool:

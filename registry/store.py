@@ -32,7 +32,7 @@ from registry.lookup import (
     registered,
 )
 from registry.mlflow_access import Access
-from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, promotion_of
+from registry.moves import PREVIOUS, PRODUCTION, Mover, as_settled, check_promotable, promotion_of
 from registry.policy import Asked, Policy
 from registry.promotion import Decision
 from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
@@ -145,7 +145,7 @@ class Registry:
     ) -> Bundle:
         """The version's bundle, in place if it is on this host, else from a cache by digest.
 
-        `cache`: else the variable PIPELINE_CACHE, else `~/.cache/soa-pipeline`. What lies in the
+        `cache`: else as `registry.cache.cache_root` says. What lies in the
         cache is verified like everything else, stays there as long as anybody has the bundle, and
         is fetched again if it is damaged. `annexes`: of which targets; None: all there are.
         `in_place=False`: from the cache also what is on this host. `fetch=False`: nothing is
@@ -305,6 +305,7 @@ class Registry:
         replacing: int | None = None,
         policies: Sequence[str] = (),
         annexes: Collection[str] = (),
+        reason: str = "",
     ) -> Version:
         """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
 
@@ -313,11 +314,9 @@ class Registry:
         the gates compared with, 0 for none; refused if another one has come into its place since.
         `policies`: the origins of those that the gates went by; this registry's must be among them.
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
-        to this alias let pass stay.
+        to this alias let pass stay. `reason`: for the history.
         """
-        checked_alias(alias)
-        if alias == PREVIOUS:
-            raise RegistryError(f"{version.ref}: '{PREVIOUS}' follows from promotions, not by one")
+        check_promotable(alias)
         with self._writing(version.name) as mover:
             found = self.find(Ref(version.name, version.number))
             all_decisions = (
@@ -335,6 +334,7 @@ class Registry:
                 self._digests(mover, alias, found),
                 all_decisions,
                 policies,
+                reason,
                 annexes={t: digest for t, digest in found.annexes.items() if t in seen},
             )
             if not passed:

@@ -26,6 +26,7 @@ REQUESTS = "requests"
 BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
 _DEVICE = re.compile(r"cpu|cuda:\d+")
+_MOST = 2**31 - 1  # what Triton's message holds
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Service:
     plan: PlanFor | None = None
 
     def __post_init__(self) -> None:
-        if self.instances < 1 or self.queue_delay_us < 0:
+        if not (1 <= self.instances <= _MOST and 0 <= self.queue_delay_us <= _MOST):
             raise ServingError(
                 f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
-                "at least 1 instance and 0 us are needed"
+                f"at least 1 instance and 0 us are needed, and at most {_MOST:,} of each"
             )
         for device in self.devices:
             if not _DEVICE.fullmatch(device):

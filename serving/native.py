@@ -22,6 +22,7 @@ import torch
 from engines.base import Executable
 from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
+from registry.manifest import Candidate
 from serving.errors import ServingError
 from serving.wire import Program, Wire, locations
 from soa.signature import Signature
@@ -47,17 +48,25 @@ class Native:
 
 def artifact_of(bundle: Bundle, target: str, backend: Backend) -> str:
     """The engine whose artifact a backend can be given; ServingError where none is valid."""
-    name = ENGINES[backend]
-    candidate = bundle.manifest.targets[target].candidates.get(name)
-    if candidate is None or candidate.status != "valid" or not candidate.files:
-        why = (
-            candidate.reason or candidate.status if candidate else "its config lists no such engine"
-        )
-        raise ServingError(
-            f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
-            f"{backend} backend would run: {why}"
-        )
-    return name
+    name, targets = ENGINES[backend], bundle.manifest.targets
+    candidate = targets[target].candidates.get(name)
+    if candidate is not None and _is_valid(candidate):
+        return name
+    why = candidate.reason or candidate.status if candidate else "it was built without it"
+    others = [
+        each
+        for each, record in targets.items()
+        if name in record.candidates and _is_valid(record.candidates[name])
+    ]
+    more = f"; {others[0]} has one: --target {others[0]}" if others else ""
+    raise ServingError(
+        f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
+        f"{backend} backend would run: {why}{more}"
+    )
+
+
+def _is_valid(candidate: Candidate) -> bool:
+    return candidate.status == "valid" and bool(candidate.files)
 
 
 def graph_of(bundle: Bundle, target: str) -> str:
@@ -70,7 +79,7 @@ def graph_of(bundle: Bundle, target: str) -> str:
     for name in (target, *targets):
         record = targets.get(name)
         candidate = record.candidates.get("onnxruntime") if record else None
-        if candidate is not None and candidate.status == "valid" and candidate.files:
+        if candidate is not None and _is_valid(candidate):
             return name
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of onnxruntime for any target, of which a "

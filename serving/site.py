@@ -141,6 +141,8 @@ class ModelRule(_Part):
 
 
 class Site(_Part):
+    """What a site file says: servers, devices here, and by which rules requests go to them."""
+
     site: str = ""
     servers: Annotated[tuple[SiteServer, ...], Field(strict=False)] = ()
     local: SiteLocal = SiteLocal()

@@ -1,25 +1,162 @@
-"""What the documentation shows works: its configs load, its links lead somewhere."""
+"""What the documentation shows works: every snippet runs, every name in it is there.
+
+A fence says its language. `sh` and `python` are run beside a registry that holds the demo's model.
+A comment in front may say `<!-- needs: gpu -->`: it runs where that is, and with `minutes` nowhere;
+or `<!-- tried: FILE::TEST -->`: something longer tries it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
+from pydantic import BaseModel
+from torch import Tensor, nn
 
+import pipeline
+from benchmarks.__main__ import NAMES
 from pipeline.assemble import signature_of
-from pipeline.config import Config, load_config
+from pipeline.cli import main
+from pipeline.config import Config, RowsConfig, load_config
+from pipeline.deploy import deploy
+from registry.mlmodel import fields
+from registry.store import Registry
+from serving.envoy import find_envoy
+from serving.server import TritonServer
+from serving.triton_binary import find_triton
+from soa.errors import SoaPipelineError
+from soa_pipeline import PACKAGES
+from tests.models import served
+from tests.models.authorities import certify
+from tests.models.project import PASSED, resealed
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
+RESULTS = ROOT / "benchmarks/RESULTS.md"
+SOURCES = "\n".join(
+    path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
+)
+LANGUAGES = {"sh", "python", "yaml", "xml", "dockerfile", "text"}
+NAME = "jet-tagger"
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+@dataclass(frozen=True)
+class Snippet:
+    page: Path
+    line: int
+    language: str
+    text: str
+    needs: tuple[str, ...] = ()
+    tried: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def commands(self) -> list[list[str]]:
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def snippets(page: Path) -> Iterator[Snippet]:
+    text = page.read_text()
+    fence = r"(?:^<!-- (needs|tried): (.+?) -->\n)?^```(\w*)\n(.*?)^```$"
+    for found in re.finditer(fence, text, re.DOTALL | re.MULTILINE):
+        marker, value, language, inside = found.groups()
+        needs = tuple(value.split(", ")) if marker == "needs" else ()
+        tried = value if marker == "tried" else ""
+        line = text.count("\n", 0, found.start(4))
+        yield Snippet(page, line, language, inside, needs, tried)
+
+
+SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
+
+
+def there(look: Callable[[], object]) -> bool:
+    try:
+        look()
+    except SoaPipelineError:
+        return False
+    return True
+
+
+NEEDS: dict[str, Callable[[], bool]] = {
+    "gpu": torch.cuda.is_available,
+    "triton": lambda: there(find_triton),
+    "envoy": lambda: there(find_envoy),
+}
+
+
+# -- what is written -----------------------------------------------------------------------------
+
+
+def test_each_fence_says_what_it_is() -> None:
+    assert {s.language for s in SNIPPETS} == LANGUAGES
+    for page in PAGES:
+        assert 2 * len(list(snippets(page))) == page.read_text().count("```"), page
+    assert {need for s in SNIPPETS for need in s.needs} == {*NEEDS, "minutes"}
+    for snippet in SNIPPETS:
+        if snippet.tried:
+            file, _, test = snippet.tried.partition("::")
+            assert f"def {test}" in (ROOT / file).read_text(), snippet
+
+
+def complaint(words: list[str]) -> str | None:
+    """What is wrong with a command of ours, as far as that is known without running it."""
+    if words[0] == "make" and f"\n{words[1]}:" not in (ROOT / "Makefile").read_text():
+        return "no such target"
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if words[:2] == ["python", "-m"]:
+        module = importlib.util.find_spec(words[2])
+        if module is None or module.origin is None:
+            return "no such module"
+        files = Path(module.origin).parent.glob("*.py")
+        known = set(re.findall(r'"(--[\w-]+)"', "\n".join(file.read_text() for file in files)))
+    elif words[0] == "pipeline":
+        command = main.commands.get(words[1])
+        if command is None:
+            return "no such command"
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    else:
+        return None
+    return f"no option {min(options - known)}" if options - known else None
+
+
+@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_is_named_is_there(page: Path) -> None:
+    """Commands and their options, modules, files, variables and errors, in snippets or in line."""
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
+        assert (page.parent / target).exists(), target
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    codes = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
+    ours = ("pipeline ", "python -m ", "make ")
+    inline = [shlex.split(code) for code in codes if code.startswith(ours)]
+    for words in [*inline, *(w for s in snippets(page) if s.language == "sh" for w in s.commands)]:
+        assert complaint(words) is None, (words, complaint(words))
+    for code in codes:
+        if re.fullmatch(r"(\w+/)+[\w.-]+\.(py|hpp|json|yaml)", code):
+            assert (ROOT / code).exists() or list(ROOT.glob(f"*/{code}")), code
+        for word in re.findall(r"PIPELINE_[A-Z_]+|[A-Z]\w+Error", code):
+            assert re.search(rf"\b{word}\b", SOURCES), word
 
 
 def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
-    (text,) = blocks(ROOT / "docs" / "config.md", "yaml")
+    (text,) = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
     for name in ("model.py", "weights.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "config.yaml").write_text(text)
@@ -30,28 +167,195 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
         "matrix",
         "scalars",
     ]
-    for key in Config.model_fields:
-        assert re.search(rf"^{key}:", text, re.MULTILINE), key
+
+    def keys(part: Any) -> Iterator[str]:
+        if isinstance(part, BaseModel):
+            yield from type(part).model_fields
+            part = {name: getattr(part, name) for name in type(part).model_fields}
+        values = part.values() if isinstance(part, dict) else part
+        for value in values if isinstance(part, dict | tuple) else ():
+            yield from keys(value)
+
+    for key in {*keys(config), *Config.model_fields}:
+        assert re.search(rf"\b{key}:", text), key
 
 
-def test_the_python_of_the_layout_page_runs() -> None:
-    found = blocks(ROOT / "docs" / "layout.md", "python")
-    assert len(found) == 2
-    for text in found:
-        exec(compile(text, "docs/layout.md", "exec"), {})
+def test_the_results_say_what_one_command_runs() -> None:
+    head = RESULTS.read_text().split("## ")[0]
+    assert set(re.findall(r"`(\w+)`", head)) == set(NAMES)
+    assert all((RESULTS.parent / f"plots/{name}.svg").exists() for name in NAMES)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), target
+def test_the_readme_names_every_extra() -> None:
+    said = re.search(r"^Extras: (.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
+    project = (ROOT / "pyproject.toml").read_text()
+    (table,) = re.findall(r"\[project.optional-dependencies\]\n(.*?)\n\[", project, re.DOTALL)
+    assert said is not None
+    names = set(re.findall(r"`(\w+)`(?: \(| ?,|\.)", said[1]))
+    assert names == set(re.findall(r"^(\w+) = \[", table, re.M))
 
 
-def test_the_readme_names_real_commands() -> None:
-    from pipeline.cli import main
+# -- what runs -----------------------------------------------------------------------------------
 
-    named = set(re.findall(r"^pipeline (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert named <= set(main.commands)
-    targets = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert targets == ["demo", "test"]
-    assert all(f"\n{name}:" in (ROOT / "Makefile").read_text() for name in targets)
+
+class Small(nn.Module):
+    def forward(self, particles: Tensor, jet: Tensor) -> tuple[Tensor, Tensor]:
+        probabilities = torch.softmax(jet + particles.sum((1, 2)).unsqueeze(1), dim=1)
+        return probabilities, probabilities.argmax(1).to(torch.int32)
+
+
+class Desk:
+    """jet-tagger/1 in production, 3 before it, 2 and 4 beside them; and a folder for each page.
+
+    Its columns and blocks are the demo's; the model is smaller, for one engine and few rows.
+    """
+
+    def __init__(self, folder: Path, database: Path) -> None:
+        self.folder = folder
+        self.done: set[tuple[str, ...]] = set()
+        """Commands that take long, and are tried once."""
+        demo = load_config(ROOT / "configs/demo.yaml")
+        few = {"n": RowsConfig(max=64, typical=(10,))}
+        signature = signature_of(demo.model_copy(update={"rows": few}))
+        bundle = served.make_bundle(folder / "built", NAME, Small(), signature)
+        shutil.copy(database, folder / "registry.db")
+        self.registry = Registry(f"sqlite:///{folder}/registry.db")
+        for number in range(1, 5):
+
+            def edit(_: Path, manifest: dict[str, Any], number: int = number) -> None:
+                manifest["description"] = f"version {number}"
+                manifest["provenance"]["config"] = {"engines": ["exported"]}
+
+            self.registry.register(resealed(bundle, folder / f"v{number}", edit))
+        for number in (3, 1):
+            self.registry.promote(self.registry.find(f"{NAME}/{number}"), "production", PASSED)
+
+    def page(self, snippet: Snippet) -> Path:
+        """The working folder: the snippets of a page follow one another."""
+        place = self.folder / snippet.page.relative_to(ROOT).with_suffix("")
+        if place.exists():
+            return place
+        place.mkdir(parents=True)
+        for name in ("configs", "examples"):
+            (place / name).symlink_to(ROOT / name)
+        (place / "policy.yaml").write_text("max_slowdown: 1000\n")
+        (place / "site.yaml").write_text("local: {devices: [cpu]}\n")
+        certify(place, "release")
+        root = certify(place, "root", authority=True)
+        office = certify(place, "office", root, authority=True)
+        certify(place, "ada", office)
+        for name in ("root", "office", "ada"):
+            (place / f"{name}.crt.pem").rename(place / f"{name}.pem")
+        return place
+
+    def names(self) -> dict[str, Any]:
+        """What the pages take for granted."""
+        session = pipeline.load(f"{NAME}@production")
+        layout, n = session.layout("jets"), 40
+        memory = torch.zeros(layout.nbytes(n) + 128, dtype=torch.uint8)
+        start = -memory.data_ptr() % 128
+        jets, jets2 = session.collection("jets", n), session.collection("jets", n)
+        tags, tags2 = session.collection("tags", n), session.collection("tags", n)
+        return {
+            "pipeline": pipeline,
+            "Path": Path,
+            "session": session,
+            "sessions": [session],
+            "n": n,
+            "memory": memory[start : start + layout.nbytes(n)],
+            "jets": jets,
+            "tags": tags,
+            "jets2": jets2,
+            "tags2": tags2,
+            "binding": session.bind(jets, tags),
+            "bindings": [session.bind(jets, tags), session.bind(jets2, tags2)],
+            "events": [(jets, tags), (jets2, tags2)],
+        }
+
+
+@pytest.fixture(scope="module")
+def desk(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return Desk(tmp_path_factory.mktemp("docs"), empty_database)
+
+
+@pytest.fixture(scope="module")
+def triton(desk: Desk) -> Iterator[str]:
+    """The address of a server of what is in production."""
+    deploy(desk.registry, f"{NAME}@production", desk.folder / "served")
+    with TritonServer(desk.folder / "served") as server:
+        yield server.url
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("PIPELINE_ARTIFACTS", "PIPELINE_TRUSTED_KEYS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIPELINE_SITE", "site.yaml")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    scripts = Path(sys.executable).parent
+    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def runnable(snippet: Snippet) -> bool:
+    elsewhere = snippet.tried or "minutes" in snippet.needs
+    return snippet.language in ("sh", "python") and not elsewhere
+
+
+@pytest.mark.parametrize("snippet", [*filter(runnable, SNIPPETS)], ids=str)
+def test_it_runs(
+    desk: Desk,
+    snippet: Snippet,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    if missing := [need for need in snippet.needs if not NEEDS[need]()]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    monkeypatch.chdir(desk.page(snippet))
+    monkeypatch.setenv("PIPELINE_REGISTRY", desk.registry.uri)
+    text = snippet.text
+    if snippet.language == "sh":
+        if "--key" in text:
+            pytest.importorskip("model_signing", reason="signatures take the extra `sign`")
+        for words in snippet.commands:
+            run_command(desk, words)
+        return
+    names = desk.names()
+    if "triton://" in text:
+        text = text.replace("triton://host:8001", request.getfixturevalue("triton"))
+    if "mlflow" in text:
+        pytest.importorskip("pandas", reason="mlflow.pyfunc comes with the extra `mlflow`")
+        text = re.sub(r"http://mlflow[\w.:]+", desk.registry.uri, text)
+        given = fields(names["session"].signature, "input")
+        names["jets"] = {field.name: np.zeros(field.shape(5), np.float32) for field in given}
+    with warnings.catch_warnings():
+        if "mlflow" in text:
+            warnings.simplefilter("ignore")  # MLflow 3.17 warns of type hints of its own
+        try:
+            exec(compile(text, str(snippet), "exec"), names)
+        finally:
+            if "mlflow" in names:
+                names["mlflow"].set_tracking_uri(None)
+
+
+def run_command(desk: Desk, words: list[str]) -> None:
+    """Ours in this process, which has imported everything; others as they are."""
+    words = [word.replace("URI", f"sqlite:///{desk.folder}/other.db") for word in words]
+    if words[0] != "pipeline":
+        subprocess.run(words, check=True, timeout=60, capture_output=True)
+        return
+    if words[1] == "serve" and "--check" not in words:  # it would until somebody ends it
+        words.append("--check")
+    if words[1] == "run":  # tests/pipeline/test_real_models.py does it, in a minute
+        load_config(words[2])
+        return
+    if words[1] in ("build", "serve"):
+        if tuple(words) in desk.done:
+            return
+        desk.done.add(tuple(words))
+    result = CliRunner().invoke(main, words[1:], input="y\n")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, (words, result.output)

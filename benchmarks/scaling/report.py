@@ -43,7 +43,7 @@ def replaced(page: str, texts: dict[str, str]) -> str:
             raise ValueError(
                 f"{marker} must stand in the page twice, it does {len(parts) - 1} times"
             )
-        page = f"{parts[0]}{marker}\n\n```\n{text}\n```\n\n{marker}{parts[2]}"
+        page = f"{parts[0]}{marker}\n\n```text\n{text}\n```\n\n{marker}{parts[2]}"
     return page
 
 

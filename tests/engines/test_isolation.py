@@ -17,6 +17,7 @@ import torch
 
 from engines.errors import out_of_memory
 from engines.isolation import Outcome, run_isolated
+from tests.models.signals import disposed
 
 STEPS = "tests.engines.steps"
 
@@ -111,13 +112,8 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
 
     watcher = threading.Thread(target=interrupt, daemon=True)
     watcher.start()
-    # A shell that starts the tests in the background has SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "step", "hang", 600, pids=str(pids))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with disposed(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "step", "hang", 600, pids=str(pids))
     watcher.join()
     assert all(ends(int(pid)) for pid in pids.read_text().split())
 

@@ -24,7 +24,7 @@ from soa.collection import Collection
 from soa.errors import CollectionError
 from soa.layout import Layout, column
 from tests.models import mlps
-from tests.models.project import Built, Project, refusal, write_project
+from tests.models.project import PASSED, Built, Project, cli, refusal, write_project
 
 ROOT = Path(__file__).parents[2]
 
@@ -322,6 +322,37 @@ def test_folder_that_cannot_be_written(jets: Built, tmp_path: Path) -> None:
     )  # fmt: skip
     assert "Not a directory" in line
     assert str(tmp_path / "file") in line
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("pull", "jets", "/proc/x"),
+        ("export", "jets", "/proc/x.tar"),
+        ("deploy", "jets", "--out", "/proc/x"),
+        ("build", "jets", "--target", "cpu/x86-64-v2", "--work", "/proc/x"),
+        ("pull", "jets", "/tmp/" + "x" * 300),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_place_where_nothing_can_be_made(registry: Registry, command: tuple[str, ...]) -> None:
+    registry.promote(registry.find("jets"), "production", PASSED)
+    assert "/x" in refusal(*command, "--registry", registry.uri)
+
+
+def test_a_folder_written_as_a_name(
+    registry: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`push` takes nothing but a folder; a REF says what it is by its text alone."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(jets.bundle.path, tmp_path / "copy")
+    (tmp_path / "many").mkdir()
+    shutil.copytree(jets.bundle.path, tmp_path / "many" / "1")
+    for name in ("copy", "many/1"):
+        for command in (("show", name), ("diff", "jets/1", name), ("sign", name, "--key", "k")):
+            said = refusal(*command, "--registry", registry.uri)
+            assert f"for the folder of that name write ./{name}" in said
+        assert "jets/1 already" in cli("push", name, "--registry", registry.uri).stdout
 
 
 def test_nothing_of_all_this_was_a_traceback(tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_ls(two: Registry) -> None:
     assert "no such model" in refusal("ls", "tracks", "--registry", two.uri)
 
 
+def test_ls_of_a_model_without_a_version(registry: Registry) -> None:
+    cli("rm", "jets/1", "--yes", "--registry", registry.uri)
+    assert said("ls", "jets", registry=registry) == "jets has no version\n"
+    assert "registry is empty" in said("ls", registry=registry)
+    assert answer("ls", "jets", registry=registry) == {"jets": []}
+
+
 def test_show(two: Registry, jets: Built) -> None:
     text = said("show", "jets@previous", registry=two)
     assert text.startswith("jets/1\n")
@@ -187,7 +194,10 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
         record = manifest["targets"][TARGET]
-        record.update(chosen="exported", candidates={"exported": record["candidates"]["exported"]})
+        engines = ("aoti", "exported")
+        below = [{"rows": 10, "engine": "exported"}]  # chosen too, for few rows
+        record.update(chosen="aoti", below=below)
+        record.update(candidates={name: record["candidates"][name] for name in engines})
 
     other = resealed(jets.bundle, tmp_path / "other", edit)
     text = cli("validate", other.path, "--target", TARGET, code=1)
@@ -211,6 +221,30 @@ def test_target_that_is_not_there(registry: Registry, command: str) -> None:
 
     assert f"has no target cuda/sm_90; it has: {TARGET}" in asked("cuda/sm_90")
     assert "unknown target 'gpu'" in asked("gpu")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "jets", "--seconds"),
+        ("promote", "jets", "--to", "staging", "--max-slowdown"),
+        ("gc", "--dry-run", "--older-than"),
+    ],
+    ids=lambda command: command[-1],
+)
+@pytest.mark.parametrize("number", ["-1", "nan", "inf"])
+def test_numbers_that_mean_nothing(
+    registry: Registry, command: tuple[str, ...], number: str
+) -> None:
+    result = cli(*command, number, "--registry", registry.uri, code=2)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    assert command[-1] in result.stderr
+
+
+@pytest.mark.parametrize("time", ["yesterday", "9999-12-31T23:59-12:00"])
+def test_a_time_that_is_none(registry: Registry, time: str) -> None:
+    result = cli("history", "jets", "--at", time, "--registry", registry.uri, code=2)
+    assert "is not a time" in result.stderr
 
 
 def test_pull(two: Registry, jets: Built, tmp_path: Path) -> None:
@@ -247,9 +281,10 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
     assert wrong.stderr == (
         "pipeline: jets@nobody: jets has no such alias; its aliases: @previous, @production\n"
     )
-    usage = process("promote", "jets")
-    assert (usage.returncode, usage.stdout) == (2, "")
-    assert "Missing option '--to'" in usage.stderr
+    for words, says in ((("promote", "jets"), "Missing option '--to'"), (("--fast",), "'--fast'")):
+        usage = process(*words)
+        assert (usage.returncode, usage.stdout, usage.stderr.count("\n")) == (2, "", 1)
+        assert says in usage.stderr
     again = process(
         "run", jets.project.config, "--work", jets.project.work,
         "--registry", jets.project.registry, "--json",

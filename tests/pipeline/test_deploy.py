@@ -19,6 +19,7 @@ from registry.bundle import Bundle
 from registry.store import Registry
 from runtime.loader import load
 from tests.models.project import PASSED, TARGET, Built, cli, refusal, resealed
+from tests.models.signals import disposed
 
 
 @pytest.fixture
@@ -141,6 +142,25 @@ def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path
     assert not (tmp_path / "a").exists()
 
 
+def test_a_backend_that_another_target_has_an_artifact_for(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """As where a target was built later, for fewer engines than the config lists."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        other = {**record["candidates"], "onnxruntime": record["candidates"]["exported"]}
+        manifest["targets"]["cpu/x86-64-v2"] = {**record, "candidates": other}
+
+    ref = registry.register(resealed(jets.bundle, tmp_path / "edited", edit)).ref
+    registry.promote(registry.find(ref), "production", PASSED)
+    where = ("--out", tmp_path / "a", "--registry", registry.uri)
+    said = refusal("deploy", ref, *where, "--backend", "onnxruntime")
+    assert f"no valid artifact of onnxruntime for {TARGET}" in said
+    assert "cpu/x86-64-v2 has one: --target cpu/x86-64-v2" in said
+    assert "config" not in said
+
+
 def test_a_plan_is_for_gpus(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
     assert refusal("deploy", "jets", *where) == (
@@ -202,7 +222,9 @@ def test_devices_and_targets_that_it_does_not_have(promoted: Registry, tmp_path:
     assert said == f"jets has no verified target for cuda:0; it has: {TARGET}"
     said = refusal("deploy", "jets", *where, "--target", "cpu/aarch64")
     assert said.startswith("jets has no verified target cpu/aarch64 for cpu; it has:")
-    assert "at least 1 instance" in refusal("deploy", "jets", *where, "--instances", 0)
+    for option, number in (("instances", 0), ("instances", 10**30), ("queue-delay-us", 10**30)):
+        said = refusal("deploy", "jets", *where, f"--{option}", number)
+        assert "at least 1 instance" in said
     assert not (tmp_path / "a").exists()
 
 
@@ -215,7 +237,14 @@ def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
     """As Ctrl-C does; a terminal that goes must not leave a Triton behind."""
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
+    with disposed(number, signal.SIG_DFL):
+        with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_was_ignored_when_it_started_stays_ignored(number: signal.Signals) -> None:
+    """nohup has SIGHUP ignored, and means it."""
+    with disposed(number, signal.SIG_IGN), _sigterm_as_ctrl_c():
         signal.raise_signal(number)
-    assert signal.getsignal(number) == before

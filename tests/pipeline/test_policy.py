@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.policy import load_policy
 from pipeline.promoting import assess, promote
@@ -26,6 +27,7 @@ from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.models.project import PASSED, cli, refusal
 
+ROOT = Path(__file__).parents[2]
 FAR = "rocm/gfx90a"
 EXCUSED = frozenset({FAR})
 
@@ -51,12 +53,14 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_the_page_shows_every_key(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "gates.md").read_text()
+    page = (ROOT / "docs" / "gates.md").read_text()
     (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "big.safetensors").write_bytes(b"")
     make_keys(tmp_path, "release")
     found = load_policy(write(tmp_path, text))
     assert set(found.policy.model_dump(exclude_defaults=True)) == set(Policy.model_fields)
+    demo = load_config(ROOT / "configs" / "demo.yaml")
+    assert set(found.policy.max_outside_by_output) <= {output.name for output in demo.outputs}
     assert found.reference is not None
     assert found.reference.path == tmp_path / "big.safetensors"
     assert found.origin.startswith("policy.yaml (")
@@ -109,6 +113,23 @@ def test_dry_run_changes_nothing(two: Registry) -> None:
     assert two.find("jets/1").aliases == ()
 
 
+@pytest.mark.parametrize("alias", ["previous", "latest", "a b"])
+def test_dry_run_refuses_what_the_command_refuses(two: Registry, alias: str) -> None:
+    asked = ("promote", "jets/1", "--to", alias, "--allow-unverified", FAR, "--registry", two.uri)
+    assert refusal(*asked, "--dry-run") == refusal(*asked)
+
+
+def test_the_reason_stays(two: Registry) -> None:
+    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri, "--reason", "why so")
+    cli(*asked, code=1)
+    cli(*asked, "--allow-unverified", FAR)
+    assert [(e.kind, e.reason) for e in two.history("jets")] == [
+        ("refusal", "why so"),
+        ("promotion", "why so"),
+    ]
+    assert cli("history", "jets", "--registry", two.uri).stdout.count("why so") == 2
+
+
 def test_override_by_name_and_reason(two: Registry) -> None:
     promote(two, "jets/1", "production", allow_unverified=EXCUSED)
     asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
@@ -130,7 +151,7 @@ def test_override_by_name_and_reason(two: Registry) -> None:
     last = two.history("jets")[-1]
     assert answers(last.decisions)["speed"] == "overridden"
     text = cli("history", "jets", "--registry", two.uri).stdout
-    assert f"speed overridden: {why}" in " ".join(text.split())
+    assert f"{why}; speed overridden" in " ".join(text.split())
     assert "refused by speed" in " ".join(text.split())
 
 
@@ -143,6 +164,16 @@ def test_altered_version_cannot_be_overridden(two: Registry) -> None:
             two, "jets/1", "production", override=frozenset({"speed", "verified"}), reason="hurry"
         )
     assert events(two) == [("refusal", 1)]
+
+
+def test_all_policies_are_shown(two: Registry, tmp_path: Path) -> None:
+    uri = ("--registry", two.uri)
+    cli("policy", write(tmp_path, "max_slowdown: 1.01\n"), *uri)
+    cli("policy", write(tmp_path, "approvals: [ada]\n"), "--model", "jets", *uri)
+    for which in ((), ("--model", "jets")):
+        text = cli("policy", *which, *uri).stdout
+        assert "max_slowdown: 1.01" in text and 'approvals: ["ada"]' in text
+    assert "no such model" in refusal("policy", "--model", "tracks", *uri)
 
 
 def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None:

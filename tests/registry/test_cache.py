@@ -18,7 +18,7 @@ import pytest
 
 from registry import Bundle, BundleError, Registry, RegistryError
 from registry.bundle import SUMS
-from registry.cache import Cache, parse_size
+from registry.cache import Cache, cache_root, parse_size
 from registry.errors import NotCachedError, RegistryUnavailableError
 from tests.models.bundles import write_annex
 
@@ -271,3 +271,25 @@ class TestOfARegistry:
         assert "a damaged copy, which is fetched again" in caplog.text
         assert again.file("program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
         assert registry.open(version, fetch=False) == again
+
+
+@pytest.mark.parametrize(
+    ("ours", "xdg", "expected"),
+    [
+        ("/ours", "/xdg", "/ours"),
+        ("", "/xdg", "/xdg/soa-pipeline"),
+        (None, "/xdg", "/xdg/soa-pipeline"),
+        (None, "", "/home/x/.cache/soa-pipeline"),
+        (None, None, "/home/x/.cache/soa-pipeline"),
+        (None, "relative", "/home/x/.cache/soa-pipeline"),  # which the XDG rule has ignored
+    ],
+)
+def test_where_it_is(
+    ours: str | None, xdg: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    for name, value in (("PIPELINE_CACHE", ours), ("XDG_CACHE_HOME", xdg)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert str(cache_root()) == expected

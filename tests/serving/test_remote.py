@@ -48,6 +48,7 @@ from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.forked import in_a_child
 from tests.models.project import described
+from tests.models.signals import disposed
 from tests.serving.conftest import Shop
 from tests.serving.grpc_server import Server
 
@@ -221,7 +222,8 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
 
     binding = remote.bind(*collections(shop.bundles["jets"], remote, 5))
     server.fault = slow
-    with pytest.raises(KeyboardInterrupt):
+    ctrl_c = disposed(signal.SIGINT, signal.default_int_handler)
+    with ctrl_c, pytest.raises(KeyboardInterrupt):
         try:
             remote.run_many([binding])
         finally:

@@ -284,9 +284,10 @@ def test_not_ready_in_time(shop: Shop, real_triton: None) -> None:
 
 
 def test_the_command_serves_until_it_is_told_to_stop(shop: Shop, real_triton: None) -> None:
+    """As a daemon under nohup, which lives on when its terminal goes."""
     command = [sys.executable, "-c", "import soa_pipeline; soa_pipeline.main()", "serve", "jets/1"]
     process = subprocess.Popen(
-        [*command, "--json", "--registry", shop.registry.uri],
+        ["nohup", *command, "--json", "--registry", shop.registry.uri],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
@@ -303,6 +304,8 @@ def test_the_command_serves_until_it_is_told_to_stop(shop: Shop, real_triton: No
         "jets@production", device=found["endpoints"]["gRPC"], registry=shop.registry
     )
     each = event(shop, "jets", session, 3)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
     session.run(*each)
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]

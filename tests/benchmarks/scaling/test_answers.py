@@ -67,7 +67,7 @@ def test_poisson_arrivals_have_their_rate() -> None:
 def test_a_page_gets_new_text_between_its_markers() -> None:
     page = "before\n<!-- a -->\nold\n<!-- a -->\nafter"
     once = replaced(page, {"a": "new"})
-    assert once == "before\n<!-- a -->\n\n```\nnew\n```\n\n<!-- a -->\nafter"
+    assert once == "before\n<!-- a -->\n\n```text\nnew\n```\n\n<!-- a -->\nafter"
     assert replaced(once, {"a": "new"}) == once
     with pytest.raises(ValueError, match="must stand in the page twice"):
         replaced(page, {"b": "new"})

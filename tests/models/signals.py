@@ -1,0 +1,19 @@
+"""What a signal does while a test asks: `make test` may have been started with it ignored."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Handler = Callable[[int, Any], Any] | signal.Handlers
+
+
+@contextlib.contextmanager
+def disposed(number: signal.Signals, handler: Handler) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
