@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,8 @@ def _told(event: Event, registry: str) -> dict[str, Any]:
 
 
 def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
-    known = {_key(event.imported) for event in registry.history(model) if event.kind == "import"}
+    events = registry.history(model)
+    known, newest = _keys(events), len(events)
     added = 0
     for told in export.history:
         try:
@@ -158,13 +159,29 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
             continue
         # A turn for each: there may be more of them than one turn has time for.
         with registry._writing(model) as mover:
-            aliases = dict(mover.aliases)
-            mover.note(
-                Event("import", model, aliases, aliases, None, number, reason=title, imported=told)
-            )
+            if mover.last is not None and mover.last.number != newest:  # others wrote meanwhile
+                known = _keys(mover.history.events())
+            if key not in known:
+                aliases = dict(mover.aliases)
+                mover.note(
+                    Event(
+                        "import",
+                        model,
+                        aliases,
+                        aliases,
+                        version=number,
+                        reason=title,
+                        imported=told,
+                    )
+                )
+                added += 1
+            newest = 0 if mover.last is None else mover.last.number
         known.add(key)
-        added += 1
     return added
+
+
+def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
+    return {_key(event.imported) for event in events if event.kind == "import"}
 
 
 def _key(told: Mapping[str, Any]) -> tuple[str, str, int, str]:

@@ -253,28 +253,24 @@ class Campaign:
             what: [str(e[what]) for e in entries if what in e]
             for what in ("registered", "built", "removed")
         }
-        invariants.check_always(registry, self.name, done, **changes)
-        left_open = [e for e in invariants._raw(registry, self.name) if e.state == "open"]
-        foreseen = {event.number: event.state for event in registry.history(self.name)}
-        if not registry.versions(self.name):
-            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
-        while True:  # any writer settles
-            try:
-                registry.approve(registry.find(self.name), "the campaign")
-                break
-            except RegistryUnavailableError:
-                if self.lease_s is None:
-                    raise
-        invariants.check_settled(registry, self.name)
-        garbage = collect(registry, older_than=timedelta(0), cache=self.folder / "cache")
-        invariants.check_clean(registry, self.name, self.folder / "cache")
-        invariants.check_always(registry, self.name, done, **changes)
-        settled = {event.number: event.state for event in invariants._raw(registry, self.name)}
-        assert {n: settled[n] for n in foreseen} == foreseen
-        with (self.folder / "left_open").open("a") as file:
-            file.writelines(f"{event.kind} {settled[event.number]}\n" for event in left_open)
-        with (self.folder / "garbage").open("a") as file:
-            file.writelines(f"{each.kind}\n" for each in garbage)
+
+        def settle() -> None:
+            if not registry.versions(self.name):
+                registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
+            while True:  # any writer settles
+                try:
+                    registry.approve(registry.find(self.name), "the campaign")
+                    break
+                except RegistryUnavailableError:
+                    if self.lease_s is None:
+                        raise
+
+        left_open, garbage = invariants.check(
+            registry, self.name, self.folder / "cache", done, settle, **changes
+        )
+        for name, found in (("left_open", left_open), ("garbage", garbage)):
+            with (self.folder / name).open("a") as file:
+                file.writelines(f"{each}\n" for each in found)
 
     def _counts(self) -> Counter[str]:
         found: Counter[str] = Counter()
