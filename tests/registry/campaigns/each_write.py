@@ -42,6 +42,7 @@ TARGETS = ("cpu/x86-64-v4", "cuda/sm_90")
 # What a writer may be told when another one was quicker, or took its files for abandoned.
 TOLD = ("no such version", "already: built later", "took it for abandoned", "is missing",
         "No such file", "'active' state", "changed while it was being registered")  # fmt: skip
+FIRST = ("the killed one", "the paused one")
 LATE = "nothing more was changed"
 _REFUSED = 7
 
@@ -79,8 +80,8 @@ class Place:
     def bundle(self, number: int) -> Bundle:
         return Bundle.open(self.folder / "bundles" / str(number))
 
-    def annex(self, number: int, target: str) -> Annex:
-        return Annex.open(self.folder / "annexes" / str(number) / target)
+    def annex(self, name: object, target: str) -> Annex:
+        return Annex.open(self.folder / "annexes" / str(name) / target)
 
     def _fill(self) -> None:
         registry, made = Registry(self.uri), self.folder / "annexes"
@@ -89,6 +90,7 @@ class Place:
             registry.register(self.bundle(number), NAME)
             for target in TARGETS:
                 bundles.write_annex(made / str(number) / target, self.bundle(number), target)
+        bundles.write_annex(made / "another" / TARGETS[1], self.bundle(4), TARGETS[1], seed=1)
         registry.add_target(registry.find(f"{NAME}/2"), self.annex(2, TARGETS[0]))
         registry.add_target(registry.find(f"{NAME}/4"), self.annex(4, TARGETS[0]))
         for number, alias in ((1, "production"), (2, "production"), (3, "staging")):
@@ -129,7 +131,13 @@ class Operation:
     """Of the event that it leaves."""
 
 
-def _promote(to: Place, registry: Registry, label: str) -> None:
+def _build(to: Place, registry: Registry, label: str) -> None:
+    """Who comes later has built other bytes for the same target."""
+    annex = to.annex(4 if label in FIRST else "another", TARGETS[1])
+    registry.add_target(registry.find(f"{NAME}/4"), annex)
+
+
+def _promote(_: Place, registry: Registry, label: str) -> None:
     version = registry.find(f"{NAME}/4")
     registry.promote(version, "production", workers.PASSED, policies=[label], annexes=TARGETS[:1])
 
@@ -212,10 +220,8 @@ OPERATIONS = {
         lambda to, registry, _: import_from(registry, to.folder / "export"), _imported
     ),
     "build": Operation(
-        lambda to, registry, _: registry.add_target(
-            registry.find(f"{NAME}/4"), to.annex(4, TARGETS[1])
-        ),
-        lambda to, registry: registry.find(f"{NAME}/4").annexes.keys() == set(TARGETS),
+        _build,
+        lambda _, registry: registry.find(f"{NAME}/4").annexes.keys() == set(TARGETS),
     ),
     "sign": Operation(
         lambda to, registry, _: registry.sign(registry.find(f"{NAME}/5"), to.key), _signed
@@ -330,14 +336,14 @@ class _Campaign:
 
     def killed(self, operation: Operation, write: int) -> str | None:
         """Whether the operation happened, or None if it has fewer writes."""
-        worker = self._fork(operation, "the killed one", write, signal.SIGKILL)
+        worker = self._fork(operation, FIRST[0], write, signal.SIGKILL)
         if _stopped(worker) != "killed":
             return None
         return self._checked(operation, None)
 
     def paused(self, operation: Operation, write: int) -> str | None:
         """What the paused writer was told, or None if it has fewer writes."""
-        first = self._fork(operation, "the paused one", write, signal.SIGSTOP)
+        first = self._fork(operation, FIRST[1], write, signal.SIGSTOP)
         if _stopped(first) != "paused":
             return None
         second = self._fork(operation, "the one that came", None, signal.SIGSTOP)

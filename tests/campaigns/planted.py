@@ -1,0 +1,172 @@
+"""Faults that are put in on purpose: the tests, or a campaign, must turn red for every one.
+
+    python -m tests.campaigns.planted --jobs 2
+    python -m tests.campaigns.planted --only "file lock" --only lease
+
+The tree is copied to a scratch folder. There, one fault of `faults.py` at a time is put in, what
+must see it runs, and the fault is taken out again. What runs has to be green without any fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import queue
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.campaigns.faults import FAULTS, Fault
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
+_SOURCES = (".py", ".cpp", ".h", ".hpp")
+_NOT_COPIED = shutil.ignore_patterns(
+    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "*.egg-info"
+)
+
+
+def place(fault: Fault, root: Path = ROOT) -> Path:
+    """The file in which the text of a fault stands; SystemExit unless it stands once in all."""
+    files = (p for top in PRODUCT for p in (root / top).rglob("*") if p.suffix in _SOURCES)
+    found = {path: count for path in files if (count := path.read_text().count(fault.old))}
+    if sum(found.values()) != 1:
+        where = ", ".join(f"{p.relative_to(root)} ({n})" for p, n in found.items()) or "nowhere"
+        raise SystemExit(f"{fault.name}: its text must stand in one place, it stands in: {where}")
+    return next(iter(found))
+
+
+def tests_by_name(root: Path = ROOT) -> dict[str, str]:
+    """What pytest calls a test, by `function` and `file.function`, as far as that names one."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((root / "tests").rglob("test_*.py")):
+        body = ast.parse(path.read_text()).body
+        inner = [(f"{c.name}::", c.body) for c in body if isinstance(c, ast.ClassDef)]
+        for prefix, statements in (("", body), *inner):
+            for each in statements:
+                if isinstance(each, ast.FunctionDef) and each.name.startswith("test_"):
+                    node = f"{path.relative_to(root)}::{prefix}{each.name}"
+                    found.setdefault(each.name, []).append(node)
+                    found[f"{path.stem}.{each.name}"] = [node]
+    return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
+
+
+def command_of(check: str, tests: dict[str, str]) -> list[str]:
+    """How a check is run: a test, or a campaign with its arguments."""
+    if check in tests:
+        return ["pytest", "-q", "-x", "-p", "no:cacheprovider", tests[check]]
+    name, *arguments = shlex.split(check)
+    campaigns = [*ROOT.glob(f"tests/**/campaigns/{name}.py")]
+    if len(campaigns) != 1:
+        raise SystemExit(f"{check}: neither the name of one test nor a campaign")
+    return [".".join(campaigns[0].relative_to(ROOT).with_suffix("").parts), *arguments]
+
+
+@dataclass(frozen=True)
+class Seen:
+    fault: Fault
+    red: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        by = ", ".join(f"`{check}`" for check in self.red) or "**nothing**"
+        return f"| {self.fault.name} | {by} |"
+
+
+class Copy:
+    """The tree in a scratch folder, for one fault at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = Path(shutil.copytree(ROOT, folder, ignore=_NOT_COPIED, symlinks=True))
+        # No .pyc: an edit may keep a file's size and come within its second.
+        self._env = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        self._tests = tests_by_name(self.root)
+
+    def red(self, check: str) -> bool:
+        """Whether a check fails. SystemExit where it comes to no verdict."""
+        command = [sys.executable, "-m", *command_of(check, self._tests)]
+        done = subprocess.run(
+            command, cwd=self.root, env=self._env, capture_output=True, text=True, check=False
+        )
+        # 1: it failed. Below 0: it crashed. All else is a mistake of this campaign.
+        if done.returncode > 1 or re.search(r"^\d+ (skipped|deselected)", done.stdout, re.M):
+            said = (done.stdout + done.stderr)[-3000:]
+            raise SystemExit(f"{check}: ended with {done.returncode}, which says nothing:\n{said}")
+        return done.returncode != 0
+
+    def put_in(self, fault: Fault) -> Seen:
+        path, begun = place(fault, self.root), time.monotonic()
+        good = path.read_text()
+        path.write_text(good.replace(fault.old, fault.new))
+        try:
+            red = tuple(check for check in fault.seen_by if self.red(check))
+        finally:
+            path.write_text(good)
+        return Seen(fault, red, time.monotonic() - begun)
+
+
+def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
+    """Put in each fault. SystemExit where a check is red without any."""
+    copies: queue.Queue[Copy] = queue.Queue()
+    for number in range(jobs):
+        copies.put(Copy(folder / str(number)))
+
+    def with_copy(work: str | Fault) -> Seen | bool:
+        copy = copies.get()
+        try:
+            return copy.red(work) if isinstance(work, str) else copy.put_in(work)
+        finally:
+            copies.put(copy)
+
+    for fault in faults:
+        place(fault)
+    checks = list(dict.fromkeys(check for fault in faults for check in fault.seen_by))
+    with ThreadPoolExecutor(jobs) as pool:
+        for check, red in zip(checks, pool.map(with_copy, checks), strict=True):
+            if red:
+                raise SystemExit(f"{check}: red without any fault")
+        print(f"{len(checks)} checks are green without a fault", file=sys.stderr)
+        found = []
+        for seen in pool.map(with_copy, faults):
+            assert isinstance(seen, Seen)
+            print(f"{seen} {seen.seconds:.0f} s", file=sys.stderr)
+            found.append(seen)
+    return found
+
+
+def chosen(texts: Iterable[str]) -> list[Fault]:
+    found = [fault for fault in FAULTS if any(text in fault.name for text in texts)]
+    if not found:
+        raise SystemExit(f"no fault has such a name; there are: {[f.name for f in FAULTS]}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", action="append", metavar="TEXT", help="Faults named like this.")
+    parser.add_argument("--jobs", type=int, default=1, help="Faults at a time.")
+    asked = parser.parse_args()
+    faults = chosen(asked.only or [""])
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="soa-planted-") as folder:
+        found = run(Path(folder), faults, asked.jobs)
+    print("| fault | seen by |\n| --- | --- |")
+    print(*found, sep="\n")
+    unseen = [seen.fault.name for seen in found if not seen.red]
+    print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, "
+          f"{time.monotonic() - begun:.0f} s")  # fmt: skip
+    if unseen:
+        raise SystemExit(f"not seen: {'; '.join(unseen)}")
+
+
+if __name__ == "__main__":
+    main()
