@@ -104,7 +104,7 @@ FAULTS = (
         "a target that no promotion covers is run",
         "return [t for t, digest in version.annexes.items() if let_pass.get(t) == digest]",
         "return list(version.annexes)",
-        (),
+        ("test_production_takes_it_once_a_promotion_let_it_pass",),
     ),
     Fault(
         "a record of what was found counts though it is damaged",
@@ -318,6 +318,12 @@ FAULTS = (
         "if not self._lock.acquire(blocking=False):",
         "if not self._lock.acquire():",
         ("test_two_threads_on_one_binding_are_refused",),
+    ),
+    Fault(
+        "C++ runs on more rows than were compiled for",
+        "if (n < range.min || n > range.max) {",
+        "if (n < range.min) {",
+        ("test_cpp_refuses_what_does_not_fit",),
     ),
     # Servers
     Fault(

@@ -60,14 +60,14 @@ def tests_by_name(root: Path = ROOT) -> dict[str, str]:
     return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
 
 
-def command_of(check: str, tests: dict[str, str]) -> list[str]:
-    """How a check is run: a test, or a campaign with its arguments."""
-    if check in tests:
-        return ["pytest", "-q", "-x", "-p", "no:cacheprovider", tests[check]]
-    name, *arguments = shlex.split(check)
+def command_of(checks: Sequence[str], tests: dict[str, str]) -> list[str]:
+    """How tests are run, or one campaign with its arguments."""
+    if all(check in tests for check in checks):
+        return ["pytest", "-q", "-x", "-p", "no:cacheprovider", *(tests[each] for each in checks)]
+    ((name, *arguments),) = map(shlex.split, checks)
     campaigns = [*ROOT.glob(f"tests/**/campaigns/{name}.py")]
     if len(campaigns) != 1:
-        raise SystemExit(f"{check}: neither the name of one test nor a campaign")
+        raise SystemExit(f"{name}: neither the name of one test nor a campaign")
     return [".".join(campaigns[0].relative_to(ROOT).with_suffix("").parts), *arguments]
 
 
@@ -91,16 +91,16 @@ class Copy:
         self._env = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
         self._tests = tests_by_name(self.root)
 
-    def red(self, check: str) -> bool:
-        """Whether a check fails. SystemExit where it comes to no verdict."""
-        command = [sys.executable, "-m", *command_of(check, self._tests)]
+    def red(self, *checks: str) -> bool:
+        """Whether one of these tests fails, or a campaign. SystemExit where that stays open."""
+        command = [sys.executable, "-m", *command_of(checks, self._tests)]
         done = subprocess.run(
             command, cwd=self.root, env=self._env, capture_output=True, text=True, check=False
         )
         # 1: it failed. Below 0: it crashed. All else is a mistake of this campaign.
         if done.returncode > 1 or re.search(r"^\d+ (skipped|deselected)", done.stdout, re.M):
             said = (done.stdout + done.stderr)[-3000:]
-            raise SystemExit(f"{check}: ended with {done.returncode}, which says nothing:\n{said}")
+            raise SystemExit(f"{checks}: {done.returncode}, which says nothing:\n{said}")
         return done.returncode != 0
 
     def put_in(self, fault: Fault) -> Seen:
@@ -116,31 +116,36 @@ class Copy:
 
 def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
     """Put in each fault. SystemExit where a check is red without any."""
+    for fault in faults:
+        place(fault)
     copies: queue.Queue[Copy] = queue.Queue()
     for number in range(jobs):
         copies.put(Copy(folder / str(number)))
 
-    def with_copy(work: str | Fault) -> Seen | bool:
+    def seen(fault: Fault) -> Seen:
         copy = copies.get()
         try:
-            return copy.red(work) if isinstance(work, str) else copy.put_in(work)
+            found = copy.put_in(fault)
         finally:
             copies.put(copy)
+        print(f"{found} {found.seconds:.0f} s", file=sys.stderr)
+        return found
 
-    for fault in faults:
-        place(fault)
-    checks = list(dict.fromkeys(check for fault in faults for check in fault.seen_by))
+    _require_green(copies.queue[0], list(dict.fromkeys(c for f in faults for c in f.seen_by)))
     with ThreadPoolExecutor(jobs) as pool:
-        for check, red in zip(checks, pool.map(with_copy, checks), strict=True):
-            if red:
-                raise SystemExit(f"{check}: red without any fault")
-        print(f"{len(checks)} checks are green without a fault", file=sys.stderr)
-        found = []
-        for seen in pool.map(with_copy, faults):
-            assert isinstance(seen, Seen)
-            print(f"{seen} {seen.seconds:.0f} s", file=sys.stderr)
-            found.append(seen)
-    return found
+        return list(pool.map(seen, faults))
+
+
+def _require_green(copy: Copy, checks: Sequence[str]) -> None:
+    tests = tests_by_name()
+    campaigns = [check for check in checks if check not in tests]
+    for together in (
+        [check for check in checks if check in tests],
+        *([each] for each in campaigns),
+    ):
+        if together and copy.red(*together):
+            raise SystemExit(f"without any fault, one of these is red: {', '.join(together)}")
+    print(f"{len(checks)} checks are green without a fault", file=sys.stderr)
 
 
 def chosen(texts: Iterable[str]) -> list[Fault]:

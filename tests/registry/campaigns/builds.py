@@ -26,7 +26,11 @@ def at_once(folder: Path, builders: int) -> list[int]:
     """How many of the builders of each target were told that another was quicker."""
     uri = workers.prepare(folder, 1)
     bundle = Bundle.open(folder / "bundles/0")
-    workers.run(lambda: Registry(uri).register(bundle, "jets"))
+
+    def register() -> None:
+        Registry(uri).register(bundle, "jets")
+
+    workers.run(register)
     children: dict[int, str] = {}
     read, write = os.pipe()
     for target in TARGETS:

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryErr
 from registry.artifacts import signature_of
 from registry.garbage import collect
 from registry.history import Event
+from registry.lookup import model_of
 from registry.policy import Policy
 from registry.push import push
 from registry.removal import remove
@@ -45,6 +47,7 @@ TOLD = ("no such version", "already: built later", "took it for abandoned", "is 
 FIRST = ("the killed one", "the paused one")
 LATE = "nothing more was changed"
 _REFUSED = 7
+POLICY = Policy(approvals=("ada",), reference="release.pem")  # any file will do
 
 
 class Place:
@@ -200,11 +203,16 @@ def _signed(to: Place, registry: Registry) -> bool:
     return True
 
 
+def _asked(to: Place, registry: Registry) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        asked = registry.policies(NAME, Path(folder))
+    assert all(each.reference is not None for each in asked)
+    return [each.policy for each in asked] == [POLICY]
+
+
 def _collected(to: Place, registry: Registry) -> bool:
     return collect(registry, older_than=timedelta(0), cache=to.cache, dry_run=True) == []
 
-
-POLICY = Policy(approvals=("ada",))
 
 OPERATIONS = {
     "register": Operation(
@@ -232,8 +240,8 @@ OPERATIONS = {
         "approval",
     ),
     "policy": Operation(
-        lambda _, registry, __: registry.set_policy(POLICY, NAME),
-        lambda _, registry: [asked.policy for asked in registry.policies(NAME)] == [POLICY],
+        lambda to, registry, _: registry.set_policy(POLICY, NAME, to.public),
+        _asked,
     ),
     "alias": Operation(
         lambda _, registry, __: registry.set_alias(registry.find(f"{NAME}/4"), "golden"),
@@ -318,7 +326,7 @@ class _Campaign:
         self, operation: Operation, one: Callable[[Operation, int], str | None], every: int
     ) -> list[str]:
         """What each write led to, until one is asked for that the operation has not."""
-        found = []
+        found: list[str] = []
         for write in itertools.count(0, every):
             self.place.begin_again()
             try:
@@ -410,7 +418,7 @@ class _Campaign:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
             with registry._access.client() as client:
-                held = lock.model_of(client, f"soa-pipeline lock {NAME}")
+                held = model_of(client, f"soa-pipeline lock {NAME}")
             assert held is None, "a lease was left behind"
         return {True: "happened", False: "void", None: "half-way"}[found[0]]
 
@@ -427,7 +435,7 @@ def stop_before_questions(
             os.kill(os.getpid(), sign)
         plain(turn)
 
-    lock.Turn.require = require  # type: ignore[method-assign]
+    lock.Turn.require = require  # type: ignore[assignment,method-assign]
 
 
 def _put(path: Path, text: str) -> None:
