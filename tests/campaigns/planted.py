@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import os
 import queue
 import re
@@ -35,33 +36,41 @@ _NOT_COPIED = shutil.ignore_patterns(
 )
 
 
-def place(fault: Fault, root: Path = ROOT) -> Path:
+@functools.cache
+def sources() -> dict[Path, str]:
+    """The product's files, relative to the root."""
+    found = (path for top in PRODUCT for path in (ROOT / top).rglob("*"))
+    return {p.relative_to(ROOT): p.read_text() for p in found if p.suffix in _SOURCES}
+
+
+def place(fault: Fault) -> Path:
     """The file in which the text of a fault stands; SystemExit unless it stands once in all."""
-    files = (p for top in PRODUCT for p in (root / top).rglob("*") if p.suffix in _SOURCES)
-    found = {path: count for path in files if (count := path.read_text().count(fault.old))}
+    found = {path: n for path, text in sources().items() if (n := text.count(fault.old))}
     if sum(found.values()) != 1:
-        where = ", ".join(f"{p.relative_to(root)} ({n})" for p, n in found.items()) or "nowhere"
+        where = ", ".join(f"{path} ({n})" for path, n in found.items()) or "nowhere"
         raise SystemExit(f"{fault.name}: its text must stand in one place, it stands in: {where}")
     return next(iter(found))
 
 
-def tests_by_name(root: Path = ROOT) -> dict[str, str]:
+@functools.cache
+def tests_by_name() -> dict[str, str]:
     """What pytest calls a test, by `function` and `file.function`, as far as that names one."""
     found: dict[str, list[str]] = {}
-    for path in sorted((root / "tests").rglob("test_*.py")):
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
         body = ast.parse(path.read_text()).body
         inner = [(f"{c.name}::", c.body) for c in body if isinstance(c, ast.ClassDef)]
         for prefix, statements in (("", body), *inner):
             for each in statements:
                 if isinstance(each, ast.FunctionDef) and each.name.startswith("test_"):
-                    node = f"{path.relative_to(root)}::{prefix}{each.name}"
+                    node = f"{path.relative_to(ROOT)}::{prefix}{each.name}"
                     found.setdefault(each.name, []).append(node)
                     found[f"{path.stem}.{each.name}"] = [node]
     return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
 
 
-def command_of(checks: Sequence[str], tests: dict[str, str]) -> list[str]:
+def command_of(checks: Sequence[str]) -> list[str]:
     """How tests are run, or one campaign with its arguments."""
+    tests = tests_by_name()
     if all(check in tests for check in checks):
         return ["pytest", "-q", "-x", "-p", "no:cacheprovider", *(tests[each] for each in checks)]
     ((name, *arguments),) = map(shlex.split, checks)
@@ -89,11 +98,10 @@ class Copy:
         self.root = Path(shutil.copytree(ROOT, folder, ignore=_NOT_COPIED, symlinks=True))
         # No .pyc: an edit may keep a file's size and come within its second.
         self._env = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
-        self._tests = tests_by_name(self.root)
 
     def red(self, *checks: str) -> bool:
         """Whether one of these tests fails, or a campaign. SystemExit where that stays open."""
-        command = [sys.executable, "-m", *command_of(checks, self._tests)]
+        command = [sys.executable, "-m", *command_of(checks)]
         done = subprocess.run(
             command, cwd=self.root, env=self._env, capture_output=True, text=True, check=False
         )
@@ -104,7 +112,7 @@ class Copy:
         return done.returncode != 0
 
     def put_in(self, fault: Fault) -> Seen:
-        path, begun = place(fault, self.root), time.monotonic()
+        path, begun = self.root / place(fault), time.monotonic()
         good = path.read_text()
         path.write_text(good.replace(fault.old, fault.new))
         try:
