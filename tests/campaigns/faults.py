@@ -136,6 +136,42 @@ FAULTS = (
         "",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
+    Fault(
+        "the loosest of several policies counts",
+        "max_outside=min((own_max_outside, *outside)),",
+        "max_outside=max((own_max_outside, *outside)),",
+        ("test_policies_add_up",),
+    ),
+    Fault(
+        "a version is approved for another digest",
+        'and event.digests.get(f"{event.model}/{number}") == digest',
+        "",
+        (),
+    ),
+    Fault(
+        "a promotion that came to nothing counts as time in staging",
+        'elif since is None and event.kind == "promotion" and event.state != "void":',
+        'elif since is None and event.kind == "promotion":',
+        (),
+    ),
+    Fault(
+        "any gate can be overridden",
+        'NEVER_OVERRIDDEN = frozenset({"digests", "signature"})',
+        "NEVER_OVERRIDDEN = frozenset[str]()",
+        ("test_override",),
+    ),
+    Fault(
+        "a version that has an alias is removed",
+        "        if version.aliases:\n",
+        "        if False:\n",
+        (),
+    ),
+    Fault(
+        "what was built for another bundle is attached",
+        "if record.base != bundle.digest or record.name != bundle.manifest.name:",
+        "if record.name != bundle.manifest.name:",
+        ("test_an_annex_of_another_bundle",),
+    ),
     # The registry, with writers that are killed or come at once
     Fault(
         "an alias moves before its event",
@@ -172,7 +208,7 @@ FAULTS = (
         "a lease is taken from an owner who is alive",
         "elif now - self._since > LEASE_S:",
         "else:",
-        ("test_lease_that_is_never_free",),
+        ("test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts",),
     ),
     Fault(
         "a lease that ended while it was read counts as a dead owner's",
@@ -189,8 +225,8 @@ FAULTS = (
     # The proof
     Fault(
         "n = 0 is not validated",
-        "sizes = {0, 1, 2, 37,",
-        "sizes = {1, 2, 37,",
+        "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)",
+        "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.max)",
         ("test_sizes_surround_every_alignment",),
     ),
     Fault(
@@ -261,6 +297,24 @@ FAULTS = (
         "if False:",
         ("test_an_answer_that_is_off",),
     ),
+    Fault(
+        "a model that writes into its inputs is captured",
+        "    if mutated:\n",
+        "    if False:\n",
+        (),
+    ),
+    Fault(
+        "what was not verified runs in production",
+        'if production and record.status != "verified":',
+        "if False:",
+        ("test_production_runs_only_what_was_verified_on_the_target",),
+    ),
+    Fault(
+        "stages take what they made of other weights",
+        '"model": source_of(config).fingerprint(),',
+        "",
+        (),
+    ),
     # Memory that is bound
     Fault(
         "one column is left out when a layout is checked",
@@ -286,6 +340,18 @@ FAULTS = (
     Fault(
         "the alignment of memory is not checked",
         "if tensor.numel() and tensor.data_ptr() % alignment:",
+        "if False:",
+        ("test_what_cannot_be_wrapped",),
+    ),
+    Fault(
+        "an exporter's copy is taken for its memory",
+        "if reader.flags & reader.IS_COPIED:",
+        "if False:",
+        ("test_an_exporter_of_a_copy",),
+    ),
+    Fault(
+        "masked values are taken for numbers",
+        "if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):",
         "if False:",
         ("test_what_cannot_be_wrapped",),
     ),

@@ -143,6 +143,20 @@ def test_lease_of_a_dead_owner_is_taken_over_once(
         assert client.get_registered_model(LOCK).tags["owner"] == owner
 
 
+def test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts(
+    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock._created(client, LOCK, "one")
+    waiting = lock._Queue(client, LOCK)
+    for _ in range(3):
+        assert waiting.ask() is None
+    assert names(client) == [LOCK]
+    monkeypatch.setattr(time, "monotonic", lambda plain=time.monotonic: plain() + lock.LEASE_S)
+    assert waiting.ask() is None
+    assert names(client) == [f"{LOCK} one"]
+    assert waiting.ask() is not None
+
+
 def test_names_of_the_long_dead_are_removed(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
