@@ -146,13 +146,13 @@ FAULTS = (
         "a version is approved for another digest",
         'and event.digests.get(f"{event.model}/{number}") == digest',
         "",
-        (),
+        ("test_a_life",),
     ),
     Fault(
         "a promotion that came to nothing counts as time in staging",
         'elif since is None and event.kind == "promotion" and event.state != "void":',
         'elif since is None and event.kind == "promotion":',
-        (),
+        ("test_since_when_in_staging",),
     ),
     Fault(
         "any gate can be overridden",
@@ -164,7 +164,7 @@ FAULTS = (
         "a version that has an alias is removed",
         "        if version.aliases:\n",
         "        if False:\n",
-        (),
+        ("test_a_version_with_an_alias",),
     ),
     Fault(
         "what was built for another bundle is attached",
@@ -301,7 +301,7 @@ FAULTS = (
         "a model that writes into its inputs is captured",
         "    if mutated:\n",
         "    if False:\n",
-        (),
+        ("test_the_refusal_names_the_line_of_the_model",),
     ),
     Fault(
         "what was not verified runs in production",
@@ -313,7 +313,7 @@ FAULTS = (
         "stages take what they made of other weights",
         '"model": source_of(config).fingerprint(),',
         "",
-        (),
+        ("test_other_numbers_in_the_same_files_are_another_model",),
     ),
     # Memory that is bound
     Fault(
