@@ -16,12 +16,12 @@ TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test triton sanitize lint format clean
+.PHONY: help setup demo test campaigns triton sanitize lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything that demo and test need
 
@@ -31,6 +31,18 @@ demo: $(STAMP) ## take the demo model through its whole life, from its config to
 # By files, in their order: what a module shares is compiled once, and the long ones come first.
 test: lint ## check style and types, then run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# Those that need the least come first: docs/testing.md says what each does.
+campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, for hours
+	$(BIN)/python -m tests.registry.campaigns.promoters
+	$(BIN)/python -m tests.registry.campaigns.builds
+	$(BIN)/python -m tests.registry.campaigns.bitflips
+	$(BIN)/python -m tests.registry.campaigns.kill
+	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
+	$(BIN)/python -m tests.engines.native.sanitize
+	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
+	$(BIN)/python -m tests.serving.campaigns.faults
+	$(BIN)/python -m tests.registry.campaigns.postgres
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import shutil
 import tempfile
 import uuid
@@ -292,6 +292,9 @@ def discard_files(access: Access, client: MlflowClient, run: str) -> int:
 
 def remove_tree(folder: Path) -> None:
     while folder.exists():
-        # Another process may be at the same, as one whose registration came to nothing.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             shutil.rmtree(folder)
+        except OSError as error:
+            # Another process may be at the same, or still write what it will be told is abandoned.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["registration", "removed version", "annex", "temporary"]
 
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.(partial|old|sig)(-journal|-wal|-shm)?")
+_PARTIAL = re.compile(
+    r"\..+\.[0-9a-f]{8}\.(partial|old|sig)(-journal|-wal|-shm)?"
+    r"|\.artifact\.uploading\..+"  # MLflow's own
+)
 _UNFINISHED = ("RUNNING", "SCHEDULED")
 
 
@@ -214,7 +217,8 @@ def _temporary(
 
     `folders`: those in which a version's files are.
     """
-    candidates = [path for folder in folders for path in folder.glob(".bundle.*.sig")]
+    ours = (".bundle.*.sig", ".artifact.uploading.*")
+    candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
     if (sqlite := registry._access.sqlite) is not None:
         candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):

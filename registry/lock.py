@@ -154,7 +154,9 @@ class _Queue:
         found = model_of(self._client, self._lock)
         if found is None:
             return None
-        owner, now = found.tags.get(_OWNER, ""), time.monotonic()
+        owner, now = found.tags.get(_OWNER), time.monotonic()
+        if owner is None:  # released while MLflow read it: the model first, then its tags
+            return None
         self.holder = found.tags.get(_BY, "somebody")
         if owner == self.token:  # made by a request whose answer was lost, then or later
             if now < self._asked + LEASE_S / 2:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -183,7 +183,7 @@ def _read_told(event: Event) -> Told:
 
 def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
     events = registry.history(model)
-    known = {_read_told(event).key for event in events if event.kind == "import"}
+    known, newest = _keys(events), len(events)
     added = 0
     for told in export.history:
         if told.key in known:
@@ -193,16 +193,25 @@ def _add_events(registry: Registry, model: str, export: Export, here: Mapping[in
         number = None if was.version is None else here.get(was.version)
         # A turn for each: there may be more of them than one turn has time for.
         with registry._writing(model) as mover:
-            aliases = dict(mover.aliases)
-            imported = told.model_dump()
-            mover.note(
-                Event(
-                    "import", model, aliases, aliases, None, number, reason=title, imported=imported
-                )
-            )
+            if mover.last is not None and mover.last.number != newest:  # others wrote meanwhile
+                known = _keys(mover.history.events())
+            if told.key not in known:
+                aliases = dict(mover.aliases)
+                imported = told.model_dump()
+                mover.note(
+                    Event(
+                        "import", model, aliases, aliases, None, number,
+                        reason=title, imported=imported,
+                    )
+                )  # fmt: skip
+                added += 1
+            newest = 0 if mover.last is None else mover.last.number
         known.add(told.key)
-        added += 1
     return added
+
+
+def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
+    return {_read_told(event).key for event in events if event.kind == "import"}
 
 
 def _as_tar(folder: Path) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
+from tests.models import sqlite
 from tests.models.shared import made_once
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
@@ -49,16 +49,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def quick_commits() -> None:
-    """SQLite leaves it to the kernel when its files reach the disk: a killed process loses nothing
-    by that, and no test pulls the plug. MLflow commits dozens of times a test, and each time would
-    wait for the disk."""
-    from sqlalchemy import event
-    from sqlalchemy.engine import Engine
-
-    @event.listens_for(Engine, "connect")
-    def connected(connection: Any, record: object) -> None:
-        if isinstance(connection, sqlite3.Connection):
-            connection.execute("PRAGMA synchronous = OFF")
+    sqlite.quick_commits()
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from engines import Executable
-from soa import Signature
+from soa import Block, Signature
 from stages.reference import Reference, compute_reference, make_cases, random_inputs
 from tests.models.building import mlp_signature
+from tests.models.mlps import CLASSES
 
 
 class Triple(nn.Module):
@@ -27,11 +28,40 @@ class Triple(nn.Module):
         return x[:, :3] * 3
 
 
-def reference(signature: Signature | None = None) -> Reference:
+def reference(signature: Signature | None = None, model: nn.Module | None = None) -> Reference:
     signature = signature or mlp_signature()
     return compute_reference(
-        Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
+        model or Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
     )
+
+
+class Split(nn.Module):
+    """The same in two outputs."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, :1] * 3, x[:, 1:3] * 3
+
+
+def split_signature() -> Signature:
+    whole = mlp_signature()
+    first, *others = CLASSES
+    outputs = [Block("first", "tags", (first,)), Block("others", "tags", tuple(others))]
+    blocks = [bound.block for bound in whole.inputs]
+    return Signature.build(whole.layouts, blocks, outputs, whole.ranges)
+
+
+def split_off_by(amount: float, output: int) -> Executable:
+    """Wrong in the last row of one of the two outputs."""
+
+    def run(arguments: Sequence[Tensor]) -> None:
+        rows, x, *answers = arguments
+        n = rows.shape[0]
+        for k, given in ((0, x[:1, :n]), (1, x[1:3, :n])):
+            answers[k][:, :n] = given * 3
+        if n:
+            answers[output][:, n - 1] += amount
+
+    return run
 
 
 class Rogue:

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from registry.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store import Registry
+from tests.models import mlps
 from tests.models.project import CONFIG, TARGET, Built, Project, cli, refusal, write_project
 
 # Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
@@ -108,6 +110,16 @@ def test_changed_weights_make_a_new_version(heavy: Built) -> None:
     assert heavy.answer["version"] == "jets/2"
     assert heavy.answer["worked"][0] == "capture"
     assert heavy.project.run()["worked"] == []
+
+
+def test_other_numbers_in_the_same_files_are_another_model(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    config = project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    first = project.run(config)
+    save_file(mlps.PointwiseFirst(2, 48).state_dict(), project.folder / "weights.safetensors")
+    again = project.run(config)
+    assert again["worked"][0] == "capture"
+    assert (again["version"], again["digest"] == first["digest"]) == ("jets/2", False)
 
 
 def test_changed_tolerance_is_judged_again_but_not_compiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from datetime import timedelta
@@ -88,6 +89,25 @@ def test_a_failed_registration(
             registry.register(bundle)
     assert [(each.what, each.bytes) for each in collect(registry)] == [("jets: failed", 0)]
     assert collect(registry) == []
+
+
+def test_files_that_come_while_others_are_removed(
+    registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration that was taken for abandoned goes on writing until it asks."""
+    leave(registry, bundle, "log_batch")
+    (artifacts,) = {p.parents[1] for p in stored_files(registry) if p.name == "program.pt2"}
+    plain = os.rmdir
+
+    def slower(path: str, *, dir_fd: int | None = None) -> None:
+        if path == artifacts.name:
+            monkeypatch.setattr(os, "rmdir", plain)
+            (artifacts / "report.html").write_text("just made")
+        plain(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", slower)
+    assert len(collect(registry, older_than=NOW)) == 1
+    assert stored_files(registry) == []
 
 
 def test_a_registration_that_is_at_work(
@@ -195,6 +215,7 @@ def test_what_killed_processes_leave(
         cache / ".0123.89abcdef.partial",
         cache / "built/0123/cpu/.key.89abcdef.old",
         folder.parent / ".bundle.89abcdef.sig",
+        folder.parent / ".artifact.uploading.ab_d3f4h",  # MLflow's, of a report
         Path(registry.uri.removeprefix("sqlite:///")).with_name(".registry.db.89abcdef.partial"),
     ]
     for path in left[:2]:
@@ -209,7 +230,7 @@ def test_what_killed_processes_leave(
     found = collect(registry, older_than=NOW, cache=cache)
     assert sorted(each.where for each in found) == sorted(map(str, left))
     size = sum(p.stat().st_size for p in (cache / bundle.digest).rglob("*") if p.is_file())
-    assert sum(each.bytes for each in found) == 2 * size + 8
+    assert sum(each.bytes for each in found) == 2 * size + 12
     assert not any(path.exists() for path in left)
     assert beside.exists()
     registry.open(version).verify()

@@ -216,6 +216,8 @@ def test_since_when_in_staging() -> None:
     events += [moved(4, "promotion", "staging", 2, there), moved(5, "alias", "staging", 1, here)]
     assert promoted_since(events, "staging", 1) is None  # nobody asked a gate
     assert promoted_since(events, "staging", 2) is None  # gone again
+    nothing = replace(moved(6, "promotion", "staging", 1, here), state="void", before=here)
+    assert promoted_since([*events, nothing], "staging", 1) is None
     events += [moved(6, "promotion", "staging", 1, here)]
     assert promoted_since(events, "staging", 1) == events[5].time
     void = replace(moved(7, "promotion", "staging", 2, there), state="void", before=here)

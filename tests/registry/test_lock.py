@@ -12,10 +12,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
 from registry import Registry, RegistryUnavailableError, lock
 
@@ -94,6 +97,38 @@ def test_lease_keeps_writers_apart(registry: Registry, client: MlflowClient) -> 
     assert names(client) == []
 
 
+def test_a_lease_that_ends_while_it_is_read(registry: Registry, client: MlflowClient) -> None:
+    """MLflow reads a model and then its tags: of a lease that was released in between, it gives a
+    model without an owner. Who sees that must not end the lease of the next owner."""
+    owners = ["first"]
+    held = lock._created(client, LOCK, owners[0])
+    busy = False
+
+    def interleave(connection: Any, _: object, statement: str, *_more: object) -> None:
+        """A lease ends before each look at its tags, and the next one begins right after."""
+        nonlocal held, busy
+        if busy or connection.connection.dbapi_connection.in_transaction:  # others cannot write now
+            return
+        if ("registered_model_tags" in statement) != held:
+            return
+        busy = True
+        if held:
+            lock._release(client, LOCK, owners[-1])
+        else:
+            owners.append(f"number {len(owners)}")
+            lock._created(client, LOCK, owners[-1])
+        held, busy = not held, False
+
+    waiting = lock._Queue(client, LOCK)
+    event.listen(Engine, "before_cursor_execute", interleave)
+    try:
+        assert waiting.ask() is None
+    finally:
+        event.remove(Engine, "before_cursor_execute", interleave)
+    assert len(owners) > 1
+    assert names(client) == [LOCK] * held
+
+
 def test_lease_of_a_dead_owner_is_taken_over_once(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +141,20 @@ def test_lease_of_a_dead_owner_is_taken_over_once(
         owner = client.get_registered_model(LOCK).tags["owner"]
         lock._bury(client, LOCK, "dead")  # a slower successor of the same dead owner
         assert client.get_registered_model(LOCK).tags["owner"] == owner
+
+
+def test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts(
+    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock._created(client, LOCK, "one")
+    waiting = lock._Queue(client, LOCK)
+    for _ in range(3):
+        assert waiting.ask() is None
+    assert names(client) == [LOCK]
+    monkeypatch.setattr(time, "monotonic", lambda plain=time.monotonic: plain() + lock.LEASE_S)
+    assert waiting.ask() is None
+    assert names(client) == [f"{LOCK} one"]
+    assert waiting.ask() is not None
 
 
 def test_names_of_the_long_dead_are_removed(

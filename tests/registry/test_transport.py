@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from registry import (
     Ref,
     Registry,
 )
+from registry.history import Event
 from registry.push import push
 from registry.signing import read_public_key
 from registry.transport import export_to, import_from
@@ -110,6 +111,24 @@ def test_again_and_on(source: Registry, away: Registry, tmp_path: Path, bundle: 
     assert import_from(source, tmp_path / "back").events == 6
     told = [event.imported for event in source.history("jets") if event.kind == "import"]
     assert [each["registry"] for each in told] == [source.uri] * 5 + [away.uri]
+
+
+def test_two_imports_at_once(
+    source: Registry, away: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes when the first has just looked which events there are."""
+    export_to(source, Ref("jets"), tmp_path / "out")
+    plain = Registry.history
+
+    def looked(registry: Registry, name: str) -> Sequence[Event]:
+        monkeypatch.setattr(Registry, "history", plain)
+        found = plain(registry, name)
+        assert import_from(registry, tmp_path / "out").events == 5
+        return found
+
+    monkeypatch.setattr(Registry, "history", looked)
+    assert import_from(away, tmp_path / "out").events == 0
+    assert len(away.history("jets")) == 5
 
 
 def test_one_version_under_another_name(

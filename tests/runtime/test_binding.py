@@ -114,6 +114,14 @@ def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
     assert refusal(Collection(layout, 5), tags()) == message
 
 
+@pytest.mark.parametrize("name", "abcdef")
+def test_every_column_of_a_layout_counts(name: str) -> None:
+    columns = [column(each, "int32" if each == name else "float32") for each in "abcdef"]
+    assert refusal(Collection(Layout(columns), 5), tags()) == (
+        f"collection 'jets': column '{name}' is int32, the model was compiled for float32"
+    )
+
+
 def test_an_eigen_column_of_another_shape() -> None:
     signature = Signature.build(
         {"i": Layout([eigen("m", "float32", 2, 3)]), "o": TAGS},

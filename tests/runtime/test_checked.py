@@ -104,6 +104,16 @@ def test_an_answer_that_is_off() -> None:
     assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-2, rel=1e-3)
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_output_is_compared(wrong: int) -> None:
+    signature, names = rogues.split_signature(), ("first", "others")
+    right, wrongly = rogues.split_off_by(0, 0), rogues.split_off_by(1e-2, wrong)
+    tolerances = dict.fromkeys(names, Tolerance(1e-5, 1e-5))
+    session = CheckedSession(signature, wrongly, right, tolerances, origin=ORIGIN)
+    with pytest.raises(DeviationError, match=f"output '{names[wrong]}'"):
+        session.run(*jets_and_tags(5))
+
+
 def test_what_the_tolerance_allows_is_counted_and_let_through() -> None:
     session = checked(rogues.off_by(1e-3), {"probabilities": Tolerance(1e-2, 0.0)})
     session.run(*jets_and_tags(5))

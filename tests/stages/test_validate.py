@@ -130,6 +130,16 @@ def test_each_fault_has_its_reason(
     assert report.reason == reason
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_output_is_judged(wrong: int) -> None:
+    signature, names = rogues.split_signature(), ("first", "others")
+    reference = rogues.reference(signature, rogues.Split())
+    session = Session(signature, rogues.split_off_by(1e-3, wrong))
+    report = validate_session(session, "by hand", reference, dict.fromkeys(names, *TIGHT.values()))
+    assert report.reason is not None
+    assert f"output '{names[wrong]}'" in report.reason
+
+
 def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
     session = Session(mlp_signature(), rogues.off_by(1e-3))
     generous = {"probabilities": Tolerance(1e-5, 1e-5, max_outside=1.0)}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
 from registry import Registry
 from registry.artifacts import annex_place
+from registry.bundle import SIGNATURE
 from registry.garbage import collect
 from registry.history import Event, gaps
 from registry.lookup import aliases_of, all_pages
@@ -27,7 +28,7 @@ ALWAYS = (
     "what an operation reported as done is in the history, once",
     "no operation is in the history twice",
     "what was registered is there, or its removal is in the history",
-    "each target that was built has one event that says so",
+    "each target that was built here has one event that says so",
     "no version that was removed is there",
 )
 SETTLED = (
@@ -40,6 +41,41 @@ CLEAN = (
     "every file in the store is one of a version, or of a target that was built for it",
     "every run of a registration is a version's",
 )
+
+
+def check(
+    registry: Registry,
+    name: str,
+    cache: Path,
+    done: Mapping[str, str],
+    settle: Callable[[], object],
+    *,
+    registered: Sequence[str] = (),
+    built: Sequence[str] = (),
+    removed: Sequence[str] = (),
+) -> tuple[list[str], list[str]]:
+    """Everything, with nobody at work: as it was left, once `settle` has written, once collected.
+
+    Returns the open events with what they were settled to, and the kinds of garbage.
+    """
+
+    def always() -> None:
+        check_always(registry, name, done, registered, built, removed)
+
+    always()
+    left_open = [event for event in _raw(registry, name) if event.state == "open"]
+    foreseen = {event.number: event.state for event in registry.history(name)}
+    settle()
+    check_settled(registry, name)
+    garbage = collect(registry, older_than=timedelta(0), cache=cache)
+    check_clean(registry, name, cache)
+    always()
+    settled = {event.number: event.state for event in _raw(registry, name)}
+    assert {number: settled[number] for number in foreseen} == foreseen
+    return (
+        [f"{event.kind} {settled[event.number]}" for event in left_open],
+        [each.kind for each in garbage],
+    )
 
 
 def check_always(
@@ -101,7 +137,10 @@ def _check_comings_and_goings(
     added = [(event.version, *item) for event in builds for item in event.annexes.items()]
     assert len({place[:2] for place in added}) == len(added)
     there = {(v.number, *item) for v in versions.values() for item in v.annexes.items()}
-    assert there == {place for place in added if f"{name}/{place[0]}" in versions}
+    told = {place for place in added if f"{name}/{place[0]}" in versions}
+    assert told <= there
+    # What was pushed came with its targets, which another registry built.
+    assert all(versions[f"{name}/{number}"].origin for number, *_ in there - told)
     assert set(built) <= {digest for _, _, digest in added}
 
 
@@ -133,6 +172,7 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
         listed |= {f"{place}/{n}" for place, annex in zip(annexes, opened.annexes.values(),
                    strict=True) for n in annex.files}  # fmt: skip
         listed |= {f"{place}/SHA256SUMS" for place in ("bundle", *annexes)} | {REPORT}
+        listed |= set() if opened.signature() is None else {f"bundle/{SIGNATURE}"}
         # What describes an annex to people comes after what counts, and a kill may come between.
         later = {f"report.{tag_of(target)}.html" for target in version.annexes}
         assert there - later == listed

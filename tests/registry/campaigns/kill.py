@@ -1,15 +1,19 @@
-"""Kill campaign: two writers on one registry, killed with SIGKILL in the middle of what they do.
+"""Kill campaign: writers on one registry, killed with SIGKILL in the middle of what they do.
 
     python -m tests.registry.campaigns.kill --seed 1 --kills 200
+    python -m tests.registry.campaigns.kill --each promote --each rollback --kills 0
 
-Each writer registers, builds targets, promotes, is refused, rolls back, sets aliases, approves,
-removes versions and collects garbage, without a pause; the collector takes everything that is not
-known yet, so that it is often in the way of the other writer. After every kill a new writer takes
-the place of the dead one, and after every tenth both are killed and all invariants are checked,
-before and after the next writer has settled what was left open and a last collector has run.
+First at each of their writes, one operation and one write after the other: see `each_write`. Then
+two at once, at random moments. Each of these registers, builds targets, promotes, is refused, rolls
+back, sets aliases, approves, removes versions and collects garbage, without a pause; the collector
+takes everything that is not known yet, so that it is often in the way of the other writer. After
+every kill a new writer takes the place of the dead one, and after every tenth both are killed and
+all invariants are checked, before and after the next writer has settled what was left open and a
+last collector has run.
 
-`--registry URI` takes a tracking server; `--lease 2` then keeps the wait for a dead writer short.
-The seed decides the operations and the delays; what a kill hits depends on the machine's timing.
+`--registry URI` takes a tracking server, for the second part alone. `--lease 4`: the first part has
+a lease in place of the file lock, and whoever waits for a dead writer waits that long. The seed
+decides the operations and the delays; what a kill hits then depends on the machine's timing.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -41,7 +45,7 @@ from registry import (
 from registry.garbage import collect
 from registry.removal import remove
 from tests.models import bundles
-from tests.registry.campaigns import invariants, workers
+from tests.registry.campaigns import each_write, invariants, workers
 
 BUNDLES = 40
 ROUND = 10
@@ -253,28 +257,24 @@ class Campaign:
             what: [str(e[what]) for e in entries if what in e]
             for what in ("registered", "built", "removed")
         }
-        invariants.check_always(registry, self.name, done, **changes)
-        left_open = [e for e in invariants._raw(registry, self.name) if e.state == "open"]
-        foreseen = {event.number: event.state for event in registry.history(self.name)}
-        if not registry.versions(self.name):
-            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
-        while True:  # any writer settles
-            try:
-                registry.approve(registry.find(self.name), "the campaign")
-                break
-            except RegistryUnavailableError:
-                if self.lease_s is None:
-                    raise
-        invariants.check_settled(registry, self.name)
-        garbage = collect(registry, older_than=timedelta(0), cache=self.folder / "cache")
-        invariants.check_clean(registry, self.name, self.folder / "cache")
-        invariants.check_always(registry, self.name, done, **changes)
-        settled = {event.number: event.state for event in invariants._raw(registry, self.name)}
-        assert {n: settled[n] for n in foreseen} == foreseen
-        with (self.folder / "left_open").open("a") as file:
-            file.writelines(f"{event.kind} {settled[event.number]}\n" for event in left_open)
-        with (self.folder / "garbage").open("a") as file:
-            file.writelines(f"{each.kind}\n" for each in garbage)
+
+        def settle() -> None:
+            if not registry.versions(self.name):
+                registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
+            while True:  # any writer settles
+                try:
+                    registry.approve(registry.find(self.name), "the campaign")
+                    break
+                except RegistryUnavailableError:
+                    if self.lease_s is None:
+                        raise
+
+        left_open, garbage = invariants.check(
+            registry, self.name, self.folder / "cache", done, settle, **changes
+        )
+        for name, found in (("left_open", left_open), ("garbage", garbage)):
+            with (self.folder / name).open("a") as file:
+                file.writelines(f"{each}\n" for each in found)
 
     def _counts(self) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -307,31 +307,46 @@ class Campaign:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=200, help="At random moments.")
+    parser.add_argument("--each", action="append", choices=each_write.OPERATIONS)
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="Of the writes.")
     workers.add_options(parser)
     asked = parser.parse_args()
+    begun = time.monotonic()
+    if asked.registry is None:
+        at_each_write(asked.each or list(each_write.OPERATIONS), asked.every, asked.lease)
+    if asked.kills:
+        at_random(asked.seed, asked.kills, asked.registry, asked.lease)
+    print("held at every check:", *invariants.ALWAYS, sep="\n  ")
+    print("held once settled:", *invariants.SETTLED, sep="\n  ")
+    print("held once collected:", *invariants.CLEAN, sep="\n  ")
+    print(f"{time.monotonic() - begun:.0f} s")
+
+
+def at_each_write(operations: Sequence[str], every: int, lease_s: float | None) -> None:
+    with tempfile.TemporaryDirectory(prefix="soa-kill-") as folder:
+        rows = each_write.run(Path(folder), print, operations, every, lease_s)
+    kills, pauses = (sum(found.total() for found in each) for each in
+                     ([row.kills for row in rows], [row.pauses for row in rows]))  # fmt: skip
+    print(f"{len(rows)} operations: killed at {kills} writes, paused at {pauses}: all holds")
+
+
+def at_random(seed: int, kills: int, registry: str | None, lease_s: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="soa-kill-") as folder:
         begun = time.monotonic()
         campaign = Campaign(
-            Path(folder),
-            asked.seed,
-            lambda text: print(text, file=sys.stderr),
-            asked.registry,
-            asked.lease,
+            Path(folder), seed, lambda text: print(text, file=sys.stderr), registry, lease_s
         )
         try:
-            counts = campaign.run(asked.kills)
+            counts = campaign.run(kills)
         finally:
             for writer in campaign.writers:
                 os.kill(writer.pid, signal.SIGKILL)
                 os.waitpid(writer.pid, 0)
-    print(f"seed {asked.seed}: {campaign.kills} kills, {campaign.inside} inside an operation, "
+    print(f"seed {seed}: {campaign.kills} kills, {campaign.inside} inside an operation, "
           f"{campaign.checks} checks, {time.monotonic() - begun:.0f} s")  # fmt: skip
     for what, count in sorted(counts.items()):
         print(f"  {count:6} {what}")
-    print("held at every check:", *invariants.ALWAYS, sep="\n  ")
-    print("held once settled:", *invariants.SETTLED, sep="\n  ")
-    print("held once collected:", *invariants.CLEAN, sep="\n  ")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from registry import Decision, Manifest, Registry, lock
-from tests.models import bundles
+from tests.models import bundles, sqlite
 
 PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
@@ -33,6 +33,7 @@ def warm_up(lease_s: float | None = None) -> None:
     import registry.store  # noqa: F401
 
     assert mlflow.tracking is not None
+    sqlite.quick_commits()
     gc.freeze()
 
 

@@ -1,0 +1,425 @@
+"""Faults to put into the program on purpose, each with the checks that must see it.
+
+`old` is text of the source, in one place of all product files, and becomes `new`. `seen_by` names
+tests, by the functions that they are, or the arguments of a campaign (`kill --each promote`).
+When the code moves, the text may have to follow it: `python -m tests.campaigns.planted --check`
+says at once which no longer stands there once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    name: str
+    old: str
+    new: str
+    seen_by: tuple[str, ...]
+
+
+FAULTS = (
+    # Files and their digests
+    Fault(
+        "one file's digest is not checked",
+        "names = [name for name in listed if verify and name != main]",
+        'names = [n for n in listed if verify and n != main and not n.endswith("/weights.bin")]',
+        ("test_altered_byte",),
+    ),
+    Fault(
+        "the manifest's digest is not checked",
+        "_require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))",
+        "",
+        ("test_altered_manifest_is_refused_in_any_case",),
+    ),
+    Fault(
+        "files that nothing lists are let in",
+        "if extra := sorted(there - listed.keys() - _BESIDE):",
+        "if extra := []:",
+        ("test_extra",),
+    ),
+    Fault(
+        "the registry's digest is not compared with the files'",
+        "if bundle.digest != version.digest:",
+        "if False:",
+        ("test_altered_in_the_store",),
+    ),
+    Fault(
+        "a file that was replaced after its digest is not read again",
+        "if self._bundle.hashed.get(name, now) != now:",
+        "if False:",
+        ("test_changed_before",),
+    ),
+    Fault(
+        "what an engine opened is not looked at again",
+        "if identity(handle) != was:",
+        "if False:",
+        ("test_written_while_it_is_held", "test_replaced_in_the_last_moment"),
+    ),
+    Fault(
+        "an archive may hold links",
+        "content = tar.extractfile(member) if member.isreg() else None",
+        "content = tar.extractfile(member)",
+        ("test_an_archive_of_links",),
+    ),
+    # Who may be run
+    Fault(
+        "a folder's signature is not asked for",
+        'unsigned = require_trusted(bundle, (), wanted.options.get("trusted_keys"))',
+        "pass",
+        ("test_a_folder",),
+    ),
+    Fault(
+        "a policy's signature is not asked for",
+        "for policy in signers:",
+        "for policy in signers[:0]:",
+        ("test_a_policy_of_the_registry",),
+    ),
+    Fault(
+        "a target without a signature is run",
+        "return frozenset(bundle.annexes if asked else ())",
+        "return frozenset()",
+        ("test_a_target_built_after_the_signature",),
+    ),
+    Fault(
+        "what no gate let pass is loaded",
+        "require_promoted(wanted.ref, bundle, found.version)",
+        "pass",
+        ("test_production_refuses_what_was_not",),
+    ),
+    Fault(
+        "what no gate let pass is deployed",
+        "    require_promoted(ref, bundle, version)\n    name, number =",
+        "    name, number =",
+        ("test_what_no_gate_let_pass",),
+    ),
+    Fault(
+        "what no gate let pass is run in a server",
+        '    if mode == "production":\n        require_promoted(ref, bundle, version)',
+        "",
+        ("test_what_was_not_promoted_runs_in_test_mode_only",),
+    ),
+    Fault(
+        "a target that no promotion covers is run",
+        "return [t for t, digest in version.annexes.items() if let_pass.get(t) == digest]",
+        "return list(version.annexes)",
+        ("test_production_takes_it_once_a_promotion_let_it_pass",),
+    ),
+    Fault(
+        "a record of what was found counts though it is damaged",
+        'if kept["sha256"] != _digest(content):',
+        "if False:",
+        ("test_a_damaged_record",),
+    ),
+    Fault(
+        "a record of test mode counts in production",
+        'self._key = {"registry": registry, "mode": mode}',
+        'self._key = {"registry": registry}',
+        ("test_never_promoted",),
+    ),
+    Fault(
+        "NaN passes the gate of tolerances",
+        "passed = found.outside <= limit",
+        "passed = not found.outside > limit",
+        ("test_nan_passes_nothing",),
+    ),
+    Fault(
+        "a promotion needs no decision",
+        "passed = bool(decisions) and all(",
+        "passed = all(",
+        ("test_refused_changes_nothing",),
+    ),
+    Fault(
+        "a policy that the gates did not ask is not missed",
+        "*self._unheard(version.name, policies),",
+        "",
+        ("test_a_promotion_that_did_not_ask_it",),
+    ),
+    Fault(
+        "the loosest of several policies counts",
+        "max_outside=min((own_max_outside, *outside)),",
+        "max_outside=max((own_max_outside, *outside)),",
+        ("test_policies_add_up",),
+    ),
+    Fault(
+        "a version is approved for another digest",
+        'and event.digests.get(f"{event.model}/{number}") == digest',
+        "",
+        ("test_a_life",),
+    ),
+    Fault(
+        "a promotion that came to nothing counts as time in staging",
+        'elif since is None and event.kind == "promotion" and event.state != "void":',
+        'elif since is None and event.kind == "promotion":',
+        ("test_since_when_in_staging",),
+    ),
+    Fault(
+        "any gate can be overridden",
+        'NEVER_OVERRIDDEN = frozenset({"digests", "signature"})',
+        "NEVER_OVERRIDDEN = frozenset[str]()",
+        ("test_override",),
+    ),
+    Fault(
+        "a version that has an alias is removed",
+        "        if version.aliases:\n",
+        "        if False:\n",
+        ("test_a_version_with_an_alias",),
+    ),
+    Fault(
+        "what was built for another bundle is attached",
+        "if record.base != bundle.digest or record.name != bundle.manifest.name:",
+        "if record.name != bundle.manifest.name:",
+        ("test_an_annex_of_another_bundle",),
+    ),
+    # The registry, with writers that are killed or come at once
+    Fault(
+        "an alias moves before its event",
+        "        self.last = opened = self.history.append(event, self.last)\n        try:",
+        "        if event.alias:\n            self._point(event, event.alias)\n"
+        "        self.last = opened = self.history.append(event, self.last)\n        try:",
+        ("kill --each promote",),
+    ),
+    Fault(
+        "the alias moves before the tag of its promotion",
+        '            self._prepare(opened)\n            if opened.kind == "build":',
+        '            if opened.kind == "build":',
+        ("kill --each promote",),
+    ),
+    Fault(
+        "nobody settles what a killed writer left",
+        "            mover.settle()\n",
+        "",
+        ("kill --each promote",),
+    ),
+    Fault(
+        "the file lock is not taken",
+        "    try:\n        lock.acquire()\n",
+        "    try:\n        pass\n",
+        ("test_file_lock_waits_and_says_who_to_stop",),
+    ),
+    Fault(
+        "an owner whose lease ran out writes on",
+        "if self.until is not None and time.monotonic() > self.until:",
+        "if False:",
+        ("test_late_owner_writes_no_more_and_ends_no_other_lease",),
+    ),
+    Fault(
+        "a lease is taken from an owner who is alive",
+        "elif now - self._since > LEASE_S:",
+        "else:",
+        ("test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts",),
+    ),
+    Fault(
+        "a lease that ended while it was read counts as a dead owner's",
+        "owner, now = found.tags.get(_OWNER), time.monotonic()",
+        'owner, now = found.tags.get(_OWNER, ""), time.monotonic()',
+        ("test_a_lease_that_ends_while_it_is_read",),
+    ),
+    Fault(
+        "a version is made of files that the collector took",
+        "                    upload.require_open(self._access, client, run, bundle)\n",
+        "",
+        ("test_a_registration_that_is_at_work",),
+    ),
+    # The proof
+    Fault(
+        "n = 0 is not validated",
+        "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)",
+        "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.max)",
+        ("test_sizes_surround_every_alignment",),
+    ),
+    Fault(
+        "sizes around the alignment are not validated",
+        "sizes |= {line - 1, line, line + 1}",
+        "pass",
+        ("test_sizes_surround_every_alignment",),
+    ),
+    Fault(
+        "memory in a trial does not end at a forbidden page",
+        'if guard and torch.device(device).type == "cpu":',
+        "if False:",
+        ("test_a_read_past_an_end_kills_the_process_that_validates",),
+    ),
+    Fault(
+        "only the first output is judged",
+        "        for output, found in case.outputs.items():\n            allowed =",
+        "        for output, found in [*case.outputs.items()][:1]:\n            allowed =",
+        ("test_every_output_is_judged",),
+    ),
+    Fault(
+        "outputs have the same poison each time",
+        'other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")',
+        'other = _run(session, inputs, case, _POISON[1], _POISON[0], guard="front")',
+        ("test_each_fault_has_its_reason",),
+    ),
+    Fault(
+        "inputs have the same padding each time",
+        'other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")\n'
+        "        roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)",
+        'other = _run(session, inputs, case, _POISON[0], _POISON[1], guard="front")\n'
+        "        roomy = _run(session, inputs, case, _POISON[0], _POISON[0], spare=_SPARE_ROWS)",
+        ("test_a_model_that_reads_its_padding",),
+    ),
+    Fault(
+        "an artifact may write into the padding",
+        "    return not same_bytes(expected, after)",
+        "    return False",
+        ("test_any_other_byte_is_seen",),
+    ),
+    Fault(
+        "an artifact may change its inputs",
+        "if name not in written and not same_bytes(before[name], collection)",
+        "if False",
+        ("test_each_fault_has_its_reason",),
+    ),
+    Fault(
+        "tolerances are a thousand times as wide",
+        '"float32": Tolerance(1e-5, 1e-4),',
+        '"float32": Tolerance(1e-2, 1e-1),',
+        ("test_default_tolerances_grow_with_coarser_dtypes",),
+    ),
+    Fault(
+        "a deviation counts for a thousandth",
+        "gap > tolerance.atol + tolerance.rtol",
+        "gap / 1000 > tolerance.atol + tolerance.rtol",
+        ("test_absolute_relative_and_outside_by_hand",),
+    ),
+    Fault(
+        "NaN agrees with anything",
+        "mismatch = ~finite & ~same",
+        "mismatch = ~finite & ~same & ~a.isnan()",
+        ("test_nan_and_infinity",),
+    ),
+    Fault(
+        "test mode lets every answer through",
+        "if deviation.outside > allowed.max_outside:",
+        "if False:",
+        ("test_an_answer_that_is_off",),
+    ),
+    Fault(
+        "a model that writes into its inputs is captured",
+        "    if mutated:\n",
+        "    if False:\n",
+        ("test_the_refusal_names_the_line_of_the_model",),
+    ),
+    Fault(
+        "what was not verified runs in production",
+        'if production and record.status != "verified":',
+        "if False:",
+        ("test_production_runs_only_what_was_verified_on_the_target",),
+    ),
+    Fault(
+        "stages take what they made of other weights",
+        '"model": source_of(config).fingerprint(),',
+        "",
+        ("test_other_numbers_in_the_same_files_are_another_model",),
+    ),
+    # Memory that is bound
+    Fault(
+        "one column is left out when a layout is checked",
+        "    if found == wanted:\n        return\n",
+        "    if (found.columns[1:], found.alignment) == (wanted.columns[1:], wanted.alignment):\n"
+        "        return\n",
+        ("test_every_column_of_a_layout_counts",),
+    ),
+    Fault(
+        "the dtypes of columns are not checked",
+        "    if found == wanted:\n        return\n",
+        "    if [c.name for c in found.columns] == [c.name for c in wanted.columns]:\n"
+        "        return\n",
+        ("test_layouts_that_are_not_the_models",),
+    ),
+    Fault(
+        "the alignment of a layout is not checked",
+        "    if found == wanted:\n        return\n",
+        "    if (found.columns, found.storage) == (wanted.columns, wanted.storage):\n"
+        "        return\n",
+        ("test_layouts_that_are_not_the_models",),
+    ),
+    Fault(
+        "the alignment of memory is not checked",
+        "if tensor.numel() and tensor.data_ptr() % alignment:",
+        "if False:",
+        ("test_what_cannot_be_wrapped",),
+    ),
+    Fault(
+        "an exporter's copy is taken for its memory",
+        "if reader.flags & reader.IS_COPIED:",
+        "if False:",
+        ("test_an_exporter_of_a_copy",),
+    ),
+    Fault(
+        "masked values are taken for numbers",
+        "if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):",
+        "if False:",
+        ("test_what_cannot_be_wrapped",),
+    ),
+    Fault(
+        "outputs may lie in read-only memory",
+        "        if collection.readonly:\n            raise BindError(",
+        "        if False:\n            raise BindError(",
+        ("test_read_only_memory_is_an_input_only",),
+    ),
+    Fault(
+        "outputs may overlap other memory",
+        "if start < reach and (is_output or holder_out):",
+        "if False:",
+        ("test_outputs_overlap_nothing",),
+    ),
+    Fault(
+        "n above the compiled range is bound",
+        "    _check_range(signature, rows)\n    return rows",
+        "    return rows",
+        ("test_binding.test_rows_outside_the_compiled_range",),
+    ),
+    Fault(
+        "a call may go beyond the bound memory",
+        "limits[dim] = min(limits[dim], collection.capacity)",
+        "pass",
+        ("test_other_rows_beyond_the_memory_or_the_range",),
+    ),
+    Fault(
+        "two threads may use one binding",
+        "if not self._lock.acquire(blocking=False):",
+        "if not self._lock.acquire():",
+        ("test_two_threads_on_one_binding_are_refused",),
+    ),
+    Fault(
+        "C++ runs on more rows than were compiled for",
+        "if (n < range.min || n > range.max) {",
+        "if (n < range.min) {",
+        ("test_cpp_refuses_what_does_not_fit",),
+    ),
+    # Servers
+    Fault(
+        "another bundle in the server is not noticed when connecting",
+        "if found != wanted.digest:",
+        "if False:",
+        ("test_another_bundle_under_the_same_name",),
+    ),
+    Fault(
+        "another bundle in the server is not noticed by a request",
+        "if request.digest is not None and request.digest != self._digest:",
+        "if False:",
+        ("test_another_bundle_was_asked_for",),
+    ),
+    Fault(
+        "a forked child uses its parent's shared regions",
+        "        if os.getpid() != self._pid:\n            raise RunError(",
+        "        if False:\n            raise RunError(",
+        ("test_remote.test_a_fork_leaves_the_session_to_its_parent",),
+    ),
+    Fault(
+        "rows that see each other share a run",
+        "return all(_agree(",
+        "return True or all(_agree(",
+        ("test_whether_rows_may_share_a_run",),
+    ),
+    Fault(
+        "a region that a late server may write into is used again",
+        "again = not (region.doubtful or self._closed)",
+        "again = not self._closed",
+        ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
+    ),
+)

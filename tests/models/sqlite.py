@@ -1,0 +1,19 @@
+"""SQLite as tests use it."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+
+def quick_commits() -> None:
+    """SQLite leaves it to the kernel when its files reach the disk: a killed process loses nothing
+    by that, and no test pulls the plug. MLflow commits dozens of times a test, and each time would
+    wait for the disk."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    @event.listens_for(Engine, "connect")
+    def connected(connection: Any, record: object) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA synchronous = OFF")

@@ -1,0 +1,454 @@
+"""Writers that are killed, or paused, at each of their writes: all operations, all writes in order.
+
+Every writer begins from the same registry, in which there is something of everything. After a kill
+the invariants hold, the operation has happened or it has not, and it can be run again. A paused
+writer goes on once another one has come, done the same (or waited for its turn) and collected all
+garbage; then both have ended, and what they wanted is there, once.
+
+With a lease in place of the file lock, a writer is paused for longer than the lease, and before
+each question whether it may still write: a pause in the middle of one request is not provided for
+(registry/lock.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryError, lock, upload
+from registry.artifacts import signature_of
+from registry.garbage import collect
+from registry.history import Event
+from registry.lookup import model_of
+from registry.policy import Policy
+from registry.push import push
+from registry.removal import remove
+from registry.signing import read_public_key
+from registry.transport import export_to, import_from
+from tests.models import bundles
+from tests.models.keys import make_keys
+from tests.registry.campaigns import invariants, workers, write_points
+
+NAME = "jets"
+TARGETS = ("cpu/x86-64-v4", "cuda/sm_90")
+# What a writer may be told when another one was quicker, or took its files for abandoned.
+TOLD = ("no such version", "already: built later", "took it for abandoned", "is missing",
+        "No such file", "'active' state", "changed while it was being registered")  # fmt: skip
+FIRST = ("the killed one", "the paused one")
+LATE = "nothing more was changed"
+_REFUSED = 7
+POLICY = Policy(approvals=("ada",), reference="release.pem")  # any file will do
+
+
+class Place:
+    """The registry of the campaign, in `folder / "store"`, and beside it what its operations need.
+
+    Versions 1 to 5: before production, in production (with a target built later), in staging,
+    promoted nowhere (with another target), and one that has nothing. Then what three writers left:
+    a registration, an annex and a removed version, none of them whole.
+    """
+
+    def __init__(self, folder: Path, lease: bool) -> None:
+        self.folder, self.lease = folder, lease
+        self.root, self._saved = folder / "store", folder / "saved"
+        self.cache, self.key, self.public = (
+            folder / name for name in ("cache", "release.key", "release.pem")
+        )
+        self.uri = workers.prepare(folder, 12)
+        self.other = f"sqlite:///{folder}/other/registry.db"
+        workers.run(self._fill)
+        assert _stopped(workers.fork(self._removal_without_files)) == "killed"
+        shutil.copytree(self.root, self._saved)
+
+    def begin_again(self) -> None:
+        shutil.rmtree(self.root)
+        shutil.copytree(self._saved, self.root)
+
+    def registry(self) -> Registry:
+        registry = Registry(self.uri)
+        if self.lease:
+            registry._access.sqlite = None
+        return registry
+
+    def bundle(self, number: int) -> Bundle:
+        return Bundle.open(self.folder / "bundles" / str(number))
+
+    def annex(self, name: object, target: str) -> Annex:
+        return Annex.open(self.folder / "annexes" / str(name) / target)
+
+    def _fill(self) -> None:
+        registry, made = Registry(self.uri), self.folder / "annexes"
+        make_keys(self.folder, "release")
+        for number in range(1, 6):
+            registry.register(self.bundle(number), NAME)
+            for target in TARGETS:
+                bundles.write_annex(made / str(number) / target, self.bundle(number), target)
+        bundles.write_annex(made / "another" / TARGETS[1], self.bundle(4), TARGETS[1], seed=1)
+        registry.add_target(registry.find(f"{NAME}/2"), self.annex(2, TARGETS[0]))
+        registry.add_target(registry.find(f"{NAME}/4"), self.annex(4, TARGETS[0]))
+        for number, alias in ((1, "production"), (2, "production"), (3, "staging")):
+            registry.promote(registry.find(f"{NAME}/{number}"), alias, workers.PASSED)
+
+        other = Registry(self.other)
+        for number in (6, 7):
+            version = other.register(self.bundle(number), NAME)
+            bundles.write_annex(made / str(number), self.bundle(number), TARGETS[0])
+            other.add_target(version, Annex.open(made / str(number)))
+            other.sign(version, self.key)
+            other.promote(other.find(version.ref), "production", workers.PASSED)
+        other.fetch(other.find(f"{NAME}/1"), self.folder / "pushed")
+        export_to(other, Ref(NAME), self.folder / "export")
+
+        with registry._access.client(write=True) as client:
+            experiment = registry._experiment(client, NAME)
+            upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
+                          self.bundle(8))  # fmt: skip
+            run = str(registry.find(f"{NAME}/3").run_id)
+            upload.upload_annex(client, run, self.annex(3, TARGETS[1]))
+        registry.register(self.bundle(9), NAME)
+
+    def _removal_without_files(self) -> None:
+        """Killed after its four commits."""
+        write_points.stop_at(4, self.root, signal.SIGKILL, lambda _: None)
+        remove(Registry(self.uri), Ref(NAME, 6))
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`run` gets a label that is to be in the history. `happened`: None for half-way, which only
+    an import may be: it is made of registrations and events that each are whole."""
+
+    run: Callable[[Place, Registry, str], object]
+    happened: Callable[[Place, Registry], bool | None]
+    kind: str | None = None
+    """Of the event that it leaves."""
+
+
+def _build(to: Place, registry: Registry, label: str) -> None:
+    """Who comes later has built other bytes for the same target."""
+    annex = to.annex(4 if label in FIRST else "another", TARGETS[1])
+    registry.add_target(registry.find(f"{NAME}/4"), annex)
+
+
+def _promote(_: Place, registry: Registry, label: str) -> None:
+    version = registry.find(f"{NAME}/4")
+    registry.promote(version, "production", workers.PASSED, policies=[label], annexes=TARGETS[:1])
+
+
+def _refuse(_: Place, registry: Registry, label: str) -> None:
+    try:
+        registry.promote(registry.find(f"{NAME}/5"), "production", [workers.SLOW], policies=[label])
+    except PromotionRefused:
+        return
+    raise AssertionError("a refused promotion went through")
+
+
+def _promoted(_: Place, registry: Registry) -> bool:
+    version = registry.find(f"{NAME}/4")
+    record, aliases = version.promotion("production"), _aliases(registry)
+    moved = aliases["production"] == 4
+    assert moved == (record is not None) == (aliases["previous"] == 2)
+    assert record is None or record.annexes == version.annexes
+    return moved
+
+
+def _rolled_back(_: Place, registry: Registry) -> bool:
+    """Twice is there and back again."""
+    rollbacks = [e for e in _done(registry, "rollback") if e.version in (1, 2)]
+    at = 2 if len(rollbacks) % 2 == 0 else 1
+    assert _aliases(registry)["production"] == at
+    assert _aliases(registry)["previous"] == 3 - at
+    return rollbacks != []
+
+
+def _pushed(to: Place, registry: Registry) -> bool:
+    whole = Bundle.open(to.folder / "pushed")
+    for version in registry.versions(NAME):
+        if version.digest == whole.digest:
+            assert version.annexes.keys() == {TARGETS[0]}
+            assert signature_of(registry._access, version) == whole.signature()
+            assert version.origin
+            return True
+    return False
+
+
+def _imported(to: Place, registry: Registry) -> bool | None:
+    came = {v.digest: v for v in registry.versions(NAME) if v.origin}
+    events = len(_done(registry, "import"))
+    told = len(Registry(to.other).history(NAME))
+    assert events <= told
+    for version in came.values():
+        assert version.annexes.keys() == {TARGETS[0]}
+        assert signature_of(registry._access, version) is not None
+    whole = (len(came), events) == (2, told)
+    return True if whole else None if came or events else False
+
+
+def _signed(to: Place, registry: Registry) -> bool:
+    version = registry.find(f"{NAME}/5")
+    bundle = registry.open(version)
+    if bundle.signature() is None:
+        return False
+    registry.require_signature(version, bundle, [read_public_key(to.public)])
+    return True
+
+
+def _asked(to: Place, registry: Registry) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        asked = registry.policies(NAME, Path(folder))
+    assert all(each.reference is not None for each in asked)
+    return [each.policy for each in asked] == [POLICY]
+
+
+def _collected(to: Place, registry: Registry) -> bool:
+    return collect(registry, older_than=timedelta(0), cache=to.cache, dry_run=True) == []
+
+
+OPERATIONS = {
+    "register": Operation(
+        lambda to, registry, _: registry.register(to.bundle(10), NAME),
+        lambda to, registry: _has(registry, to.bundle(10)),
+    ),
+    "register the first": Operation(
+        lambda to, registry, _: registry.register(to.bundle(10), "tracks"),
+        lambda to, registry: "tracks" in {model.name for model in registry.list()},
+    ),
+    "push": Operation(lambda to, registry, _: push(registry, to.folder / "pushed", NAME), _pushed),
+    "import": Operation(
+        lambda to, registry, _: import_from(registry, to.folder / "export"), _imported
+    ),
+    "build": Operation(
+        _build,
+        lambda _, registry: registry.find(f"{NAME}/4").annexes.keys() == set(TARGETS),
+    ),
+    "sign": Operation(
+        lambda to, registry, _: registry.sign(registry.find(f"{NAME}/5"), to.key), _signed
+    ),
+    "approve": Operation(
+        lambda _, registry, label: registry.approve(registry.find(f"{NAME}/4"), "ada", label),
+        lambda _, registry: any(e.approver == "ada" for e in _done(registry, "approval")),
+        "approval",
+    ),
+    "policy": Operation(
+        lambda to, registry, _: registry.set_policy(POLICY, NAME, to.public),
+        _asked,
+    ),
+    "alias": Operation(
+        lambda _, registry, __: registry.set_alias(registry.find(f"{NAME}/4"), "golden"),
+        lambda _, registry: _aliases(registry).get("golden") == 4,
+    ),
+    "promote": Operation(_promote, _promoted, "promotion"),
+    "refusal": Operation(_refuse, lambda _, registry: _done(registry, "refusal") != [], "refusal"),
+    "rollback": Operation(
+        lambda _, registry, label: registry.rollback(NAME, label), _rolled_back, "rollback"
+    ),
+    "removal": Operation(
+        lambda _, registry, label: remove(registry, Ref(NAME, 4), label),
+        lambda _, registry: 4 not in {version.number for version in registry.versions(NAME)},
+        "removal",
+    ),
+    "gc": Operation(
+        lambda to, registry, _: collect(registry, older_than=timedelta(0), cache=to.cache),
+        _collected,
+    ),
+}
+
+
+def _has(registry: Registry, bundle: Bundle) -> bool:
+    return bundle.digest in {version.digest for version in registry.versions(NAME)}
+
+
+def _aliases(registry: Registry) -> dict[str, int]:
+    return invariants._aliases(registry, NAME)
+
+
+def _done(registry: Registry, kind: str) -> list[Event]:
+    return [e for e in registry.history(NAME) if (e.kind, e.state) == (kind, "done")]
+
+
+@dataclass
+class Row:
+    """What came of one operation: how many writes it has, and what was found after each."""
+
+    operation: str
+    kills: Counter[str]
+    pauses: Counter[str]
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        kills, pauses = (
+            ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
+            for found in (self.kills, self.pauses)
+        )
+        return (
+            f"  {self.operation:18} killed {self.kills.total():3}: {kills:34} "
+            f"paused {self.pauses.total():3}: {pauses:44} {self.seconds:4.0f} s"
+        )
+
+
+def run(
+    folder: Path,
+    say: Callable[[str], None],
+    operations: Sequence[str] = tuple(OPERATIONS),
+    every: int = 1,
+    lease_s: float | None = None,
+) -> list[Row]:
+    """Each operation at each write, or at each `every`-th. AssertionError if anything is off."""
+    workers.warm_up(lease_s)
+    campaign = _Campaign(Place(folder, lease_s is not None), lease_s)
+    rows = []
+    for name in operations:
+        row, begun = Row(name, Counter(), Counter()), time.monotonic()
+        row.kills.update(campaign.at_each(OPERATIONS[name], campaign.killed, every))
+        row.pauses.update(campaign.at_each(OPERATIONS[name], campaign.paused, every))
+        row.seconds = time.monotonic() - begun
+        say(str(row))
+        rows.append(row)
+    return rows
+
+
+@dataclass
+class _Campaign:
+    place: Place
+    lease_s: float | None
+
+    def at_each(
+        self, operation: Operation, one: Callable[[Operation, int], str | None], every: int
+    ) -> list[str]:
+        """What each write led to, until one is asked for that the operation has not."""
+        found: list[str] = []
+        for write in itertools.count(0, every):
+            self.place.begin_again()
+            try:
+                result = one(operation, write)
+            except BaseException:
+                said = self.place.folder / "write"
+                where = said.read_text() if said.exists() else "none"
+                print(f"{one.__name__} at write {write}, {where}:", file=sys.stderr)
+                raise
+            if result is None:
+                assert found, "an operation without a write"
+                return found
+            found.append(result)
+        raise AssertionError("unreachable")
+
+    def killed(self, operation: Operation, write: int) -> str | None:
+        """Whether the operation happened, or None if it has fewer writes."""
+        worker = self._fork(operation, FIRST[0], write, signal.SIGKILL)
+        if _stopped(worker) != "killed":
+            return None
+        return self._checked(operation, None)
+
+    def paused(self, operation: Operation, write: int) -> str | None:
+        """What the paused writer was told, or None if it has fewer writes."""
+        first = self._fork(operation, FIRST[1], write, signal.SIGSTOP)
+        if _stopped(first) != "paused":
+            return None
+        second = self._fork(operation, "the one that came", None, signal.SIGSTOP)
+        enough = time.monotonic() + 3 + 2 * (self.lease_s or 0.0)
+        while time.monotonic() < enough and not (ended := os.waitpid(second, os.WNOHANG))[0]:
+            time.sleep(0.01)
+        os.kill(first, signal.SIGCONT)
+        told = _stopped(first)
+        result = _stopped(second) if not ended[0] else _result(ended[1])
+        assert {told, result} <= {"done", "refused"}, (told, result)
+        waited = "waited" if not ended[0] else result
+        self._checked(operation, True)
+        return f"{told} (the other {waited})"
+
+    def _fork(
+        self, operation: Operation, label: str, write: int | None, sign: signal.Signals
+    ) -> int:
+        def work() -> None:
+            registry = self.place.registry()
+            registry.versions(NAME)
+            said = self.place.folder / "write"
+            if write is not None:
+                paused_lease = self.place.lease and sign == signal.SIGSTOP
+                stop = stop_before_questions if paused_lease else write_points.stop_at
+                stop(write, self.place.root, sign, lambda what: _put(said, what))
+            try:
+                operation.run(self.place, registry, label)
+                if write is None:
+                    collect(registry, older_than=timedelta(0), cache=self.place.cache)
+            except RegistryError as error:
+                if not any(text in str(error) for text in (*TOLD, LATE)):
+                    raise
+                os._exit(_REFUSED)
+
+        return workers.fork(work)
+
+    def _checked(self, operation: Operation, must: bool | None) -> str:
+        """All that has to hold, and whether the operation happened."""
+        answer = self.place.folder / "answer"
+        workers.run(lambda: _put(answer, self._check(operation, must)))
+        return answer.read_text()
+
+    def _check(self, operation: Operation, must: bool | None) -> str:
+        place, registry = self.place, self.place.registry()
+        found: list[bool | None] = []
+        done: dict[str, str] = {}
+
+        def go_on() -> None:
+            registry.approve(registry.find(NAME), "the campaign")
+            found.append(operation.happened(place, registry))
+            assert must is None or found == [must], found
+            try:
+                operation.run(place, registry, "again")
+            except RegistryError as error:
+                assert found == [True], error
+                assert any(text in str(error) for text in TOLD), error
+            else:
+                done.update({"again": operation.kind} if operation.kind else {})
+            assert operation.happened(place, registry) is True
+
+        invariants.check(registry, NAME, place.cache, done, go_on)
+        for model in registry.list():
+            if model.name != NAME:
+                invariants.check_always(registry, model.name, {}, ())
+        if place.lease:
+            with registry._access.client() as client:
+                held = model_of(client, f"soa-pipeline lock {NAME}")
+            assert held is None, "a lease was left behind"
+        return {True: "happened", False: "void", None: "half-way"}[found[0]]
+
+
+def stop_before_questions(
+    wanted: int, _: Path, sign: signal.Signals, say: Callable[[str], None]
+) -> None:
+    """Send `sign` to this process before the question of that number whether it may write."""
+    plain, count = lock.Turn.require, itertools.count()
+
+    def require(turn: lock.Turn) -> None:
+        if next(count) == wanted:
+            say(f"question {wanted}")
+            os.kill(os.getpid(), sign)
+        plain(turn)
+
+    lock.Turn.require = require  # type: ignore[assignment,method-assign]
+
+
+def _put(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def _stopped(pid: int) -> str:
+    return _result(os.waitpid(pid, os.WUNTRACED)[1])
+
+
+def _result(status: int) -> str:
+    if os.WIFSTOPPED(status):
+        return "paused"
+    if os.WIFSIGNALED(status):
+        return "killed" if os.WTERMSIG(status) == signal.SIGKILL else "crashed"
+    return {0: "done", _REFUSED: "refused"}.get(os.WEXITSTATUS(status), "failed")
