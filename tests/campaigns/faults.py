@@ -72,7 +72,8 @@ FAULTS = (
     ),
     Fault(
         "a policy's signature is not asked for",
-        "    asked += [tuple(trusted(pem, origin) for pem in keys) for origin, keys in signers.items()]",
+        "    asked += [tuple(trusted(pem, origin) for pem in keys) "
+        "for origin, keys in signers.items()]",
         "",
         ("test_a_policy_of_the_registry",),
     ),
@@ -85,7 +86,8 @@ FAULTS = (
     Fault(
         "what no gate let pass is loaded",
         "        if opening.production:\n            promotion =",
-        '        if opening.production and version.promotion("production"):\n            promotion =',
+        '        if opening.production and version.promotion("production"):\n'
+        "            promotion =",
         ("test_production_refuses_what_was_not",),
     ),
     Fault(
@@ -115,12 +117,14 @@ FAULTS = (
     Fault(
         "what no gate let pass is run in a server",
         "    opened = open_version(opening)\n    client = open_client",
-        '    opened = open_version(Opening(opening.ref, mode="test", registry=opening.registry))\n    client = open_client',
+        '    opening = Opening(opening.ref, mode="test", registry=opening.registry)\n'
+        "    opened = open_version(opening)\n    client = open_client",
         ("test_what_was_not_promoted_runs_in_test_mode_only",),
     ),
     Fault(
         "a target that no promotion covers is run",
-        "passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]",
+        "passed = [t for t, digest in version.annexes.items() "
+        "if promotion.annexes.get(t) == digest]",
         "passed = list(version.annexes)",
         ("test_production_takes_it_once_a_promotion_let_it_pass",),
     ),

@@ -1,0 +1,112 @@
+"""What machines read stays as it was: every `--json`, the manifest, the files of a bundle.
+
+`goldens.json` holds the form of each: keys, and kinds of values. What changes it on purpose is
+written by `python -m tests.compatibility.test_goldens`, and stands in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pipeline
+from registry.bundle import Bundle
+from registry.store import Registry
+from tests.models.keys import make_keys
+from tests.models.project import TARGET, Built, build, cli, write_project
+
+GOLDENS = Path(__file__).parent / "goldens.json"
+# Keys that are data: targets, engines, sizes, tools, aliases of the example.
+DATA = {"tools", "host", "config", "worst", "timings", "digests", "before", "after", "tags"}
+
+
+# What depends on the host and the moment.
+VARIES = {"below", "worst_row", "git", "source"}
+
+
+def form(value: Any, key: str = "") -> Any:
+    """Keys and kinds of values; of a list, or of keys that are data, every kind that is there."""
+    if key in VARIES:
+        return "any"
+    if isinstance(value, dict):
+        if key in DATA:
+            return {"*": kinds(form(each) for each in value.values())}
+        return {name: form(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return kinds(form(each, key) for each in value)
+    return type(value).__name__
+
+
+def kinds(forms: Iterator[Any]) -> list[Any]:
+    return [json.loads(text) for text in sorted({json.dumps(f, sort_keys=True) for f in forms})]
+
+
+def answers(project: Built, scratch: Path) -> dict[str, Any]:
+    """The answer of every command, in the order of a version's life."""
+    registry = ("--registry", f"sqlite:///{scratch}/registry.db")
+    Registry(registry[1]).register(project.bundle)
+    other = ("--registry", f"sqlite:///{scratch}/other.db")
+    keys = make_keys(scratch, "release")
+    policy = scratch / "policy.yaml"
+    policy.write_text("max_outside: 0.5\n")
+    pulled, export = scratch / "pulled", scratch / "export.tar"
+    lives: dict[str, tuple[object, ...]] = {
+        "ls": registry,
+        "ls jets": registry,
+        "show jets/1": registry,
+        "validate jets/1": registry,
+        "bench jets/1 --seconds 0.01": registry,
+        "policy": registry,
+        f"policy {policy}": registry,
+        "approve jets/1": registry,
+        "promote jets/1 --to staging --dry-run": registry,
+        "promote jets/1 --to production": registry,
+        f"build jets/1 --engine exported --target cpu/x86-64-v2 --work {scratch}/work": registry,
+        f"pull jets@production {pulled}": registry,
+        f"sign {pulled}/ --key {keys.private}": registry,
+        f"verify {pulled}/ --key {keys.public}": registry,
+        f"push {pulled}": other,
+        f"diff jets/1 {pulled}/": registry,
+        f"export jets {export}": registry,
+        f"import {export} --name again": other,
+        "history jets": registry,
+        "rm again/1 --yes": other,
+        f"deploy jets@production --out {scratch}/models": registry,
+        "gc --dry-run": registry,
+        "cache": (),
+        "doctor": registry,
+    }
+    said = {"run": project.answer}
+    for words, more in lives.items():
+        name = words.replace(f"{scratch}/", "")
+        said[name] = json.loads(cli(*words.split(), *more, "--json").stdout)
+    return said
+
+
+def goldens(project: Built, scratch: Path) -> dict[str, Any]:
+    said = {name: form(answer) for name, answer in answers(project, scratch).items()}
+    text = json.dumps(said).replace(TARGET, "TARGET").replace("cpu/x86-64-v2", "TARGET")
+    bundle = Bundle.open(project.bundle.path)
+    names = (re.sub(r"\w{30,}", "HASH", name) for name in bundle.files)
+    files = sorted({name.replace(TARGET, "TARGET") for name in names})
+    return {"names": pipeline.__all__, "bundle": files, **json.loads(text)}
+
+
+def test_what_machines_read(jets: Built, tmp_path: Path) -> None:
+    kept = json.loads(GOLDENS.read_text())
+    found = goldens(jets, tmp_path)
+    assert found.keys() == kept.keys()
+    for name, said in found.items():
+        assert said == kept[name], name
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        made = goldens(build(write_project(Path(folder) / "own")), Path(folder))
+    GOLDENS.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+    sys.exit()
