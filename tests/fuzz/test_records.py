@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -85,12 +87,15 @@ def put(path: Path, content: bytes) -> Path:
 
 
 def opened(manifest: Manifest) -> Bundle:
-    """A bundle whose files nobody looks at."""
-    return Bundle(Path("/bundle"), manifest, DIGEST, dict.fromkeys(manifest.files(), DIGEST))
+    """A bundle of which only the reference is there."""
+    return Bundle(Path(HOME.name), manifest, DIGEST, dict.fromkeys(manifest.files(), DIGEST))
 
 
 # -- the bundle ------------------------------------------------------------------------------------
 
+HOME = tempfile.TemporaryDirectory(prefix="soa-fuzz-")
+atexit.register(HOME.cleanup)
+bundles.write_reference(Path(HOME.name) / "reference.safetensors")
 SOUND = opened(Manifest.from_json(json.dumps(MANIFEST)))
 
 

@@ -81,12 +81,12 @@ def test_in_markdown(text: str) -> None:
     """A renderer with GitHub's tables sees a paragraph, or one cell, of that very text."""
     shown = in_markdown(text)
     one = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-    wanted = re.sub(r"[ \t\n]+", " ", plain(text, " ")).strip(" ")
+    wanted = re.sub(r"[ \t\n]+", " ", plain(text, " ")).strip()
     for source in (shown, f"| a |\n| --- |\n| {shown} |"):
         inline = [token for token in one.parse(source) if token.type == "inline"]
         parts = [part for part in (inline[-1].children or []) if inline] if inline else []
         assert all(part.type in ("text", "text_special", "softbreak") for part in parts), source
-        found = re.sub(r"[ \t\n]+", " ", "".join(part.content for part in parts)).strip(" ")
+        found = re.sub(r"[ \t\n]+", " ", "".join(part.content for part in parts)).strip()
         assert found == wanted or not shown
 
 

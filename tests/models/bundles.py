@@ -57,12 +57,35 @@ def manifest_data() -> dict[str, Any]:
     }
 
 
+def provable(data: dict[str, Any]) -> dict[str, Any]:
+    """The same manifest with a signature, for a bundle whose reference somebody reads."""
+    from tests.models.building import mlp_signature
+
+    return data | {"signature": mlp_signature(5000, (10, 1000)).to_dict()}
+
+
+def write_reference(path: Path) -> None:
+    """Ten rows for the signature of a `provable` manifest."""
+    import torch
+
+    from stages.reference import Reference
+    from tests.models.building import mlp_signature
+
+    draw = torch.Generator().manual_seed(0)
+    columns = mlp_signature().inputs[0].block.columns
+    inputs = {"jets": {name: torch.rand(5000, generator=draw) for name in columns}}
+    outputs = {"probabilities": torch.rand(10, 3, generator=draw)}
+    Reference(inputs, ({"n": 10},), (outputs,)).save(path)
+
+
 def write_bundle(path: Path, manifest: Manifest, seed: int = 0) -> None:
     """A sealed bundle folder. Equal arguments give equal bytes, another seed other weights."""
     content = random.Random(seed)
     for name in manifest.files():
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content.randbytes(5000))
+    if manifest.signature["outputs"]:
+        write_reference(path / manifest.reference)
     (path / "manifest.json").write_text(manifest.to_json())
     (path / "reports").mkdir()
     (path / "reports/validation.json").write_text(json.dumps({"rows": [0, 1, 31]}))

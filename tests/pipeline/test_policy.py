@@ -35,7 +35,7 @@ EXCUSED = frozenset({FAR})
 @pytest.fixture
 def two(empty: Registry, tmp_path: Path) -> Registry:
     """jets/1 and jets/2, for a device that is somewhere else."""
-    data = bundles.manifest_data()
+    data = bundles.provable(bundles.manifest_data())
     (record,) = data["targets"].values()
     for engine in record["candidates"].values():
         engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]

@@ -30,7 +30,7 @@ def release(tmp_path: Path) -> KeyPair:
 @pytest.fixture
 def one(empty: Registry, tmp_path: Path) -> Registry:
     """jets/1, for a device that is somewhere else: nothing is measured."""
-    data = bundles.manifest_data()
+    data = bundles.provable(bundles.manifest_data())
     (record,) = data["targets"].values()
     for engine in record["candidates"].values():
         engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]

@@ -180,7 +180,7 @@ def test_damage_is_found_before_anything_comes_in(
     (out / "export.json").unlink()
     with pytest.raises(BundleError, match="not an export"):
         import_from(away, out)
-    with pytest.raises(BundleError, match="neither folder nor tar of an export"):
+    with pytest.raises(BundleError, match="nothing: cannot be read"):
         import_from(away, tmp_path / "nothing")
     assert away.list() == []
 

@@ -249,7 +249,7 @@ def test_auto_takes_no_target(pulled: Path) -> None:
 
 @pytest.mark.parametrize("name", ["threads", "instances"])
 def test_counts_below_one(pulled: Path, name: str) -> None:
-    with pytest.raises(LoadError, match=f"{name}=0: at least 1 is needed"):
+    with pytest.raises(LoadError, match=f"{name}=0: 1 to"):
         load(pulled, **{name: 0})  # type: ignore[call-overload]
 
 

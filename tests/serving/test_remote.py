@@ -166,7 +166,8 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
     written["tags"].numpy("x")[:] = -1
     binding(10)
     part = written["tags"].component("x")
-    assert torch.equal(part[:10], torch.from_numpy(whole[:10]))
+    # Another engine may be chosen for fewer rows.
+    torch.testing.assert_close(part[:10], torch.from_numpy(whole[:10]))
     assert (part[10:40] == -1).all()
 
 
