@@ -49,10 +49,11 @@ triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-
 sanitize: $(STAMP) ## run the native runner under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
 
-lint: $(STAMP) ## check style (ruff) and types (mypy)
+lint: $(STAMP) ## check style (ruff), types (mypy) and the rules of the house (.ci/rooms.py)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python .ci/rooms.py
 
 format: $(STAMP) ## rewrite the files in the house style
 	$(BIN)/ruff check --fix

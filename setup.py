@@ -5,7 +5,7 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "engines._native",
+            "engines.native._native",
             sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
             depends=["engines/native/soa_runner.h", "engines/native/cpu_level.h"],
             extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],

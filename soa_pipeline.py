@@ -62,7 +62,7 @@ def main() -> None:
     except ImportError as error:
         print(f"pipeline: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    from pipeline.cli import main as command
+    from pipeline.cli.main import main as command
 
     command()
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.table import print_machine
-from pipeline.report import console, microseconds, new_table
+from pipeline.report.tables import console, microseconds, new_table
 
 _REF = "particlenet@production"
 _SIZES = (1, 8, 32)
@@ -58,7 +58,7 @@ def _child(ref: str, keep: bool) -> int:
     from runtime.allocator import keep_freed_memory
     from runtime.opening import Opening, open_version
     from soa.errors import SoaPipelineError
-    from stages.reference import Reference
+    from stages.reference.answers import Reference
 
     if keep:
         keep_freed_memory()

@@ -16,9 +16,9 @@ from benchmarks.plot import save_plot
 from benchmarks.row_major import Model, aoti, aoti_package, copying_way
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
-from pipeline.report import microseconds
-from runtime.binding import Binding
-from runtime.session import Session
+from pipeline.report.tables import microseconds
+from runtime.session.binding import Binding
+from runtime.session.session import Session
 from stages.benchmark import race
 
 CAPTION = (

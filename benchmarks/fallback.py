@@ -13,15 +13,15 @@ from functools import partial
 
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from pipeline.loading import load
-from registry.store import Registry
+from registry.store.registry import Registry
 from runtime.opening import Opening, open_version
-from runtime.session import Session
-from serving.site import Site, SiteServer
-from soa.collection import Collection
+from runtime.session.session import Session
+from serving.site.options import Site, SiteServer
 from soa.errors import SoaPipelineError
-from soa.transfer import fill_column
+from soa.memory.collection import Collection
+from soa.memory.transfer import fill_column
 from stages.benchmark import race
-from stages.reference import Arrays, Reference
+from stages.reference.answers import Arrays, Reference
 
 CAPTION = f"Local CPU fall-back against a local session; ratios to it; {SPREAD}."
 _DIRECT = "local session, bound"

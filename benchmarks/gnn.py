@@ -27,7 +27,7 @@ from benchmarks.subject import CPU, Subject, graph_subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from soa import Collection
 from stages.benchmark import filled_collections, race
-from stages.reference import Arrays
+from stages.reference.answers import Arrays
 
 EDGES_PER_NODE = 8
 CAPTION = f"A GNN, {EDGES_PER_NODE} edges a node, SoA to SoA.\nx: to ours; {SPREAD}."

@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from benchmarks.subject import Subject, subject
 from benchmarks.table import print_machine
 from engines import Target
-from pipeline.report import console, new_table
-from registry.bundle import Bundle, seal
-from registry.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
-from registry.promotion import Decision
-from registry.signing import read_public_key, require_signature, sign
-from registry.store import Registry
+from pipeline.report.tables import console, new_table
+from registry.bundle.bundle import Bundle, seal
+from registry.bundle.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
+from registry.promotion.gates import Decision
+from registry.store.registry import Registry
+from registry.trust.signing import read_public_key, require_signature, sign
 from runtime.loader import load, measured_session
 from runtime.opening import LookupPolicy, Opening, open_candidate, open_version
-from runtime.session import Session
+from runtime.session.session import Session
 from soa import Signature
 
 _WAYS = ("without digests", "digests", "digests and signature")

@@ -24,8 +24,8 @@ from benchmarks.row_major import onnx_options, onnx_session
 from benchmarks.subject import Subject, subject
 from benchmarks.table import Cell, Panel, print_machine, print_panels
 from engines import engine
-from runtime.binding import Binding
-from runtime.session import Session
+from runtime.session.binding import Binding
+from runtime.session.session import Session
 from soa import Signature
 
 CAPTION = "MB above a process that has imported the library and loaded nothing."

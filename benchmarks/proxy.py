@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.table import print_machine
-from pipeline.deploy import deploy
+from pipeline.deployment.repository import deploy
 from pipeline.loading import load
-from pipeline.report import console, microseconds, new_table
-from registry.store import Registry
-from runtime.session import Session
-from serving.fleet import Fleet
-from serving.remote_options import RemoteOptions
-from serving.server import TritonServer
+from pipeline.report.tables import console, microseconds, new_table
+from registry.store.registry import Registry
+from runtime.session.session import Session
+from serving.client.options import RemoteOptions
+from serving.local.fleet import Fleet
+from serving.local.triton import TritonServer
 from soa.errors import SoaPipelineError
-from soa.transfer import fill_column
-from stages.reference import Reference
+from soa.memory.transfer import fill_column
+from stages.reference.answers import Reference
 
 CLIENTS = (1, 8, 32)
 _SECONDS = 3.0

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.torch_quiet import quiet_torch
+from engines.exported.quiet import quiet_torch
 from soa import Collection, Signature
 from stages.capture import example_case
-from stages.reference import Arrays, row_major_inputs
+from stages.reference.answers import Arrays, row_major_inputs
 
 Model = Callable[[list[Tensor]], Sequence[Tensor]]
 """A model on row-major tensors, one a block."""

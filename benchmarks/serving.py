@@ -28,23 +28,23 @@ import torch
 from benchmarks.placement import on_core, two_cores
 from benchmarks.serving_clients import Seen, connected, make_request
 from benchmarks.table import print_machine
-from pipeline.deploy import Deployed, deploy
+from pipeline.deployment.repository import Deployed, deploy
 from pipeline.loading import load
-from pipeline.report import console, microseconds, new_table
-from registry.bundle import Bundle
+from pipeline.report.tables import console, microseconds, new_table
+from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
-from registry.store import Registry
-from runtime.compare import compare
+from registry.store.registry import Registry
+from runtime.checked.comparison import compare
 from runtime.loader import tolerances_of
-from runtime.session import Session
+from runtime.session.session import Session
+from serving.client.options import RemoteOptions
 from serving.errors import ServingError
-from serving.model_config import Service
-from serving.remote_options import RemoteOptions
-from serving.repository import write_repository
-from serving.server import TritonServer
+from serving.local.triton import TritonServer
+from serving.triton.config import Service
+from serving.triton.repository import write_repository
 from soa.errors import SoaPipelineError
-from soa.transfer import fill_column
-from stages.reference import Arrays, Reference
+from soa.memory.transfer import fill_column
+from stages.reference.answers import Arrays, Reference
 
 _REFS = ("jet-tagger@production", "particlenet@production", "zoo-particle-transformer@production")
 _SECONDS = 3.0

@@ -23,7 +23,7 @@ import grpc
 if TYPE_CHECKING:  # a client process imports gRPC and no torch
     import torch
 
-    from serving.model_config import Service
+    from serving.triton.config import Service
 
 _METHOD = "/inference.GRPCInferenceService/ModelInfer"
 _PROCESSES = 2
@@ -115,10 +115,10 @@ def make_request(
     """A ModelInferRequest with the first n rows of the inputs, in the form that is served."""
     from tritonclient.grpc import service_pb2
 
-    from serving.model_config import DIGEST
+    from serving.triton.config import DIGEST
     from serving.wire import collection_parts
-    from soa.collection import Collection
-    from soa.transfer import fill_column
+    from soa.memory.collection import Collection
+    from soa.memory.transfer import fill_column
 
     request = service_pb2.ModelInferRequest(
         model_name=service.name, model_version=str(service.number)

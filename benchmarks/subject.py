@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from engines import Executable, Portable, Target, engine
 from engines.target import gpu_target
-from runtime.session import Session
+from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.transfer import fill_column
+from soa.memory.transfer import fill_column
 from stages.capture import Capture, capture
 from stages.compile import artifact_file
-from stages.reference import Arrays, random_inputs
+from stages.reference.answers import Arrays, random_inputs
 
 CPU = torch.device("cpu")
 _NODE_FEATURES = tuple(f"x{i}" for i in range(6))

@@ -9,8 +9,8 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from pipeline.provenance import host, tools
-from pipeline.report import new_table
+from pipeline.building.provenance import host, tools
+from pipeline.report.tables import new_table
 from stages.benchmark import Timing
 
 WIDTH = 100

@@ -18,7 +18,7 @@ import torch
 from benchmarks.plot import save_plot
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from runtime.session import Session
+from runtime.session.session import Session
 
 CAPTION = f"Events a second of a small MLP.\nx: to one thread; {SPREAD}."
 _ROUNDS = 9

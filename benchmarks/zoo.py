@@ -21,21 +21,21 @@ import torch
 from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from engines.exported.quiet import quiet_torch
 from engines.target import Target
-from engines.torch_quiet import quiet_torch
-from pipeline.assemble import source_of
-from pipeline.config import load_config
-from pipeline.runner import run
-from registry.bundle import Bundle
-from registry.mlflow_access import Access
-from registry.store import Registry
+from pipeline.building.runner import run
+from pipeline.config.assemble import source_of
+from pipeline.config.schema import load_config
+from registry.bundle.bundle import Bundle
+from registry.mlflow.access import Access
+from registry.store.registry import Registry
 from runtime.loader import measured_session
 from runtime.opening import Opening, open_version
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
 from stages.benchmark import EAGER, benchmark_cases, bound_call, race, row_major_call
-from stages.reference import Arrays, Case, Reference, label, row_major_inputs
-from stages.source import build_model
+from stages.model.source import build_model
+from stages.reference.answers import Arrays, Case, Reference, label, row_major_inputs
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 CAPTION = (

@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # reading a config asks for the names alone
 
 _FILES = {
     "aoti": "engines.aoti",
-    "aoti-autotune": "engines.aoti_autotune",
-    "aoti-folded": "engines.aoti_folded",
+    "aoti-autotune": "engines.aoti.autotune",
+    "aoti-folded": "engines.aoti.folded",
     "torchscript": "engines.torchscript",
-    "onnxruntime": "engines.onnxruntime",
+    "onnxruntime": "engines.onnx.engine",
     "exported": "engines.exported",
     "tensorrt": "engines.tensorrt",
 }

@@ -19,10 +19,9 @@ from torch.utils._sympy.numbers import int_oo
 from engines.aoti import cpu_code
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
-from engines.onnx_program import OnnxProgram, Output, returning_columns
-from engines.program_archive import load_program
+from engines.exported import load_program, quiet_torch
+from engines.onnx import OnnxProgram, Output, returning_columns
 from engines.target import Target
-from engines.torch_quiet import quiet_torch
 from soa.files import as_record, parse_json, read_plain
 
 _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"

@@ -11,9 +11,9 @@ from torch.jit._fuser import optimized_execution
 
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
-from engines.forks import require_openmp
+from engines.exported import quiet_torch
+from engines.processes import require_openmp
 from engines.target import Target
-from engines.torch_quiet import quiet_torch
 
 
 class _Script:

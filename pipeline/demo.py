@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.cli_options import say, tell
+from pipeline.building import run
+from pipeline.cli import say, tell
 from pipeline.errors import ConfigError
-from pipeline.promoting import promote
+from pipeline.promotion import promote
 from pipeline.report import (
     console,
     microseconds,
@@ -26,15 +27,14 @@ from pipeline.report import (
     print_reports,
     print_versions,
 )
-from pipeline.runner import run
 from registry.store import Registry
 from runtime.checked import CheckedSession
 from runtime.loader import load
 from runtime.opening import Mode
-from soa.collection import Collection
 from soa.errors import SoaPipelineError
 from soa.layout import Layout
-from stages.source import load_callable
+from soa.memory import Collection
+from stages.model import load_callable
 
 _ROWS = (1, 10, 1000)
 _CALLS = 20

@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 
-from runtime.devices import MultiDeviceSession
+from runtime.devices import LiveSession, MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.live import LiveSession
 from runtime.loader import AUTO, device_here, load_everywhere, load_live, session_on
 from runtime.opening import Mode, Opening, Options, open_version
 from runtime.session import Session
-from serving.remote_options import SCHEME, RemoteOptions
+from serving.client import SCHEME, RemoteOptions
 from soa.options import known_options
 
 if TYPE_CHECKING:
     from serving.remote import RemoteSession
-    from serving.site import Site
-    from serving.site_session import SiteSession
+    from serving.site import Site, SiteSession
 
 SITE = "site"
 
@@ -135,7 +133,7 @@ def load(
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     if build == "missing":
-        from pipeline.first_use import build_at_first_use  # only here: the stages take a second
+        from pipeline.building import build_at_first_use  # only here: the stages take a second
 
         options["builder"] = build_at_first_use
     opening = Opening(ref, mode=mode, **options)
@@ -173,8 +171,8 @@ def _in_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Se
 def _at_a_site(opening: Opening, given: str | Path | Site | None) -> Session:
     if opening.target is not None:
         raise LoadError(f"target with device {SITE!r}: that is the site file's to say")
-    from pipeline.site_file import find_site, load_site
-    from serving.site_session import connect_site
+    from pipeline.config import find_site, load_site
+    from serving.site import connect_site
 
     folder = Path()
     if given is None:

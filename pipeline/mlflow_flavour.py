@@ -15,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.config import read_yaml
 from pipeline.errors import ConfigError
 from pipeline.loading import load
-from pipeline.yaml_lines import read_yaml
 from registry.bundle import MLFLOW_NOTE, Bundle
 from registry.errors import RegistryError
-from registry.mlmodel import Field, fields, is_frame
+from registry.mlflow import Field, fields, is_frame
 from registry.reference import Ref
 from runtime.errors import LoadError
 from runtime.session import Session
-from soa.collection import Collection
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError, SoaPipelineError
 from soa.layout import Column, Layout
-from soa.memory import allocate
+from soa.memory import Collection, allocate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,8 +95,8 @@ class ColumnModel:
         """The model's output columns: a DataFrame, with the index of the one given, where both
         inputs and outputs are columns of one collection; else a dict of arrays.
 
-        Shapes as in `registry.mlmodel`. Raises MlflowException, which MLflow's server makes an
-        answer of, for what cannot be run.
+        Shapes as in `registry.mlflow.mlmodel`. Raises MlflowException, which MLflow's server makes
+        an answer of, for what cannot be run.
         """
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE

@@ -8,14 +8,12 @@ from typing import Any, Unpack
 
 import torch
 
-from engines.forks import require_openmp
+from engines.processes import require_openmp
 from engines.target import Target
-from registry.manifest import Manifest
-from runtime.checked import CheckedSession
-from runtime.compare import Tolerance
-from runtime.devices import MultiDeviceSession
+from registry.bundle import Manifest
+from runtime.checked import CheckedSession, Tolerance
+from runtime.devices import LiveSession, MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.live import LiveSession
 from runtime.opening import (
     Mode,
     Opened,

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from serving.errors import ServingError
-from soa.collection import Collection
 from soa.dtypes import numpy_dtype
 from soa.layout import Layout
+from soa.memory import Collection
 from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
@@ -242,7 +242,7 @@ def _require_travelling(collection: str, column: str, dtype: str) -> None:
 def mergeable(signature: Signature) -> bool:
     """Whether rows of several requests can share a run at all: one row dimension, no scalars.
 
-    Whether that leaves the answers as they are is another question: see serving/independence.py.
+    Whether that leaves the answers as they are is another question: see serving/triton/rows.py.
     """
     blocks = (*signature.inputs, *signature.outputs)
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)

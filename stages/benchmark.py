@@ -19,11 +19,10 @@ from typing import Any
 import torch
 
 from runtime.session import Session
-from soa.collection import Collection
 from soa.dtypes import torch_dtype
+from soa.memory import Collection, fill_column
 from soa.signature import BoundBlock, Signature
-from soa.transfer import fill_column
-from stages.convention import outputs_in_order
+from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, label
 
 EAGER = "eager, row-major"

@@ -19,36 +19,39 @@ from typing import Any, Literal
 import torch
 from torch.export import Dim, ExportedProgram
 
-from engines.torch_quiet import quiet_torch
-from runtime.compare import compare, default_tolerance
-from soa.arguments import argument_tensors
-from soa.collection import Collection
+from engines.exported import quiet_torch
+from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
+from soa.memory import Collection, argument_tensors, fill_column
 from soa.signature import Argument, Signature
-from soa.transfer import fill_column
-from stages.blame import (
+from stages.errors import CaptureError, ReferenceDataError
+from stages.model import (
+    Precision,
+    Preprocessed,
+    Reduced,
+    SoaProgram,
+    TracedProgram,
     first_line,
+    in_precision,
     mutation_line,
+    sha256,
     what_differs,
     where_raised,
     why_not_exported,
     why_not_run,
 )
-from stages.convention import SoaProgram, TracedProgram
-from stages.errors import CaptureError, ReferenceDataError
-from stages.precision import Precision, Reduced, in_precision
-from stages.preprocess import Preprocessed
-from stages.proof import count_nonfinite, too_much, weaknesses
 from stages.reference import (
     Arrays,
     Case,
     Reference,
     compute_reference,
+    count_nonfinite,
     eager_outputs,
     make_cases,
     row_major_inputs,
+    too_much,
+    weaknesses,
 )
-from stages.source import sha256
 
 # What the pipeline puts in front of a user's model: `forward(*inputs)`, `prepare`, `around`.
 _IN_FRONT = (Preprocessed, Reduced)

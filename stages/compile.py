@@ -11,10 +11,10 @@ from typing import Any
 
 from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
-from engines.isolation import run_isolated
+from engines.processes import run_isolated
 from engines.target import Target, check_host_runs
 from stages.capture import Capture
-from stages.precision import Precision, check_precision, tf32_switches
+from stages.model import Precision, check_precision, tf32_switches
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def quick_commits() -> None:
 @pytest.fixture(scope="session")
 def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path:
     """MLflow takes a second to make its tables; they are the same in every registry."""
-    from registry.store import Registry
+    from registry.store.registry import Registry
 
     def make(folder: Path) -> None:
         with Registry(f"sqlite:///{folder}/registry.db")._access.client(write=True):
@@ -95,7 +95,7 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
 @pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
     """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
-    from registry.store import Registry
+    from registry.store.registry import Registry
     from tests.models import project
 
     def make(folder: Path) -> None:

@@ -29,15 +29,15 @@ from torch import Tensor, nn
 
 import pipeline
 from benchmarks.__main__ import NAMES
-from pipeline.assemble import signature_of
-from pipeline.cli import main
-from pipeline.config import Config, RowsConfig, load_config
-from pipeline.deploy import deploy
-from registry.mlmodel import fields
-from registry.store import Registry
-from serving.envoy import find_envoy
-from serving.server import TritonServer
-from serving.triton_binary import find_triton
+from pipeline.cli.main import main
+from pipeline.config.assemble import signature_of
+from pipeline.config.schema import Config, RowsConfig, load_config
+from pipeline.deployment.repository import deploy
+from registry.mlflow.mlmodel import fields
+from registry.store.registry import Registry
+from serving.local.binary import find_triton
+from serving.local.envoy import find_envoy
+from serving.local.triton import TritonServer
 from soa.errors import SoaPipelineError
 from soa_pipeline import PACKAGES
 from tests.models import served
@@ -348,7 +348,7 @@ def run_command(desk: Desk, words: list[str]) -> None:
         return
     if words[1] == "serve" and "--check" not in words:  # it would until somebody ends it
         words.append("--check")
-    if words[1] == "run":  # tests/pipeline/test_real_models.py does it, in a minute
+    if words[1] == "run":  # tests/pipeline/building/test_real_models.py does it, in a minute
         load_config(words[2])
         return
     if words[1] in ("build", "serve"):

@@ -43,7 +43,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 def test_an_engine_opens_in_one_module() -> None:
     """Whoever else has an engine compiles with it, or asks for its portable file."""
     have = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
-    assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/package.py"}
+    assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/packaging/bundle.py"}
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
     assert asked.pop(f"{ROOM}artifact.py") == {"open"}
     assert set().union(*asked.values()) == {"anywhere", "compile", "portable_file"}
@@ -72,12 +72,16 @@ def test_what_engines_open_with_is_used_by_engines() -> None:
         for path, tree in modules()
         if not path.startswith("engines/")
         and used(tree) & {"torch.jit.load", "torch.export.load", "onnxruntime.InferenceSession"}
-        | {name for name in used(tree) if name.startswith(("engines._native", "engines.aoti"))}
+        | {
+            name
+            for name in used(tree)
+            if name.startswith(("engines.native._native", "engines.aoti"))
+        }
     }
     assert outside == {
-        "serving/native_onnx.py",
-        "serving/native_torchscript.py",
-        "stages/source.py",  # a user's own model, which becomes a version
+        "serving/native/onnx.py",
+        "serving/native/torchscript.py",
+        "stages/model/source.py",  # a user's own model, which becomes a version
     }
 
 
@@ -103,20 +107,20 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         )
     }
     assert {path for path in openers if not path.startswith(ROOM)} == {
-        "pipeline/first_use.py",  # the annex that it has built
+        "pipeline/building/first_use.py",  # the annex that it has built
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
-        "pipeline/runner.py",  # what it has packaged
-        "stages/package.py",
-        "stages/package_annex.py",
+        "pipeline/building/runner.py",  # what it has packaged
+        "stages/packaging/bundle.py",
+        "stages/packaging/annex.py",
     }
 
 
 def test_candidates_are_opened_by_the_stages() -> None:
     """The one door beside the route: an artifact that is being proved, before any bundle has it."""
     assert users("runtime.opening.open_candidate") == {
-        "pipeline/candidates.py",
-        "stages/reference_set.py",
-        "stages/validate.py",
+        "pipeline/building/candidates.py",
+        "stages/validation/larger.py",
+        "stages/validation/validate.py",
     }
 
 

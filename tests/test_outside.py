@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 
 import soa_pipeline
-from engines.program_archive import load_program
-from pipeline.cli_cache import _name
-from pipeline.config import load_config
-from pipeline.policy import load_policy
-from pipeline.site_file import load_site
-from registry.bundle import SUMS, open_file
-from registry.cache import Cache
-from registry.promoted import PROMOTED, read_promoted
-from registry.resolved import Resolved
-from registry.signing import read_trusted
-from registry.store import Registry
-from registry.transport import EXPORT, import_from
-from registry.version import DIGEST, Version
+from engines.exported.archive import load_program
+from pipeline.cli.cache import _name
+from pipeline.config.policy_file import load_policy
+from pipeline.config.schema import load_config
+from pipeline.config.site_file import load_site
+from registry.bundle.bundle import SUMS, open_file
+from registry.bundle.note import PROMOTED, read_promoted
+from registry.housekeeping.transport import EXPORT, import_from
+from registry.mlflow.version import DIGEST, Version
+from registry.store.cache import Cache
+from registry.store.registry import Registry
+from registry.store.resolved import Resolved
+from registry.trust.signing import read_trusted
 from runtime.loader import load
-from serving.client import _credentials
-from serving.remote_options import Tls
+from serving.client.calls import _credentials
+from serving.client.options import Tls
 from soa.errors import SoaPipelineError
 from soa.files import as_record, open_plain, parse_json, read_plain
 
@@ -50,42 +50,48 @@ def callers(*names: str) -> set[str]:
 
 
 OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process
-    "engines/isolation.py", "pipeline/candidates.py", "stages/capture.py", "stages/compile.py",
-    "stages/validate.py",
+    "engines/processes/isolation.py", "pipeline/building/candidates.py", "stages/capture.py",
+    "stages/compile.py", "stages/validation/validate.py",
 }  # fmt: skip
-OWN_SOURCE = {"pipeline/assemble.py", "pipeline/provenance.py", "stages/source.py"}
+OWN_SOURCE = {
+    "pipeline/config/assemble.py",
+    "pipeline/building/provenance.py",
+    "stages/model/source.py",
+}
 OWN_SERVER = {  # its log, and what was built for it
-    "serving/local_process.py", "serving/server.py", "serving/native_tensorrt.py",
+    "serving/local/process.py", "serving/local/triton.py", "serving/native/tensorrt.py",
 }  # fmt: skip
 SYSTEM = {"engines/target.py"}  # /proc/cpuinfo
-OURS = {"serving/cluster/helm_values.py"}  # a schema of the package's own
+OURS = {"serving/cluster/helm.py"}  # a schema of the package's own
 
 
 def test_one_function_reads_files_of_others() -> None:
     allowed = OWN_STEPS | OWN_SOURCE | OWN_SERVER | SYSTEM | OURS
     assert callers("read_text", "read_bytes") <= allowed
-    assert callers("safe_open") == {"stages/reference.py", "stages/reference_set.py"}
+    assert callers("safe_open") == {"stages/reference/answers.py", "stages/validation/larger.py"}
 
 
 def test_one_function_parses_json() -> None:
-    of_our_own = {"pipeline/cli.py", "registry/manifest.py"}  # written a line before
-    triton = {"serving/triton_model.py"}  # what Triton hands over
+    of_our_own = {"pipeline/cli/main.py", "registry/bundle/manifest.py"}  # written a line before
+    triton = {"serving/triton/model.py"}  # what Triton hands over
     assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
     assert callers("safe_load", "compose", "full_load", "unsafe_load") <= OURS | {
-        "pipeline/yaml_lines.py"
+        "pipeline/config/yaml_lines.py"
     }
     assert callers("eval", "exec", "sympify", "literal_eval") <= {
-        "engines/torchscript.py", "stages/source.py",  # of a module, which is torch's other `eval`
+        "engines/torchscript.py", "stages/model/source.py",  # of a module: torch's other `eval`
     }  # fmt: skip
 
 
 def test_one_function_prints() -> None:
-    assert callers("echo") == {"pipeline/cli_options.py"}
-    assert callers("Console", "Table", "_Console", "_Table", "Text") == {"pipeline/report.py"}
-    assert callers("escape") == {"soa/text.py", "engines/program_archive.py"}  # HTML's, and re's
+    assert callers("echo") == {"pipeline/cli/options.py"}
+    assert callers("Console", "Table", "_Console", "_Table", "Text") == {
+        "pipeline/report/tables.py"
+    }
+    assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("console", "new_table", "microseconds")
-    assert prints == {"stages/validate.py"}  # in a child process, into its log
-    silencers = {"engines/torch_quiet.py", "registry/mlflow_access.py"}
+    assert prints == {"stages/validation/validate.py"}  # in a child process, into its log
+    silencers = {"engines/exported/quiet.py", "registry/mlflow/access.py"}
     assert callers("getLogger") == silencers | {"soa/text.py"}
 
 

@@ -19,8 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import soa_pipeline
-from pipeline.pull import pull
-from registry.store import Registry
+from pipeline.promotion.pulling import pull
+from registry.store.registry import Registry
 from tests.models.project import PASSED, Built
 
 ROOT = Path(soa_pipeline.__file__).parent

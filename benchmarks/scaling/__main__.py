@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--from", dest="stored", type=Path, help="a measurement made before")
     parser.add_argument("--to", type=Path, default=STORED, help="where a new one is stored")
     parser.add_argument(
-        "--envoy", help="Envoy's binary, to measure it too; else as serving/envoy.py finds one"
+        "--envoy",
+        help="Envoy's binary, to measure it too; else as serving/local/envoy.py finds one",
     )
     parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = parser.parse_args(arguments)
@@ -42,9 +43,9 @@ def _measured(ref: str, into: Path, envoy: str | None, stored: Path | None) -> M
     if stored is not None:
         return Measured.load(stored)
     from benchmarks.scaling.measure import measure
-    from registry.store import Registry
-    from serving.envoy import find_envoy
+    from registry.store.registry import Registry
     from serving.errors import ServerError
+    from serving.local.envoy import find_envoy
 
     binary = None
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batching:
-    """As `serving.model_config` writes it. `max_rows` 0: each request is a run of its own."""
+    """As `serving.triton.config` writes it. `max_rows` 0: each request is a run of its own."""
 
     max_rows: int = 0
     preferred: tuple[int, ...] = ()

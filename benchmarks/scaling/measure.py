@@ -19,16 +19,16 @@ from benchmarks.placement import on_core, two_cores
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
 from benchmarks.scaling.records import Measured, Probe, Run
 from benchmarks.serving_clients import Seen, connected, make_request
-from pipeline.deploy import deploy
-from pipeline.provenance import host, tools
-from pipeline.pull import pull
-from registry.bundle import Bundle
-from registry.store import Registry
-from serving.envoy import EnvoyProxy
-from serving.model_config import Service
-from serving.repository import write_repository
-from serving.server import TritonServer
-from stages.reference import Arrays, Reference
+from pipeline.building.provenance import host, tools
+from pipeline.deployment.repository import deploy
+from pipeline.promotion.pulling import pull
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from serving.local.envoy import EnvoyProxy
+from serving.local.triton import TritonServer
+from serving.triton.config import Service
+from serving.triton.repository import write_repository
+from stages.reference.answers import Arrays, Reference
 
 PROBES = ((1, 1), (10, 1), (50, 1), (200, 1), (1, 4), (1, 16))
 """Rows of a request, and how many the one client sends at a time."""

@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.scaling.answers import BATCH, BATCHES, JOBS, Answers, proxy_threads
 from benchmarks.scaling.check import GOAL
 from benchmarks.scaling.records import QUIET
-from pipeline.report import microseconds, new_table
+from pipeline.report.tables import microseconds, new_table
 
 
 def tables(found: Answers) -> dict[str, list[Table | str]]:

@@ -251,15 +251,15 @@ PyType_Slot model_slots[] = {{Py_tp_new, reinterpret_cast<void *>(model_new)},
                              {Py_tp_methods, model_methods},
                              {Py_tp_getset, model_getters},
                              {0, nullptr}};
-PyType_Spec model_spec = {"engines._native.Model", sizeof(Model), 0, Py_TPFLAGS_DEFAULT, model_slots};
+PyType_Spec model_spec = {"engines.native._native.Model", sizeof(Model), 0, Py_TPFLAGS_DEFAULT, model_slots};
 
 PyType_Slot call_slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(call_dealloc)},
                             {Py_tp_methods, call_methods},
                             {0, nullptr}};
-PyType_Spec call_spec = {"engines._native.Call", sizeof(Call), 0,
+PyType_Spec call_spec = {"engines.native._native.Call", sizeof(Call), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, call_slots};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "engines._native",
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "engines.native._native",
                           "The native runner: see engines/native/soa_runner.h.", -1, functions,
                           nullptr, nullptr, nullptr, nullptr};
 

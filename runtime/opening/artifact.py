@@ -19,11 +19,10 @@ from engines.base import Executable, engine
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
-from runtime.ranged import RangedExecutable
+from runtime.opening.ranged import RangedExecutable
 
 if TYPE_CHECKING:  # a process that only validates imports no registry
-    from registry.bundle import Bundle
-    from registry.pinned import Pinned
+    from registry.bundle import Bundle, Pinned
     from runtime.opening.records import Opened
 
 
@@ -118,7 +117,7 @@ def _held(
     bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
 ) -> Iterator[Pinned]:
     """The files, open; errors name the bundle's folder. Kept open after success if not `close`."""
-    from registry.pinned import Pinned
+    from registry.bundle import Pinned
 
     pinned = Pinned(bundle, files, for_others=for_others)
     try:

@@ -9,7 +9,7 @@ import torch
 
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs, choose_target, gpu_target
-from registry.annex import attach
+from registry.bundle import attach
 from runtime.errors import LoadError
 from runtime.opening.records import Builder, Opened
 

@@ -6,8 +6,8 @@ what was found last, with a warning. "offline" takes what was found last and ask
 no connection and does not import MLflow.
 
 What is taken without asking was once found by asking and passed every gate of its mode
-(registry/resolved.py), and passes them again from the record: its promotion, the signatures that
-policies asked for then, and every digest.
+(registry/store/resolved.py), and passes them again from the record: its promotion, the signatures
+that policies asked for then, and every digest.
 """
 
 from __future__ import annotations
@@ -19,17 +19,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from registry.bundle import Bundle
-from registry.cache import cache_root
-from registry.errors import (
-    NotCachedError,
-    NotFoundError,
-    RegistryError,
-    RegistryUnavailableError,
-)
-from registry.moves import PRODUCTION
+from registry.errors import NotCachedError, NotFoundError, RegistryError, RegistryUnavailableError
+from registry.history import PRODUCTION
+from registry.mlflow import Version
 from registry.reference import Ref
-from registry.resolved import Lookup, Resolved
-from registry.version import Version
+from registry.store import Lookup, Resolved, cache_root
 from runtime.errors import LoadError
 from runtime.opening.records import Opening
 from soa.text import logger

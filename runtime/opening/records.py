@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from engines.target import Target
-from registry.annex import Annex
-from registry.bundle import Bundle
-from registry.manifest import MOST
-from registry.resolved import Lookup
-from registry.store import Registry
-from registry.version import Version
+from registry.bundle import MOST, Annex, Bundle
+from registry.mlflow import Version
+from registry.store import Lookup, Registry
 from runtime.errors import LoadError
 from soa.signature import Signature
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import torch
 
 from engines.base import Executable
-from registry.annex import open_folder
+from registry.bundle import Promoted, open_folder, read_promoted
 from registry.errors import BundleError, RegistryError, RegistryUnavailableError, SignatureError
-from registry.promoted import Promoted, read_promoted
 from registry.reference import Ref, parse_ref
-from registry.resolved import Lookup
-from registry.signing import require_signature
+from registry.store import Lookup
+from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
 from runtime.opening.choice import choose, completed, require_engine
 from runtime.opening.names import Name
 from runtime.opening.records import Opened, Opening
+from runtime.opening.tf32 import settle_tf32
 from runtime.opening.trust import (
     NOT_SIGNED,
     keys_asked_for,
@@ -32,7 +32,6 @@ from runtime.opening.trust import (
     require_vouched,
     usable_annexes,
 )
-from runtime.tf32 import settle_tf32
 
 
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:

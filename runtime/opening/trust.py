@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from registry.bundle import Bundle
-from registry.moves import PRODUCTION
-from registry.promoted import Promoted
-from registry.signing import Trusted, host_keys, trusted, trusted_keys
-from registry.version import Promotion, Version
+from registry.bundle import Bundle, Promoted
+from registry.history import PRODUCTION
+from registry.mlflow import Promotion, Version
+from registry.trust import Trusted, host_keys, trusted, trusted_keys
 from runtime.errors import LoadError
 
 NOT_SIGNED = (

@@ -1,3 +1,5 @@
 """A version behind many Tritons: values for the SuperSONIC chart, and plain manifests."""
 
-from __future__ import annotations
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

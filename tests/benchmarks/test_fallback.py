@@ -2,11 +2,11 @@ from __future__ import annotations
 
 from benchmarks import fallback
 from benchmarks.subject import subject
-from runtime.session import Origin
-from serving.places import Place
-from serving.router import Router
-from serving.site import Policy
-from serving.site_session import SiteSession
+from runtime.session.session import Origin
+from serving.site.options import Policy
+from serving.site.places import Place
+from serving.site.router import Router
+from serving.site.session import SiteSession
 
 
 def test_fall_back_against_a_local_session() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engines import ENGINES, EngineError, Portable, Target, engine
-from engines.aoti import TARGET, AotiEngine, _inductor_configs
+from engines.aoti.engine import TARGET, AotiEngine, _inductor_configs
 from engines.base import FACTS, Engine
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built

@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from engines.aoti import _unpack
+from engines.aoti.engine import _unpack
 from engines.base import engine
 from engines.errors import EngineError
 

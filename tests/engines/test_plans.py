@@ -9,11 +9,11 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from runtime.compare import Tolerance
+from runtime.checked.comparison import Tolerance
 from soa.dtypes import DTYPES
-from soa.transfer import read_block
-from stages.reference import Reference
-from stages.validate import validate_session
+from soa.memory.transfer import read_block
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
 from tests.models import all_dtypes, detector
 from tests.models.building import ENGINES, Built, build
 from tests.models.signatures import Problem, problems

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.export import Dim
 
-from engines.torch_quiet import quiet_torch
-from soa.collection import Collection
+from engines.exported.quiet import quiet_torch
+from soa.memory.collection import Collection
 from tests.models.building import ENGINES, Built
 from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
 

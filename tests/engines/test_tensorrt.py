@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engines import EngineError, Portable, Target, engine
-from engines.onnx_program import returning_columns
-from engines.program_archive import load_program
+from engines.exported.archive import load_program
+from engines.onnx.program import returning_columns
 from engines.tensorrt import _copied, _shapes
 from tests.models.building import Built
 
@@ -47,7 +47,7 @@ def test_the_ranges_it_is_built_for(mlp: Built) -> None:
 @pytest.mark.skipif(not INSTALLED, reason="torch-tensorrt is not installed")
 def test_an_engine_on_a_gpu(mlp: Built, tmp_path: Path) -> None:
     from engines.target import gpu_target
-    from runtime.session import Session
+    from runtime.session.session import Session
 
     device = torch.device("cuda:0")
     made = engine("tensorrt")

@@ -13,7 +13,7 @@ import torch
 
 import pipeline
 from engines.target import Target
-from registry.bundle import Bundle
+from registry.bundle.bundle import Bundle
 from tests.models import project
 from tests.models.project import Built
 from tests.models.shared import made_once

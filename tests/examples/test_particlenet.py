@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.export import Dim
 
 from examples.particlenet import model as particlenet
-from pipeline.assemble import reference_inputs, signature_of, source_of
-from pipeline.config import load_config
-from stages.preprocess import Preprocessed
-from stages.reference import row_major_inputs
-from stages.source import build_model
+from pipeline.config.assemble import reference_inputs, signature_of, source_of
+from pipeline.config.schema import load_config
+from stages.model.preprocess import Preprocessed
+from stages.model.source import build_model
+from stages.reference.answers import row_major_inputs
 
 
 @pytest.fixture

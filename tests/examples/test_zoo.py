@@ -24,13 +24,13 @@ from examples.zoo.particle_transformer import (
     particle_transformer,
 )
 from examples.zoo.particle_transformer import reference as transformer_reference
-from pipeline.assemble import reference_inputs, signature_of, source_of
-from pipeline.config import Config, load_config
-from pipeline.runner import run
-from registry.store import Registry
+from pipeline.building.runner import run
+from pipeline.config.assemble import reference_inputs, signature_of, source_of
+from pipeline.config.schema import Config, load_config
+from registry.store.registry import Registry
 from soa.signature import Signature
-from stages.reference import Arrays, Case, eager_outputs, make_cases, row_major_inputs
-from stages.source import build_model
+from stages.model.source import build_model
+from stages.reference.answers import Arrays, Case, eager_outputs, make_cases, row_major_inputs
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "zoo"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

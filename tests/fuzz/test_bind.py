@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engines.errors import RunError
 from runtime.errors import BindError
-from runtime.session import Session
+from runtime.session.session import Session
 from soa import Collection, Layout, column
 from tests.fuzz.hostile import only_ours, values
 from tests.models.building import JETS, TAGS, mlp_signature

@@ -14,19 +14,19 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.program_archive import load_program
-from pipeline.config import load_config
-from pipeline.site_file import load_site
-from pipeline.site_xml import SERVERS
-from registry.transport import _as_folder
-from stages.reference import Reference
-from stages.reference_set import read_set
+from engines.exported.archive import load_program
+from pipeline.config.schema import load_config
+from pipeline.config.site_file import load_site
+from pipeline.config.site_xml import SERVERS
+from registry.housekeeping.transport import _as_folder
+from stages.reference.answers import Reference
+from stages.validation.larger import read_set
 from tests.fuzz.hostile import altered_json, damaged, only_ours, texts
 from tests.models.archives import MODEL, doctored, record, save_program
 from tests.models.building import mlp_signature
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = (ROOT / "tests/pipeline/full.yaml").read_text()
+CONFIG = (ROOT / "tests/pipeline/config/full.yaml").read_text()
 SITE: dict[str, Any] = {
     "site": "T2", "models": {"jets": {"servers": ["gpu"], "fall_back": True}},
     "servers": [{"name": "gpu", "url": "triton://host:8001", "metrics": "http://h:8002/m",

@@ -16,38 +16,52 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.onnx_program import read_outputs
-from pipeline.build import recipe_of
-from pipeline.difference import Difference, Side, Weights, _deviations, _records, _speed
-from pipeline.difference_report import print_difference
+from engines.onnx.program import read_outputs
+from pipeline.building.target import recipe_of
+from pipeline.config.policy_file import load_policy
 from pipeline.mlflow_flavour import _version_of
-from pipeline.policy import load_policy
-from pipeline.promoting import _requirements
-from pipeline.report import console, print_bundle, print_history, print_reports, print_versions
-from registry import description
-from registry.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
-from registry.bundle import MLFLOW_NOTE, Bundle
-from registry.history import _RECORD, Event, _read, aliases_at, approvers, gaps, promoted_since
-from registry.history import markdown as event_markdown
-from registry.manifest import Manifest, record_from_json
-from registry.policy_store import _asked
-from registry.promoted import PROMOTED, Promoted, read_promoted
-from registry.promotion import Decision
-from registry.push import _origin
-from registry.report_page import page
-from registry.resolved import Lookup, Resolved, _digest
-from registry.signing import require_signature, trusted
-from registry.store import Registry
-from registry.transport import EXPORT, import_from
-from registry.version import Promotion, Version
+from pipeline.promotion.promoting import _requirements
+from pipeline.report.difference import Difference, Side, Weights, _deviations, _records, _speed
+from pipeline.report.difference_report import print_difference
+from pipeline.report.tables import (
+    console,
+    print_bundle,
+    print_history,
+    print_reports,
+    print_versions,
+)
+from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
+from registry.bundle.bundle import MLFLOW_NOTE, Bundle
+from registry.bundle.manifest import Manifest, record_from_json
+from registry.bundle.note import PROMOTED, Promoted, read_promoted
+from registry.history.events import (
+    _RECORD,
+    Event,
+    _read,
+    aliases_at,
+    approvers,
+    gaps,
+    promoted_since,
+)
+from registry.history.events import markdown as event_markdown
+from registry.history.policies import _asked
+from registry.housekeeping.pushing import _origin
+from registry.housekeeping.transport import EXPORT, import_from
+from registry.mlflow import description
+from registry.mlflow.report_page import page
+from registry.mlflow.version import Promotion, Version
+from registry.promotion.gates import Decision
+from registry.store.registry import Registry
+from registry.store.resolved import Lookup, Resolved, _digest
+from registry.trust.signing import require_signature, trusted
 from runtime.loader import tolerances_of
 from runtime.opening import Opened
 from runtime.opening.choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
-from serving.batch_sizes import preferred_sizes, why_merging_does_not_pay
+from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport, Timing
-from stages.validate import CaseReport, ValidationReport
+from stages.validation.validate import CaseReport, ValidationReport
 from tests.fuzz.hostile import altered, altered_json, damaged, only_ours, printed, require_plain
 from tests.models import bundles
 from tests.models.building import mlp_signature
@@ -240,7 +254,7 @@ def test_list_of_digests(place: Path, content: bytes) -> None:
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, bytes, str]:
     """A bundle, its signature, and the key that it was made with."""
-    from registry.signing import sign
+    from registry.trust.signing import sign
 
     folder = tmp_path_factory.mktemp("signed")
     bundles.write_bundle(folder / "bundle", Manifest.from_json(json.dumps(MANIFEST)))

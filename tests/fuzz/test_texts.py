@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from markdown_it import MarkdownIt
 
-from pipeline.cli import main
-from pipeline.difference_report import print_difference
+from pipeline.cli.main import main
 from pipeline.errors import ConfigError
-from pipeline.report import (
+from pipeline.report.difference_report import print_difference
+from pipeline.report.tables import (
     console,
     print_benchmark,
     print_bundle,
@@ -26,19 +26,19 @@ from pipeline.report import (
     print_validation,
     print_versions,
 )
-from registry.bundle import Bundle
-from registry.description import markdown, parameters
-from registry.history import Event
-from registry.history import markdown as event_markdown
-from registry.manifest import Manifest
-from registry.promotion import Decision
-from registry.report_page import page
-from registry.store import Registry
-from registry.version import Version
+from registry.bundle.bundle import Bundle
+from registry.bundle.manifest import Manifest
+from registry.history.events import Event
+from registry.history.events import markdown as event_markdown
+from registry.mlflow.description import markdown, parameters
+from registry.mlflow.report_page import page
+from registry.mlflow.version import Version
+from registry.promotion.gates import Decision
+from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
 from soa.text import in_html, in_markdown, logger, plain
 from stages.benchmark import BenchmarkReport, Timing
-from stages.validate import ValidationReport
+from stages.validation.validate import ValidationReport
 from tests.fuzz.hostile import TEXTS, printed, require_plain, texts
 from tests.fuzz.test_records import DIGEST, MANIFEST, V3, compared, opened
 from tests.models import bundles

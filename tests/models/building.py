@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
-from runtime.session import Session
+from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.transfer import fill_column
+from soa.memory.transfer import fill_column
 from stages.capture import Capture, Route, capture
 from stages.compile import artifact_file
-from stages.reference import Arrays, Case, random_inputs
+from stages.reference.answers import Arrays, Case, random_inputs
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])

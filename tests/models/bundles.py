@@ -7,9 +7,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-from registry.annex import Annex, AnnexRecord
-from registry.bundle import Bundle, seal
-from registry.manifest import Manifest
+from registry.bundle.annex import Annex, AnnexRecord
+from registry.bundle.bundle import Bundle, seal
+from registry.bundle.manifest import Manifest
 
 V3 = "cpu/x86-64-v3"
 
@@ -68,7 +68,7 @@ def write_reference(path: Path) -> None:
     """Ten rows for the signature of a `provable` manifest."""
     import torch
 
-    from stages.reference import Reference
+    from stages.reference.answers import Reference
     from tests.models.building import mlp_signature
 
     draw = torch.Generator().manual_seed(0)

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from engines.target import Target
-from pipeline.cli import main
-from registry.bundle import Bundle, seal
-from registry.promotion import Decision
+from pipeline.cli.main import main
+from registry.bundle.bundle import Bundle, seal
+from registry.promotion.gates import Decision
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))

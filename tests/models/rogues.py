@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from engines import Executable
 from soa import Block, Signature
-from stages.reference import Reference, compute_reference, make_cases, random_inputs
+from stages.reference.answers import Reference, compute_reference, make_cases, random_inputs
 from tests.models.building import mlp_signature
 from tests.models.mlps import CLASSES
 

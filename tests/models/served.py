@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from engines.target import Target
-from registry.bundle import Bundle
-from registry.manifest import Provenance, SessionSettings
-from runtime.compare import default_tolerance
+from registry.bundle.bundle import Bundle
+from registry.bundle.manifest import Provenance, SessionSettings
+from runtime.checked.comparison import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from stages.benchmark import benchmark
 from stages.compile import Compiled
-from stages.package import TargetResult, package
-from stages.reference import Reference, random_inputs
-from stages.validate import validate_session
+from stages.packaging.bundle import TargetResult, package
+from stages.reference.answers import Reference, random_inputs
+from stages.validation.validate import validate_session
 from tests.models.building import build
 from tests.models.shared import made_once
 

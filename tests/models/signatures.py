@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from soa import Block, Column, Layout, RowRange, Signature
 from soa.dtypes import DTYPES
 from soa.layout import Storage
-from stages.reference import Arrays, row_major_inputs
+from stages.reference.answers import Arrays, row_major_inputs
 from tests.models.mlps import AFFINE, Affine
 from tests.soa.strategies import ROWS, layouts, values_of
 

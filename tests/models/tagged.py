@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeline.deploy import Deployed, deploy
-from registry.bundle import Bundle
-from registry.store import Registry
-from runtime.session import Session
+from pipeline.deployment.repository import Deployed, deploy
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from tests.models import served
 from tests.models.project import PASSED, described

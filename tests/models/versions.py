@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from registry.bundle import Bundle
-from registry.store import Registry
-from registry.version import Version
+from registry.bundle.bundle import Bundle
+from registry.mlflow.version import Version
+from registry.store.registry import Registry
 from tests.models.project import PASSED, resealed
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.store import Registry
+from registry.store.registry import Registry
 from tests.models.project import Built
 
 

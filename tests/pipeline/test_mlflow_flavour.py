@@ -24,16 +24,16 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.pull import pull
-from registry.bundle import Bundle
+from pipeline.promotion.pulling import pull
+from registry.bundle.bundle import Bundle
 from registry.errors import BundleError
-from registry.mlmodel import fields, is_frame
-from registry.store import Registry
+from registry.mlflow.mlmodel import fields, is_frame
+from registry.store.registry import Registry
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.session import Session
+from runtime.session.session import Session
 from soa.signature import Signature
-from stages.reference import Case, Reference
+from stages.reference.answers import Case, Reference
 from tests.models import detector, served
 from tests.models.building import reference_collections
 from tests.models.project import PASSED, Built, described

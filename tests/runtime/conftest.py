@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.store import Registry
+from registry.store.registry import Registry
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.deploy import Deployed, deploy
-from registry.bundle import Bundle
-from registry.store import Registry
+from pipeline.deployment.repository import Deployed, deploy
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
 from serving.errors import ServerError
-from serving.server import ServerOptions, TritonServer
-from serving.triton_binary import find_triton
+from serving.local.binary import find_triton
+from serving.local.triton import ServerOptions, TritonServer
 from tests.models import served, tagged
 from tests.models.project import PASSED, Built
 

@@ -12,10 +12,10 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from runtime.session import Session
-from serving.backend import Core, Request
+from runtime.session.session import Session
 from serving.errors import RequestError, WrongVersionError
-from serving.model_config import Service, config_message
+from serving.triton.backend import Core, Request
+from serving.triton.config import Service, config_message
 
 Fault = Callable[[Any, Any], Any]
 

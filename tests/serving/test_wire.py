@@ -20,8 +20,8 @@ from serving.wire import (
     locations,
 )
 from soa import Block, Collection, Layout, RowRange, Signature, column, scalar
-from soa.arguments import argument_tensors
-from stages.reference import row_major_inputs
+from soa.memory.arguments import argument_tensors
+from stages.reference.answers import row_major_inputs
 from tests.models import served
 from tests.models.building import reference_collections
 from tests.models.signatures import Problem, problems

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.session import Session
+from runtime.session.session import Session
 from stages.benchmark import (
     COPIES,
     EAGER,
@@ -151,7 +151,7 @@ def test_the_row_major_baseline_computes_what_the_model_does() -> None:
 
     row_major_call(signature, Watching(), inputs, case)()
     given, _ = filled_collections(signature, inputs, case, torch.device("cpu"))
-    from stages.reference import row_major_inputs
+    from stages.reference.answers import row_major_inputs
 
     expected = row_major_inputs(signature, inputs, case)
     assert all(torch.equal(a, b) for a, b in zip(kept[0]["arguments"], expected, strict=True))

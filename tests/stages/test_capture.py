@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from engines.torch_quiet import quiet_torch
+from engines.exported.quiet import quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
 from stages.capture import Capture, Route, capture, example_case
 from stages.errors import CaptureError
-from stages.reference import Reference, random_inputs
-from stages.source import ModelSource, build_model
+from stages.model.source import ModelSource, build_model
+from stages.reference.answers import Reference, random_inputs
 from tests.models import mlps
 from tests.models.building import JETS, TAGS, Built, mlp_signature
 

@@ -15,9 +15,9 @@ from benchmarks.scaling.fit import fit
 from benchmarks.scaling.measure import measure
 from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
 from benchmarks.scaling.records import Measured
-from registry.store import Registry
+from registry.store.registry import Registry
 from serving.errors import ServerError
-from serving.triton_binary import find_triton
+from serving.local.binary import find_triton
 from tests.models.project import PASSED, Built
 
 _SPIN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import torch
 
-from registry.bundle import SIGNATURE, SUMS, Bundle
-from registry.promoted import PROMOTED, Promoted, write_promoted
-from registry.signing import read_public_key, require_signature, sign
+from registry.bundle.bundle import SIGNATURE, SUMS, Bundle
+from registry.bundle.note import PROMOTED, Promoted, write_promoted
+from registry.trust.signing import read_public_key, require_signature, sign
 from runtime.loader import load
 from soa.errors import SoaPipelineError
 from tests.models.keys import KeyPair, make_keys

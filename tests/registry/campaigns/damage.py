@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from registry.bundle import SUMS, Bundle, seal
+from registry.bundle.bundle import SUMS, Bundle, seal
+from registry.bundle.note import Promoted, write_promoted
 from registry.errors import BundleError, SignatureError
-from registry.promoted import Promoted, write_promoted
 from runtime.errors import LoadError
 from soa.errors import SoaPipelineError
 

@@ -7,7 +7,7 @@ garbage; then both have ended, and what they wanted is there, once.
 
 With a lease in place of the file lock, a writer is paused for longer than the lease, and before
 each question whether it may still write: a pause in the middle of one request is not provided for
-(registry/lock.py).
+(registry/history/lock.py).
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryError, lock, upload
-from registry.artifacts import signature_of
-from registry.garbage import collect
-from registry.history import Event
-from registry.lookup import model_of
-from registry.policy import Policy
-from registry.push import push
-from registry.removal import remove
-from registry.signing import read_public_key
-from registry.transport import export_to, import_from
+from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryError
+from registry.history import lock
+from registry.history.events import Event
+from registry.housekeeping.garbage import collect
+from registry.housekeeping.pushing import push
+from registry.housekeeping.removal import remove
+from registry.housekeeping.transport import export_to, import_from
+from registry.mlflow.models import model_of
+from registry.promotion.policy import Policy
+from registry.store import upload
+from registry.store.artifacts import signature_of
+from registry.trust.signing import read_public_key
 from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.registry.campaigns import invariants, workers, write_points

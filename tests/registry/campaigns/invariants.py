@@ -8,13 +8,13 @@ from datetime import timedelta
 from pathlib import Path
 
 from registry import Registry
-from registry.artifacts import annex_place
-from registry.bundle import SIGNATURE
-from registry.garbage import collect
-from registry.history import Event, gaps
-from registry.lookup import aliases_of, all_pages
-from registry.upload import REPORT
-from registry.version import tag_of
+from registry.bundle.bundle import SIGNATURE
+from registry.history.events import Event, gaps
+from registry.housekeeping.garbage import collect
+from registry.mlflow.models import aliases_of, all_pages
+from registry.mlflow.version import tag_of
+from registry.store.artifacts import annex_place
+from registry.store.upload import REPORT
 
 ALWAYS = (
     "every version has its files, with the digest it was registered with, and so has each target "
@@ -188,7 +188,7 @@ def label_of(event: Event) -> str:
 
 def _raw(registry: Registry, name: str) -> list[Event]:
     """As stored: an open event is given as open."""
-    from registry.history import History
+    from registry.history.events import History
 
     with registry._access.client() as client:
         experiment = client.get_experiment_by_name(name)

@@ -42,8 +42,8 @@ from registry import (
     RegistryError,
     RegistryUnavailableError,
 )
-from registry.garbage import collect
-from registry.removal import remove
+from registry.housekeeping.garbage import collect
+from registry.housekeeping.removal import remove
 from tests.models import bundles
 from tests.registry.campaigns import each_write, invariants, workers
 

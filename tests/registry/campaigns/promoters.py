@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from registry import Bundle, Registry
-from registry.lookup import aliases_of
+from registry.mlflow.models import aliases_of
 from tests.registry.campaigns import invariants, workers
 
 VERSIONS = 5

@@ -15,7 +15,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-from registry import Decision, Manifest, Registry, lock
+from registry import Decision, Manifest, Registry
+from registry.history import lock
 from tests.models import bundles, sqlite
 
 PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
@@ -30,7 +31,7 @@ def warm_up(lease_s: float | None = None) -> None:
     import mlflow.store.tracking.sqlalchemy_store
     import mlflow.tracking
 
-    import registry.store  # noqa: F401
+    import registry.store.registry  # noqa: F401
 
     assert mlflow.tracking is not None
     sqlite.quick_commits()

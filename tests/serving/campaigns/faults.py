@@ -29,9 +29,9 @@ from typing import Any
 
 import pipeline
 from runtime.loader import load as load_here
-from serving.remote_options import HEADERS
-from serving.site import Site
-from serving.site_session import SiteSession
+from serving.client.options import HEADERS
+from serving.site.options import Site
+from serving.site.session import SiteSession
 from tests.models import tagged
 from tests.models.tagged import Tags
 from tests.serving.campaigns.load import Client, Tally

@@ -22,7 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import ServerError
-from serving.server import Ports, ServerOptions, TritonServer
+from serving.local.triton import Ports, ServerOptions, TritonServer
 from tests.models.tagged import NAME, Tags
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy

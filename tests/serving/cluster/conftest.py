@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import pipeline
-from pipeline.deploy import Deployed, deploy
-from registry.store import Registry
-from serving.envoy import find_envoy
+from pipeline.deployment.repository import Deployed, deploy
+from registry.store.registry import Registry
+from serving.client.options import RemoteOptions
 from serving.errors import ServerError
-from serving.fleet import Fleet
-from serving.remote import RemoteSession
-from serving.remote_options import RemoteOptions
+from serving.local.envoy import find_envoy
+from serving.local.fleet import Fleet
+from serving.remote.session import RemoteSession
 from tests.models import served
 from tests.models.project import PASSED
 

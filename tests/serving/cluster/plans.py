@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.target import Target
-from serving.cluster.plan import Plan, Storage, prometheus_at
+from serving.cluster.needs import Plan, Storage, prometheus_at
 
 CPU = Plan(
     name="jets",

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.local_process import LocalProcess, free_ports
+from serving.local.process import LocalProcess, free_ports
 from serving.metrics import get
 
 VARIABLE = "PIPELINE_PROMETHEUS"

@@ -17,13 +17,13 @@ import torch
 import yaml
 
 import pipeline
-from serving.cluster.envoy_config import Proxy, envoy_config
-from serving.envoy import VARIABLE, EnvoyProxy, find_envoy
+from serving.cluster.proxy import Proxy, envoy_config
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
-from serving.fleet import Fleet
-from serving.remote import RemoteSession
-from serving.server import Ports, ServerOptions, TritonServer
-from stages.reference import Reference
+from serving.local.envoy import VARIABLE, EnvoyProxy, find_envoy
+from serving.local.fleet import Fleet
+from serving.local.triton import Ports, ServerOptions, TritonServer
+from serving.remote.session import RemoteSession
+from stages.reference.answers import Reference
 from tests.models.building import reference_collections
 from tests.serving.cluster.conftest import Stall
 

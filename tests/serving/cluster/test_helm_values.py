@@ -10,9 +10,9 @@ import jsonschema
 import pytest
 import yaml
 
-from serving.cluster.helm_values import SCHEMA, check_values, helm_values, remarks
+from serving.cluster.helm import SCHEMA, check_values, helm_values, remarks
 from serving.cluster.metrics import queue_query
-from serving.cluster.plan import Plan
+from serving.cluster.needs import Plan
 from serving.errors import ServingError
 from tests.serving.cluster.plans import ALL, AMD, CPU, NVIDIA
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.cluster.helm_values import helm_values
-from serving.cluster.manifests import FILES, manifests
-from serving.cluster.plan import Plan
+from serving.cluster.helm import helm_values
+from serving.cluster.kubernetes import FILES, manifests
+from serving.cluster.needs import Plan
 from tests.serving.cluster.plans import ALL, AMD, CPU, NVIDIA
 from tests.serving.cluster.test_envoy import validate
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from serving.cluster.metrics import prometheus_config, queue_query, static_targets
-from serving.fleet import Fleet
+from serving.local.fleet import Fleet
 from tests.serving.cluster.conftest import Stall
 from tests.serving.cluster.plans import CPU
 from tests.serving.cluster.prometheus import Prometheus, check_config, find, running

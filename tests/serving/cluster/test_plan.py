@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.cluster.plan import Storage, Wanted, object_name, plan, prometheus_at
+from serving.cluster.needs import Storage, Wanted, object_name, plan, prometheus_at
 from serving.errors import ServingError
 from tests.serving.conftest import Shop
 

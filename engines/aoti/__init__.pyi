@@ -1,0 +1,1 @@
+from .engine import cpu_code as cpu_code

@@ -1,0 +1,84 @@
+"""The `exported` engine: the ExportedProgram run as it is. Slow, portable, always there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.base import Engine, Executable, Portable
+from engines.errors import EngineError
+from engines.exported.archive import load_program
+from engines.exported.quiet import quiet_torch
+from engines.processes import require_openmp
+from engines.target import Target
+
+
+class _Program:
+    def __init__(self, module: torch.nn.Module) -> None:
+        # Past the hook that holds sizes against their range at export: the binding has checked n,
+        # and a padded length may be less than export was told (see stages/capture.py).
+        self._forward = module.forward
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        require_openmp(torch.get_num_threads())
+        with torch.no_grad():
+            self._forward(*arguments)
+
+
+class ExportedEngine(Engine):
+    name = "exported"
+    anywhere = True
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        return []
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return source.program
+
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
+        with quiet_torch():
+            program = load_program(file)
+            try:
+                if device.type != "cpu":
+                    from torch.export.passes import move_to_device_pass
+
+                    program = move_to_device_pass(program, str(device))
+                # Guards off: torch adds `S != n`, which its own narrow does not need. The binding
+                # checks n against the compiled range, and validation runs n == S.
+                module = program.module(check_guards=False)
+                _store_in_place(module)
+            except Exception as error:
+                raise EngineError(
+                    f"{file.name} is not a program torch can load: {error}"
+                ) from error
+        return _Program(module)
+
+
+def _store_in_place(module: torch.fx.GraphModule) -> None:
+    """Make the program write the rows in use only.
+
+    In torch's functional form a store into a part of an output is a copy of the whole of it, which
+    is then copied back: padding is written too (and a byte there that is no bool becomes one).
+    """
+    aten = torch.ops.aten
+    for store in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
+        into, value = store.args[:2]
+        if value.target is aten.slice_scatter.default and value.args[0] is into:
+            with module.graph.inserting_before(store):
+                into = module.graph.call_function(aten.slice.Tensor, (into, *value.args[2:]))
+            value = value.args[1]
+        if value.target is aten.copy.default:  # the store converts and broadcasts by itself
+            value = value.args[1]
+        store.args = (into, value)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+ENGINE = ExportedEngine()

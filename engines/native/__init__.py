@@ -1,0 +1,5 @@
+"""The native runner: artifacts called from C++, without the GIL."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

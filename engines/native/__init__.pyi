@@ -1,0 +1,3 @@
+from .runner import NativeExecutable as NativeExecutable
+from .runner import PreparedCall as PreparedCall
+from .runner import run_many as run_many

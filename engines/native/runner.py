@@ -1,0 +1,98 @@
+"""The native runner from Python: one call without the GIL, nothing allocated per event.
+
+See native/soa_runner.h for what it promises; this file ties tensors to it and keeps them alive.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from engines.errors import RunError
+from engines.native import _native
+from engines.processes import Lock
+
+_native.set_error(RunError)
+
+
+class NativeExecutable:
+    """An opened library, its weights held once for any number of threads.
+
+    `instances` is how many threads run at the same moment (more wait): by default one a core. With
+    0, one runs at a time and a run may be recorded into a CUDA graph.
+    `threads` is how many OpenMP threads one run may use; with 1, every thread gets the same bits,
+    whatever torch is set to there.
+    """
+
+    def __init__(
+        self,
+        library: Path,
+        device: torch.device,
+        instances: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        self._open = partial(NativeExecutable, library, device, 0, threads)
+        self._recordable: NativeExecutable | None = None
+        self._lock = Lock()
+        self._model = _native.Model(
+            str(library),
+            str(device),
+            str(library.parent),
+            (os.cpu_count() or 1) if instances is None else instances,
+            threads,
+        )
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.prepare(arguments).run()
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> PreparedCall:
+        """Tie arguments to the artifact, to run again and again."""
+        return PreparedCall(self._model.prepare([_described(a) for a in arguments]), arguments)
+
+    def recordable(self) -> NativeExecutable:
+        """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
+
+        On a GPU that holds the weights a second time.
+        """
+        with self._lock:
+            if self._recordable is None:
+                self._recordable = self._open()
+            return self._recordable
+
+    def close(self) -> None:
+        """Let running calls end; refuse later ones with RunError."""
+        with self._lock:
+            if self._recordable is not None:
+                self._recordable.close()
+        self._model.close()
+
+
+class PreparedCall:
+    """Arguments tied to an artifact. `run(stream)` is the native call itself.
+
+    It keeps the tensors alive. Two threads may not run one prepared call at once: RunError.
+    """
+
+    def __init__(self, call: _native.Call, arguments: Sequence[torch.Tensor]) -> None:
+        self.call = call
+        self._arguments = list(arguments)
+        self.run: Callable[..., None] = call.run
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Other tensors of the same kind, by argument: another n, or memory. All or none."""
+        self.call.update([(i, _described(tensor)) for i, tensor in changes.items()])
+        for i, tensor in changes.items():
+            self._arguments[i] = tensor
+
+
+def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:
+    """Run prepared calls on `threads` native threads in one call without the GIL."""
+    _native.run_many([prepared.call for prepared in calls], threads, stream)
+
+
+def _described(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...]]:
+    return (tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

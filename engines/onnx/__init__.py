@@ -1,0 +1,5 @@
+"""The `onnxruntime` engine, and the way of a program into an ONNX graph."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,281 @@
+"""The `onnxruntime` engine: an ONNX graph, bound at the caller's own memory.
+
+Inputs are bound by address as they are: the (F, S) matrix is narrowed inside the graph. Each output
+column is a graph output of its own, bound at its own address. ONNX has no store, so a column that
+ends in a step which only moves values (a Split, a Cast) was written elsewhere before: `facts.json`
+counts those bytes, from the graph as ONNX Runtime optimises it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.base import FACTS, Engine, Executable, Portable
+from engines.errors import EngineError, RunError, first_line
+from engines.onnx.export import OUTPUTS, copied, export
+from engines.onnx.program import Output, input_name, read_outputs
+from engines.processes import tell
+from engines.target import Target
+
+_MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
+
+# TensorProto.DataType of onnx.proto, which a worker without the onnx package has no names for.
+_ELEMENT_TYPES = {
+    torch.float32: 1,
+    torch.uint8: 2,
+    torch.int8: 3,
+    torch.uint16: 4,
+    torch.int16: 5,
+    torch.int32: 6,
+    torch.int64: 7,
+    torch.bool: 9,
+    torch.float16: 10,
+    torch.float64: 11,
+    torch.uint32: 12,
+    torch.bfloat16: 16,
+}
+# Where an output without rows is bound.
+_NOWHERE = torch.zeros(16)
+
+
+class OnnxRuntimeEngine(Engine):
+    name = "onnxruntime"
+    anywhere = True
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """Options: `opset`, by default the one that torch exports to."""
+        unknown = sorted(set(options) - {"opset"})
+        if unknown:
+            raise EngineError(f"onnxruntime has no option {unknown[0]!r}: it has opset")
+        opset = options.get("opset")
+        if opset is not None and type(opset) is not int:
+            raise EngineError(f"opset is a whole number; found {opset!r}")
+        facts = export(source.program, opset, out / _MODEL)
+        if target.device == "cpu" or torch.cuda.is_available():
+            device = torch.device("cpu" if target.device == "cpu" else "cuda")
+            with tempfile.TemporaryDirectory() as folder:
+                optimised = Path(folder) / _MODEL
+                opened = OnnxExecutable(_session(out / _MODEL, device, 1, optimised), device)
+                facts |= copied(optimised, opened.outputs)
+        (out / FACTS).write_text(json.dumps(facts))
+        return [name for name in (_MODEL, _WEIGHTS, FACTS) if (out / name).is_file()]
+
+    def portable_file(self, source: Portable) -> Path | None:
+        return None
+
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
+        session = _session(file, device, threads)
+        if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
+            raise EngineError(f"{file.name} does not say which columns it writes: it is not ours")
+        return OnnxExecutable(session, device, threads)
+
+
+class OnnxExecutable:
+    """An opened session; any number of threads may run prepared calls of it at once."""
+
+    def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
+        self.session = session
+        self.device = device
+        self.refusal = "the session is closed"
+        self._threads = threads
+        self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
+        self.inputs = frozenset(given.name for given in session.get_inputs())
+        self.written_at: dict[int, list[Output]] = {}
+        self.long_as: dict[int, list[Output]] = {}
+        for output in self.outputs:
+            self.written_at.setdefault(output.argument, []).append(output)
+            if output.rows is not None:
+                self.long_as.setdefault(output.rows, []).append(output)
+        self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
+        tell(self)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.prepare(arguments).run()
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> OnnxCall:
+        """Tie arguments to the session, to run again and again."""
+        session = self.session
+        if session is None:
+            raise RunError(self.refusal)
+        call = OnnxCall(self, session.io_binding(), arguments)
+        self._calls.add(call)
+        return call
+
+    def after_fork(self) -> None:
+        calls = list(self._calls)
+        if self._threads > 1 or self.device.type != "cpu" or any(c.lock.locked() for c in calls):
+            self.refusal = (
+                "this session was opened before a fork, with several threads, on a GPU or with a "
+                "thread inside: open it again in this process"
+            )
+            # Never freed: its end would wait for threads that are not here.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+            self.session = None
+        for call in calls:
+            call.lock = threading.Lock()
+
+    def close(self) -> None:
+        """Let running calls end; refuse later ones with RunError."""
+        self.session = None
+        for call in list(self._calls):
+            call.release()
+
+
+class OnnxCall:
+    """Arguments bound by address. It keeps the tensors alive: the binding does not."""
+
+    def __init__(
+        self, model: OnnxExecutable, binding: Any, arguments: Sequence[torch.Tensor]
+    ) -> None:
+        self._model = model
+        self._arguments = list(arguments)
+        self._binding = binding
+        self.lock = threading.Lock()
+        self._device = ("cpu", 0)
+        if model.device.type == "cuda":
+            kind = "gpu" if torch.version.hip else "cuda"
+            self._device = (kind, model.device.index or 0)
+        self._addresses: dict[str, int] = {}
+        for i in range(len(arguments)):
+            self._bind_input(i)
+        for output in model.outputs:
+            self._addresses[output.name] = _address(arguments[output.argument], output)
+            self._bind_output(output)
+
+    def run(self, stream: int = 0, /) -> None:
+        """Run once. On a GPU both sides are synchronised: ONNX Runtime has a stream of its own."""
+        session = self._enter()
+        try:
+            if self._device[0] != "cpu":
+                device = self._model.device
+                given = torch.cuda.ExternalStream(stream, device) if stream else None
+                (given or torch.cuda.default_stream(device)).synchronize()
+            session.run_with_iobinding(self._binding)
+        except Exception as error:  # its exceptions have no public common base
+            raise RunError(f"ONNX Runtime failed: {first_line(error)}") from error
+        finally:
+            self.lock.release()
+
+    def _enter(self) -> Any:
+        """Take the lock, which a second thread is refused; the session."""
+        if not self.lock.acquire(blocking=False):
+            raise RunError("another thread is running this binding")
+        session = self._model.session
+        if session is None:
+            self.lock.release()
+            raise RunError(self._model.refusal)
+        return session
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        """Other tensors of the same kind, by argument: another n, or memory."""
+        self._enter()
+        model = self._model
+        try:
+            rebound: dict[str, Output] = {}
+            for i, argument in changes.items():
+                self._arguments[i] = argument
+                self._bind_input(i)
+                for output in model.written_at.get(i, ()):
+                    self._addresses[output.name] = _address(argument, output)
+                    rebound[output.name] = output
+                rebound |= {output.name: output for output in model.long_as.get(i, ())}
+            for output in rebound.values():
+                self._bind_output(output)
+        finally:
+            self.lock.release()
+
+    def release(self) -> None:
+        """Give the session up, once a running call has ended."""
+        with self.lock:
+            self._binding = None
+
+    def _bind_input(self, index: int) -> None:
+        name, given = input_name(index), self._arguments[index]
+        if name in self._model.inputs:
+            self._binding.bind_input(
+                name,
+                *self._device,
+                _ELEMENT_TYPES[given.dtype],
+                list(given.shape),
+                given.data_ptr(),
+            )
+
+    def _bind_output(self, output: Output) -> None:
+        n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
+        shape = [n if size < 0 else size for size in output.shape]
+        # Memory without rows may have no address, which is refused.
+        address = self._addresses[output.name] if n else _NOWHERE.data_ptr()
+        element_type = _ELEMENT_TYPES[self._arguments[output.argument].dtype]
+        self._binding.bind_output(output.name, *self._device, element_type, shape, address)
+
+
+def _address(argument: torch.Tensor, output: Output) -> int:
+    """Where a component of a written argument lies."""
+    return (argument if argument.dim() == 1 else argument[output.component]).data_ptr()
+
+
+def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
+    """An inference session on `device` alone; `optimised` is where to write the graph that runs."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        extra = "cpu" if device.type == "cpu" else "cuda"
+        raise EngineError(
+            f"onnxruntime is not installed: pip install 'soa-pipeline[{extra}]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 4  # what is wrong also comes as an exception
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", optimised.name + ".data"
+        )
+    provider, settings = _provider(device, onnxruntime.get_available_providers())
+    try:
+        session = onnxruntime.InferenceSession(str(file), options, [(provider, settings)])
+    except Exception as error:  # its exceptions have no public common base
+        raise EngineError(f"{file.name} cannot be opened as ONNX: {first_line(error)}") from error
+    if provider not in session.get_providers():  # it falls back to the CPU without an error
+        raise EngineError(
+            f"ONNX Runtime did not start its {provider}, as where a GPU library is missing"
+        )
+    session.disable_fallback()
+    return session
+
+
+def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The execution provider for a device. Only the CPU's has ever been run."""
+    if device.type == "cpu":
+        return "CPUExecutionProvider", {}
+    wanted = ["CUDAExecutionProvider"]
+    if torch.version.hip:
+        wanted = ["MIGraphXExecutionProvider", "ROCMExecutionProvider"]
+    for name in wanted:
+        if name in available:
+            settings = {"device_id": device.index or 0}
+            if name == "CUDAExecutionProvider":  # it would take TF32 by itself
+                settings["use_tf32"] = int(torch.backends.cuda.matmul.allow_tf32)
+            return name, settings
+    raise EngineError(
+        f"this build of ONNX Runtime has no {' or '.join(wanted)}; it has {', '.join(available)}"
+    )
+
+
+ENGINE = OnnxRuntimeEngine()

@@ -1,0 +1,159 @@
+"""From an exported program to a checked ONNX file, and what is known about the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.errors import EngineError, first_line
+from engines.exported import load_program, quiet_torch
+from engines.onnx.program import OnnxProgram, Output, input_name, returning_columns
+
+OUTPUTS = "soa.outputs"
+"""Where the file's own metadata says which column component each output is, as JSON."""
+
+# Steps that compute nothing: an output that ends in one is a copy of a value made elsewhere.
+_MOVES = frozenset(
+    [
+        "Cast", "Concat", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
+        "MemcpyFromHost", "MemcpyToHost", "ReorderOutput", "Reshape", "Slice", "Split", "Squeeze",
+        "Transpose", "Unsqueeze",
+    ]
+)  # fmt: skip
+
+
+def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
+    """Write `file`, its weights beside it as `<file>.data`; returns its opset and IR version.
+
+    `opset` is torch's own choice where None. Raises EngineError naming the operation that ONNX,
+    or that opset, does not have.
+    """
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 - torch's exporter needs it
+    except ImportError as error:
+        raise EngineError(
+            f"{error.name} is not installed: pip install 'soa-pipeline[onnx]'"
+        ) from error
+    with quiet_torch():
+        rewritten = returning_columns(load_program(program))
+        exported = _converted(rewritten, opset)
+        made: int = exported.model.opset_imports[""]
+        if opset is not None and made != opset:
+            raise EngineError(_why_not_converted(exported.model.graph, made, opset))
+        _axes_from_the_front(exported.model.graph)
+        described = [output.to_dict() for output in rewritten.outputs]
+        exported.model.metadata_props[OUTPUTS] = json.dumps(described)
+        exported.save(file, external_data=True)
+    try:
+        onnx.checker.check_model(file, full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise EngineError(f"onnx.checker: {first_line(error)}") from error
+    return {"opset": made, "ir_version": exported.model.ir_version}
+
+
+def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
+    """Bytes that a call copies on its way in and out, from the graph as it runs.
+
+    Inputs are bound by address: only a step that brings one to another memory would copy it. An
+    output is counted where its last step only moves values; `copied_bytes_out_per_row` has one
+    number a row dimension.
+    """
+    import onnx
+
+    graph = onnx.load(optimised, load_external_data=False).graph
+    inputs = {given.name for given in graph.input}
+    readers = {n.op_type for n in graph.node if inputs & set(n.input)} - {"Shape"}
+    made_by = {name: node.op_type for node in graph.node for name in node.output}
+    per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
+    once, steps = 0, set()
+    itemsizes = {o.name: _itemsize(o.type.tensor_type.elem_type) for o in graph.output}
+    for output in outputs:
+        step = made_by.get(output.name, "Identity")  # an input that is passed on is copied too
+        if step not in _MOVES:
+            continue
+        steps.add(step)
+        if output.rows is None:
+            once += itemsizes[output.name] * torch.Size(output.shape).numel()
+        else:
+            per_row[output.rows] += itemsizes[output.name]
+    return {
+        "copied_bytes_in": None if any("Memcpy" in reader for reader in readers) else 0,
+        "inputs_read_by": sorted(readers),
+        "copied_bytes_out_per_row": per_row,
+        "copied_bytes_out_once": once,
+        "copied_out_by": sorted(steps),
+    }
+
+
+def _itemsize(element_type: int) -> int:
+    import onnx
+
+    return int(onnx.helper.tensor_dtype_to_np_dtype(element_type).itemsize)
+
+
+def _converted(rewritten: OnnxProgram, opset: int | None) -> Any:
+    try:
+        return torch.onnx.export(
+            rewritten.program,
+            (),
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=[input_name(i) for i in rewritten.inputs],
+            output_names=[output.name for output in rewritten.outputs],
+        )
+    except Exception as error:
+        raise EngineError(_why_not(error)) from error
+
+
+def _axes_from_the_front(graph: Any) -> None:
+    """Write the axes of reductions as 0, 1, … instead of -1, -2, …
+
+    On a tensor without elements, as at n = 0, ONNX Runtime 1.31 does not find axes below 0 and
+    reduces nothing.
+    """
+    import onnx_ir
+
+    for node in graph.all_nodes():
+        if not node.op_type.startswith("Reduce") or len(node.inputs) < 2:
+            continue
+        reduced, axes = node.inputs[:2]
+        if axes is None or axes.const_value is None or reduced.shape is None:
+            continue
+        counted = axes.const_value.numpy() % len(reduced.shape)
+        value = onnx_ir.Value(
+            name=f"{node.name}_axes",
+            type=onnx_ir.TensorType(onnx_ir.DataType.INT64),
+            shape=onnx_ir.Shape(counted.shape),
+            const_value=onnx_ir.tensor(counted, name=f"{node.name}_axes"),
+        )
+        node.graph.register_initializer(value)
+        node.replace_input_with(1, value)
+
+
+def _why_not_converted(graph: Any, made: int, opset: int) -> str:
+    from onnx import defs
+
+    used = {node.op_type for node in graph if node.domain == ""}
+    missing = sorted(name for name in used if not defs.has(name, opset))
+    if missing:
+        return f"opset {opset} has no {', '.join(missing)}; this program was made in opset {made}"
+    return f"this program was made in opset {made} and does not convert to opset {opset}"
+
+
+def _why_not(error: BaseException) -> str:
+    """One line: the operation that ONNX has no words for, or what the exporter said."""
+    last: BaseException = error
+    while True:
+        found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))
+        if found:
+            return f"ONNX has no operation for {found[1]}"
+        if last.__cause__ is None:
+            return f"torch cannot export this program to ONNX: {first_line(last)}"
+        last = last.__cause__

@@ -1,0 +1,5 @@
+from .forks import Lock as Lock
+from .forks import OwnProcess as OwnProcess
+from .forks import require_openmp as require_openmp
+from .forks import tell as tell
+from .isolation import run_isolated as run_isolated

@@ -1,0 +1,5 @@
+"""From a config to a version, and a version for one more target."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,103 @@
+"""Where an artifact comes from: tools, host, source revision, and our own code."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shutil
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from engines.target import host_cpu_levels
+from pipeline.config import Config
+from registry.bundle import Provenance
+
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "mlflow-skinny",
+)
+# What an artifact depends on: the folders whose code makes it, checks it and runs it.
+_CODE = ("soa", "engines", "runtime", "stages")
+_SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
+
+
+@cache
+def tools() -> dict[str, str]:
+    """Versions of what takes part in a build."""
+    found = {}
+    for name in ("soa-pipeline", *_PACKAGES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    compiler = _output("g++", "--version")
+    if compiler:
+        found["g++"] = compiler.splitlines()[0].split()[-1]
+    return found
+
+
+@cache
+def host() -> dict[str, str]:
+    """The machine: processor, its level, the kernel."""
+    return {
+        "cpu": _cpu_name(),
+        "cpu_levels": ", ".join(host_cpu_levels()),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+@cache
+def code_digest() -> str:
+    """A digest of this software's own code as far as an artifact depends on it."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)
+        for path in sorted(sources):
+            digest.update(f"{path.relative_to(root)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def provenance(config: Config, config_path: Path) -> Provenance:
+    """The record for a manifest; the source revision is that of the config's own repository."""
+    folder = str(config_path.resolve().parent)
+    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
+    status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
+    return Provenance(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        git_commit=commit.strip() if commit else None,
+        git_dirty=bool(status) if status is not None else None,
+        config_sha256=config.digest(),
+        config=config.model_dump(mode="json"),
+        tools=tools(),
+        host=host(),
+        python=platform.python_version(),
+    )
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _output(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return done.stdout if done.returncode == 0 else None

@@ -1,0 +1,212 @@
+"""The runner: chains the stages from a config to a registered version, and skips what is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from engines.errors import out_of_memory
+from pipeline.building.cache import StageCache, content_key, unchanged, write_whole
+from pipeline.building.candidates import Recipe, Say, Work, build_target
+from pipeline.building.provenance import code_digest, host, provenance, tools
+from pipeline.config import (
+    Config,
+    classifiers_of,
+    load_config,
+    reference_fingerprint,
+    reference_inputs,
+    signature_of,
+    source_of,
+    targets_of,
+    tolerances_of,
+)
+from registry.bundle import Bundle, SessionSettings
+from registry.errors import BundleError, NotFoundError
+from registry.mlflow import Version
+from registry.store import Registry
+from soa.files import as_record, parse_json, read_plain
+from soa.options import known_options
+from stages.capture import Capture, capture
+from stages.errors import CaptureError
+from stages.model import build_model, loaded_sources
+from stages.packaging import package
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run ended with. `worked` names the stages that did any work; empty if none did."""
+
+    version: Version
+    bundle: Bundle
+    worked: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Done:
+    """A run that ended: its bundle's folder in the work folder, and the files it depends on."""
+
+    bundle: str
+    digest: str
+    files: dict[str, str]
+
+
+@dataclass
+class _Run:
+    """One run in progress: what every step needs."""
+
+    config: Config
+    path: Path
+    work: Work
+    files: dict[str, str] = field(default_factory=dict)
+    """The user's own code behind the capture, with digests."""
+
+
+@known_options()
+def run(
+    config_path: str | Path,
+    registry: Registry | None = None,
+    work: Path | None = None,
+    say: Say = lambda text: None,
+) -> RunResult:
+    """Build, validate, package and register what a config describes.
+
+    `work` holds the stages' results (by default `pipeline-work` in the working folder). Stages are
+    keyed by content, so an unchanged run does nothing, and one that was interrupted goes on where
+    it stopped. Raises the typed error of the stage that refused.
+    """
+    begun = time.monotonic()
+    path = Path(config_path)
+    config = load_config(path)
+    store = registry or Registry()
+    state = _Run(config, path, Work(StageCache(work or Path("pipeline-work")), say))
+    key = _keys(config)
+    known = _finished(state, store, key["run"])
+    if known is not None:
+        bundle, version = known
+        return RunResult(version, bundle, (), time.monotonic() - begun)
+    with suppress(NotFoundError):
+        store.versions(config.name)  # an unreachable registry is said before the work, not after
+    bundle = _build(state, key)
+    with state.work.step("register"):
+        version = store.register(bundle)
+    if state.work.passing:
+        return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
+    record = state.work.cache.root / "runs" / f"{key['run']}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    place = os.path.relpath(bundle.path, state.work.cache.root)  # which may be moved and copied
+    write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, state.files))))
+    return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
+
+
+def _keys(config: Config) -> dict[str, str]:
+    """Content keys: of the capture, and of the whole run."""
+    made_of = {
+        "model": source_of(config).fingerprint(),
+        "route": config.model.torchscript_route,
+        "precision": config.precision,
+        "signature": signature_of(config).to_dict(),
+        "reference": reference_fingerprint(config),
+        "code": code_digest(),
+        "tools": tools(),
+    }
+    whole = {
+        **made_of,
+        "config": config.digest(),
+        "targets": [str(t) for t in targets_of(config)],
+        "host": host(),
+    }
+    return {"capture": content_key(made_of), "run": content_key(whole)}
+
+
+def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] | None:
+    """The bundle and version of this very run, if it ended before and both are still there."""
+    record = state.work.cache.root / "runs" / f"{key}.json"
+    try:
+        done = as_record(_Done, parse_json(read_plain(record)))
+        if not unchanged(done.files):
+            return None
+        bundle = Bundle.open(state.work.cache.root / done.bundle, verify=False)
+        for version in store.versions(bundle.manifest.name):
+            if version.digest == bundle.digest == done.digest:
+                return bundle, version
+    except (OSError, ValueError, BundleError, NotFoundError):
+        pass
+    return None
+
+
+def _build(state: _Run, key: dict[str, str]) -> Bundle:
+    config = state.config
+    captured = _capture(state, key["capture"])
+    # What follows depends on what was captured, not on how: a new capture is a new key.
+    captured_key = content_key({"capture": captured.digest()})
+    recipe = Recipe(
+        config.engines,
+        {str(name): each for name, each in config.compile.options.items()},
+        config.compile.timeout_s,
+        tolerances_of(config, captured.signature),
+        classifiers_of(config),
+        lambda: build_model(source_of(config)),
+    )
+    results = {
+        str(target): build_target(state.work, captured, target, recipe, captured_key)
+        for target in targets_of(config)
+    }
+    place: list[Bundle] = []
+
+    def build(folder: Path) -> None:
+        with state.work.step("package"):
+            place.append(
+                package(
+                    folder / "bundle",
+                    config.name,
+                    config.description,
+                    captured,
+                    results,
+                    tolerances_of(config, captured.signature),
+                    classifiers_of(config),
+                    SessionSettings(**config.session.model_dump()),
+                    provenance(config, state.path),
+                )
+            )
+
+    # A candidate that failed is tried again in the next run, and may be valid then.
+    verdicts = {t: {e: r.valid for e, r in done.reports.items()} for t, done in results.items()}
+    packaged = content_key({**key, "captured": captured_key, "verdicts": verdicts})
+    folder, _ = state.work.cache.folder("package", packaged, build)
+    return place[0] if place else Bundle.open(folder / "bundle")
+
+
+def _capture(state: _Run, key: str) -> Capture:
+    config = state.config
+
+    def build(folder: Path) -> None:
+        with state.work.step("capture"):
+            signature = signature_of(config)
+            try:
+                capture(
+                    build_model(source_of(config)),
+                    signature,
+                    reference_inputs(config, signature),
+                    folder,
+                    config.model.torchscript_route,
+                    say=lambda text: state.work.say(f"  {text}"),
+                    precision=config.precision,
+                    nonfinite=config.reference.nonfinite,
+                )
+            except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
+                if not out_of_memory(error):
+                    raise
+                largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
+                raise CaptureError(
+                    f"out of memory while the model is captured with {largest}: give it more "
+                    "memory, or build for fewer rows (rows: max)"
+                ) from error
+
+    folder, _ = state.work.cache.folder("capture", key, build, loaded_sources)
+    state.files = state.work.cache.files(folder)
+    return Capture.load(folder)

@@ -1,0 +1,113 @@
+"""Build a version for one more target, on a host of that kind, from what its bundle holds.
+
+The portable programs and the reference are those of the version, and so are engines, options and
+tolerances: nothing of the model's source is needed, or used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.base import DEFAULT_ENGINES, ENGINES
+from engines.errors import EngineError
+from engines.target import Target, check_host_runs
+from pipeline.building.cache import StageCache, content_key
+from pipeline.building.candidates import Recipe, Say, Work, build_target
+from pipeline.building.provenance import code_digest, host, tools
+from pipeline.config import CompileConfig, part_of
+from registry.bundle import Annex, Bundle, Manifest
+from registry.mlflow import Version
+from registry.store import Registry
+from runtime.loader import tolerances_of
+from runtime.opening import Opening, open_version
+from soa.signature import Signature
+from stages.capture import Capture
+from stages.packaging import TargetResult, package_annex
+
+
+@dataclass(frozen=True)
+class Added:
+    """A version with the target that was built for it; `bundle` holds it too."""
+
+    version: Version
+    target: str
+    annex: Annex
+    bundle: Bundle
+
+
+def build(
+    registry: Registry,
+    ref: str,
+    target: str,
+    engines: Sequence[str] = (),
+    work: Path | None = None,
+    say: Say = lambda text: None,
+) -> Added:
+    """Compile, validate and race candidates for `target` here, and add the result to the version.
+
+    `engines`: by default those of the version's config. `work` holds the stages' results, as for
+    `run`. A target that the version has verified is refused, before the work; one that is
+    unverified or failed in its bundle may be superseded. Raises the typed error of what refused,
+    and then nothing was added.
+    """
+    version = registry.find(ref)
+    wanted = Target.parse(target)
+    version.require_free(str(wanted))
+    check_host_runs(wanted)
+    say(f"checking the digests of {version.ref}")
+    bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
+    result = build_candidates(bundle, wanted, engines, work or Path("pipeline-work"), say)
+    with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
+        annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
+        say(f"adding {wanted} to {version.ref}")
+        found = registry.add_target(version, annex)
+    whole = open_version(Opening(found.ref, mode="test", registry=registry)).bundle
+    return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
+
+
+def build_candidates(
+    bundle: Bundle, target: Target, engines: Sequence[str], work: Path, say: Say
+) -> TargetResult:
+    """What `pipeline run` does for a target, from a bundle instead of a config."""
+    manifest = bundle.manifest
+    captured = captured_in(bundle)
+    key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
+    return build_target(
+        Work(StageCache(work), say), captured, target, recipe_of(manifest, engines), key
+    )
+
+
+def captured_in(bundle: Bundle) -> Capture:
+    """The portable files of a bundle, as the stages take them; nothing is written there."""
+    manifest = bundle.manifest
+    names = ("program.pt2", "reference.safetensors", "model.ts")
+    found = (manifest.program, manifest.reference, manifest.torchscript or names[2])
+    if found != names:
+        raise EngineError(f"{bundle.path}: portable files {found} are not named {names}")
+    return Capture(
+        bundle.path,
+        Signature.from_dict(manifest.signature),
+        manifest.capture.torchscript if manifest.torchscript else None,
+        manifest.capture.torchscript_note,
+        manifest.capture.precision,
+    )
+
+
+def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
+    """The version's own: engines and options of its config, tolerances of its manifest."""
+    recorded = part_of(manifest, "compile", CompileConfig, {})
+    built_with = part_of(manifest, "engines", tuple[str, ...], DEFAULT_ENGINES)
+    chosen = tuple(dict.fromkeys(engines or built_with))
+    if unknown := [name for name in chosen if name not in ENGINES]:
+        raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(ENGINES)}")
+    return Recipe(
+        chosen,
+        {str(name): options for name, options in recorded.options.items()},
+        recorded.timeout_s,
+        tolerances_of(manifest),
+        frozenset(manifest.classifiers),
+        None,
+    )

@@ -1,0 +1,2 @@
+from .options import say as say
+from .options import tell as tell

@@ -1,0 +1,105 @@
+"""The commands that sign a bundle, and that say who signed one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from pipeline.cli.options import (
+    json_option,
+    opened_at,
+    registry_at,
+    registry_option,
+    tell,
+    tell_json,
+)
+
+PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--key", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Private EC key (P-256, P-384, P-521) in PEM format; its password, if it has one, is "
+    f"${PASSWORD_VARIABLE}.",
+)  # fmt: skip
+@click.option(
+    "--certificate", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Certificate of that key, in PEM format: good for whoever trusts its root.",
+)  # fmt: skip
+@click.option(
+    "--chain", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Certificates between that one and the root, if there are any; may be given again.",
+)  # fmt: skip
+@registry_option
+@json_option
+def sign(
+    ref: str,
+    key: Path,
+    certificate: Path | None,
+    chain: tuple[Path, ...],
+    registry_uri: str | None,
+    as_json: bool,
+) -> None:
+    """Sign every file of REF, a version or ./FOLDER of a bundle; a signature there is replaced.
+
+    A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
+    openssl ec -in release.key -pubout -out release.pem
+    """
+    from registry.trust import signing
+
+    if chain and certificate is None:
+        raise click.UsageError("--chain goes with --certificate")
+    registry = registry_at(registry_uri)
+    password = os.environ.get(PASSWORD_VARIABLE)
+    certificates = [] if certificate is None else [certificate, *chain]
+    opened = opened_at(ref, registry_uri)
+    bundle, version = opened.bundle, opened.version
+    if version is None:
+        public = signing.sign(bundle, key, password, certificates)
+    else:
+        public = registry.sign(version, key, password, certificates)
+    if as_json:
+        tell_json({"digest": bundle.digest, "key": public.fingerprint})
+        return
+    tell(f"{version.ref if version else ref} is signed; the key is {public.fingerprint}")
+
+
+@click.command()
+@click.argument("ref")
+@click.option(
+    "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    help="Public key, or root certificate, in PEM format, or a folder of them; may be given again. "
+    "Default: $PIPELINE_TRUSTED_KEYS.",
+)  # fmt: skip
+@registry_option
+@json_option
+def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
+    """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
+    from registry.trust import Root, host_keys, require_signature, trusted_keys
+
+    trusted = trusted_keys(keys) if keys else host_keys()
+    if trusted is None:
+        raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
+    registry = registry_at(registry_uri)
+    opened = opened_at(ref, registry_uri)
+    bundle, version = opened.bundle, opened.version
+    if version is None:
+        signer = require_signature(bundle, trusted)
+    else:
+        signer = registry.require_signature(version, bundle, trusted)
+    shown = version.ref if version else ref
+    if isinstance(signer, Root):
+        if as_json:
+            found = {"root": signer.fingerprint, "signer": signer.signer}
+            tell_json({"digest": bundle.digest, **found})
+        else:
+            tell(f"{shown} is signed by {signer.signer}, certified by {signer}")
+        return
+    if as_json:
+        tell_json({"digest": bundle.digest, "key": signer.fingerprint})
+        return
+    tell(f"{shown} is signed by {signer.fingerprint} ({signer.origin})")

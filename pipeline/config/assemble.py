@@ -1,0 +1,125 @@
+"""From a config to what the stages take."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from engines.target import Target
+from pipeline.config.expressions import features_of
+from pipeline.config.schema import BlockConfig, CollectionConfig, Config, InputConfig
+from runtime.checked import Tolerance, default_tolerance
+from soa.block import Block
+from soa.layout import Column, Layout
+from soa.signature import RowRange, Signature
+from stages.errors import ReferenceDataError
+from stages.model import Features, ModelSource, load_callable, precision_tolerance
+from stages.reference import Arrays, check_inputs, random_inputs
+
+
+def signature_of(config: Config) -> Signature:
+    """The signature a config describes, with a plan for every block."""
+    return Signature.build(
+        {name: _layout(c) for name, c in config.collections.items()},
+        [_block(b) for b in config.inputs],
+        [_block(b) for b in config.outputs],
+        {dim: RowRange(r.min, r.max, tuple(r.typical)) for dim, r in config.rows.items()},
+        {name: c.rows for name, c in config.collections.items()},
+    )
+
+
+def source_of(config: Config) -> ModelSource:
+    files = config.files
+    return ModelSource(
+        factory=files.factory,
+        program=files.program,
+        torchscript=files.torchscript,
+        kwargs=config.model.kwargs,
+        weights=files.weights,
+        weights_prefix=config.model.weights_prefix,
+        preprocess=tuple(_features(config, block) for block in config.inputs),
+    )
+
+
+def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
+    """The tolerance of each output: the config's, else the default of dtype and precision."""
+    found: dict[str, Tolerance] = {}
+    for output, bound in zip(config.outputs, signature.outputs, strict=True):
+        given = output.tolerance
+        own = default_tolerance(bound.plan.dtypes[0])
+        reduced = precision_tolerance(config.precision)
+        # Integers and booleans agree exactly, in whatever precision they were found.
+        base = max(own, reduced, key=lambda t: t.rtol) if own.rtol else own
+        found[output.name] = Tolerance(
+            base.atol if given is None else given.atol,
+            base.rtol if given is None else given.rtol,
+            config.gates.max_outside,
+        )
+    return found
+
+
+def classifiers_of(config: Config) -> frozenset[str]:
+    return frozenset(output.name for output in config.outputs if output.classifier)
+
+
+def targets_of(config: Config) -> list[Target]:
+    """The targets, with `cpu` resolved to a level; each once."""
+    return list(dict.fromkeys(Target.parse(name) for name in config.targets))
+
+
+def reference_inputs(config: Config, signature: Signature) -> Arrays:
+    """Inputs for the reference: the config's own factory's, else random ones."""
+    factory = config.files.reference_factory
+    if factory is None:
+        return random_inputs(signature, config.reference.seed, dict(config.reference.ranges))
+    make = load_callable(factory)
+    rows = {dim: signature.ranges[dim].max for dim in signature.dims}
+    try:
+        given = make(rows=rows, seed=config.reference.seed)
+    except Exception as error:
+        raise ReferenceDataError(
+            f"{factory} failed: {type(error).__name__}: {str(error).strip()}"
+        ) from error
+    return check_inputs(signature, given)
+
+
+def reference_fingerprint(config: Config) -> dict[str, str]:
+    """What the reference inputs depend on: the settings, and the factory's code."""
+    found = {"settings": config.reference.model_dump_json()}
+    factory = config.files.reference_factory
+    if factory is not None:
+        file = factory.rpartition(":")[0]
+        paths = sorted(Path(file).parent.glob("*.py")) if file.endswith(".py") else []
+        for path in paths:
+            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def _features(config: Config, block: InputConfig) -> Features | None:
+    if block.preprocess is None:
+        return None
+    columns = {c.name: c for c in config.collections[block.collection].columns}
+    return features_of(block.preprocess, [columns[name] for name in block.columns])
+
+
+def _layout(config: CollectionConfig) -> Layout:
+    columns = [
+        Column(
+            c.name,
+            c.dtype,
+            "scalar" if c.scalar else "eigen" if c.eigen else "column",
+            tuple(c.eigen or ()),
+        )
+        for c in config.columns
+    ]
+    return Layout(columns, config.alignment, config.storage)
+
+
+def _block(config: BlockConfig) -> Block:
+    return Block(
+        config.name,
+        config.collection,
+        tuple(config.columns),
+        config.dtype,
+        tuple(config.shape) if config.shape else None,
+    )

@@ -1,0 +1,129 @@
+"""Pydantic's findings in the words of a config: what was found, what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from pipeline.config.yaml_lines import Key
+
+Problem = tuple[Key, str]  # where, and what is wrong there
+
+_EXPECTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "finite_number": "a finite number",
+}
+
+
+def reworded(error: ValidationError, root: type[BaseModel], data: Any) -> list[Problem]:
+    """Each finding with its key path. `root` and `data` are what was validated, and its input."""
+    found = [
+        _problem(one, root, data)
+        for one in error.errors(include_url=False)
+        # Pydantic also calls a list too short when its entries are wrong: it counts the others.
+        if one["type"] != "too_short" or not one["input"]
+    ]
+    return list(dict.fromkeys(found))  # a pair that lacks both entries is one mistake
+
+
+def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
+    at, kind, found = error["loc"], error["type"], error["input"]
+    context = error.get("ctx", {})
+    if kind == "extra_forbidden":
+        name, allowed = str(at[-1]), _keys_of(root, at[:-1])
+        return at, f"unknown key{did_you_mean(name, allowed)}; allowed: {', '.join(allowed)}"
+    if kind == "missing" and isinstance(at[-1], str):
+        return at[:-1], f"the key {at[-1]!r} is missing"
+    if kind == "missing":  # in a pair, the only list of fixed length
+        at = at[:-1]
+        return at, f"found {_entries(data, at)}; expected 2"
+    if kind == "too_long":
+        return at, f"found {_entries(data, at)}; expected at most {context['max_length']}"
+    if kind == "too_short":  # every minimum here is 1
+        return at, "found no entry; expected at least 1"
+    if kind == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        return at, not_among(found, choices)
+    if kind == "value_error":
+        return at, str(context["error"])
+    if kind in _EXPECTED:
+        return at, f"found {shown(found)}; expected {_EXPECTED[kind]}{_quotes(kind, found)}"
+    return at, f"found {shown(found)}; {error['msg'].replace('Input should', 'it should')}"
+
+
+def _quotes(kind: str, found: object) -> str:
+    if kind == "string_type" and isinstance(found, bool | int | float):
+        return " (quote it)"
+    if kind in ("int_type", "float_type") and isinstance(found, str):
+        return " (without quotes)" if re.fullmatch(r"[-+.\deE]+", found) else ""
+    return ""
+
+
+def not_among(found: object, allowed: Iterable[str]) -> str:
+    """`found 'flot32' (did you mean 'float32'?); allowed: ...`"""
+    allowed = list(allowed)
+    hint = did_you_mean(found, allowed) if isinstance(found, str) else ""
+    return f"found {shown(found)}{hint}; allowed: {', '.join(allowed) or 'none'}"
+
+
+def did_you_mean(found: str, allowed: Iterable[str]) -> str:
+    names = {name.lower(): name for name in allowed}
+    near = difflib.get_close_matches(found.lower(), list(names), n=1)
+    return f" (did you mean {names[near[0]]!r}?)" if near else ""
+
+
+def shown(value: object) -> str:
+    """A value as YAML has it, on one short line."""
+    match value:
+        case None:
+            return "nothing"
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+        case str():
+            text = repr(value)
+        case _:
+            text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _entries(data: Any, at: Key) -> str:
+    for part in at:
+        data = data[part]
+    return "1 entry" if len(data) == 1 else f"{len(data)} entries"
+
+
+def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
+    """The keys that the model at a key path has."""
+    here: Any = root
+    for part in at:
+        here = _plain(here)
+        arguments = get_args(here)
+        if get_origin(here) is dict:
+            here = arguments[1]
+        elif get_origin(here) is tuple:
+            here = arguments[0]
+        else:
+            here = here.model_fields[part].annotation
+    return list(_plain(here).model_fields)
+
+
+def _plain(annotation: Any) -> Any:
+    """Without `Annotated` and `| None`."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = next(a for a in get_args(annotation) if a is not NoneType)
+    return annotation

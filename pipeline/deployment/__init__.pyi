@@ -1,0 +1,3 @@
+from .cluster import ClusterFiles as ClusterFiles
+from .repository import deploy as deploy
+from .serve import check_answers as check_answers

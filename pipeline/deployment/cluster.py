@@ -1,0 +1,89 @@
+"""Deploy to a cluster: values for the SuperSONIC chart, and manifests, beside a repository."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from pipeline.deployment.repository import Deployed
+from registry.bundle import write_atomically
+from serving.cluster import (
+    FILES,
+    Plan,
+    Wanted,
+    helm_values,
+    manifests,
+    plan,
+    remarks,
+    schema_reader,
+)
+from serving.errors import ServingError
+
+
+@dataclass(frozen=True)
+class ClusterFiles:
+    """What to write for a cluster, and where: `helm` is a file, `manifests` a folder."""
+
+    wanted: Wanted
+    helm: Path | None = None
+    manifests: Path | None = None
+    replace: bool = False
+
+    def check(self) -> None:
+        """Raise ServingError, before any work, for what could not be written after it."""
+        if self.helm is not None:
+            schema_reader()
+            if self.helm.exists() and not (self.replace and self.helm.is_file()):
+                raise _there(self.helm)
+        folder = self.manifests
+        if folder is not None and folder.exists():
+            if not (self.replace and folder.is_dir()):
+                raise _there(folder)
+            if others := sorted({each.name for each in folder.iterdir()} - set(FILES)):
+                raise ServingError(f"{folder} holds {others[0]}, which is no manifest of ours")
+
+    def write(self, deployed: Deployed) -> list[str]:
+        """Write them for what was deployed; returns lines for people. Raises ServingError."""
+        planned = plan(deployed.service, deployed.bundle, self.wanted)
+        said = []
+        if self.helm is not None:
+            _write(self.helm, _head(planned) + _yaml(helm_values(planned)))
+            said += [f"values for the SuperSONIC chart are in {self.helm}", *remarks(planned)]
+        if self.manifests is not None:
+            with write_atomically(self.manifests, replace=self.replace) as partial:
+                for name, objects in manifests(planned).items():
+                    (partial / name).write_text(_yaml(*objects))
+            said.append(f"manifests are in {self.manifests}: kubectl apply -f {self.manifests}")
+        return said
+
+
+def _there(path: Path) -> ServingError:
+    return ServingError(f"{path} exists already: remove it, or replace it with --replace")
+
+
+def _yaml(*documents: object) -> str:
+    return yaml.safe_dump_all(documents, sort_keys=False, width=100)
+
+
+def _head(planned: Plan) -> str:
+    return (
+        f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.2-0.3.\n"
+        f"# Under this name, no other: helm install {planned.name} fastml/supersonic -f FILE\n"
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError as error:
+        raise ServingError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()

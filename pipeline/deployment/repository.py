@@ -1,0 +1,194 @@
+"""Deploy: a promoted version as a Triton model repository."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engines.target import Target, choose_target
+from pipeline.promotion import pull_version
+from registry.bundle import Bundle, Manifest
+from registry.store import Registry
+from runtime.loader import tolerances_of
+from runtime.opening import Opened, Opening, copy_artifact, open_program, open_version, withheld
+from runtime.session import Session
+from serving.errors import ServingError
+from serving.native import (
+    ENGINES,
+    Backend,
+    NativeExecutable,
+    artifact_of,
+    graph_of,
+    make_native,
+    make_plan,
+    plan_for,
+)
+from serving.triton import (
+    BLOCKS_ALONE,
+    Service,
+    preferred_sizes,
+    rows_are_independent,
+    why_merging_does_not_pay,
+    write_native_repository,
+    write_repository,
+)
+from serving.wire import Form, Wire, mergeable
+from stages.reference import Reference
+from stages.validation import validate_session
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """A model in a repository. `why_alone` says why requests are not merged, if they are not."""
+
+    service: Service
+    folder: Path
+    bundle: Bundle
+    why_alone: str | None
+
+
+def deploy(
+    registry: Registry,
+    ref: str,
+    out: Path,
+    *,
+    devices: Sequence[str] = ("cpu",),
+    instances: int = 1,
+    queue_delay_us: int = 0,
+    target: str | None = None,
+    requests: Form = "columns",
+    backend: Backend = "python",
+    merge: bool | None = None,
+    replace: bool = False,
+) -> Deployed:
+    """Write `out/<name>/` from a version that a gate let into production, or a pulled folder of it,
+    signed as this host and the registry's policies ask; of its targets, one that may be used there.
+
+    `merge`: whether requests share runs; by default where they may, and gain by it according to the
+    version's own benchmark. For a `backend` of Triton's own the reference goes through the very
+    file that is written. Raises ServingError, LoadError or the registry's errors; nothing is left
+    then.
+    """
+    opened = open_version(Opening(ref, registry=registry))
+    name, number, bundle = opened.name, opened.number, opened.bundle
+    if number is None:
+        raise ServingError(f"{bundle.path}: its note of promotion names no version")
+    manifest = bundle.manifest
+    plan = plan_for(devices, target) if backend == "tensorrt" else None
+    chosen = str(plan.target) if plan else _target(opened, devices, target)
+    signature = opened.signature
+    Wire.of(signature, requests)  # refuses what does not travel in that form
+    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
+    if why_never and merge:
+        raise ServingError(f"{name}: --merge cannot be: {why_never}")
+    why_alone = why_never or _why_alone(manifest, chosen, merge)
+    service = Service(
+        name=name,
+        number=number,
+        digest=bundle.digest,
+        target=chosen,
+        signature=signature,
+        merge=why_never is None,
+        batching=why_alone is None,
+        preferred=preferred_sizes(manifest, chosen),
+        devices=tuple(devices),
+        instances=instances,
+        queue_delay_us=queue_delay_us,
+        requests=requests,
+        backend=backend,
+        plan=plan,
+    )
+    if backend != "python":
+        with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
+            file = _proven(opened, service, Path(scratch))
+            folder = write_native_repository(out, service, file, replace=replace)
+        return Deployed(service, folder, bundle, why_alone)
+
+    def place(folder: Path) -> Bundle:
+        if opened.version is not None:
+            pull_version(registry, opened.version, folder)
+        else:
+            shutil.copytree(bundle.path, folder)
+        # As the server will: by the rules of this host, which are hoped to be those of its own.
+        there = open_version(Opening(folder))
+        if chosen not in there.bundle.manifest.targets:
+            raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")
+        return there.bundle
+
+    folder = write_repository(out, service, place, replace=replace)
+    return Deployed(service, folder, bundle, why_alone)
+
+
+def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
+    """The file for one of Triton's own backends, once it has answered the whole reference."""
+    signature, wire, bundle = service.signature, service.wire, opened.bundle
+    if service.plan is not None:
+        whose = graph_of(bundle, service.target)
+        graph = copy_artifact(opened, whose, ENGINES["onnxruntime"], scratch / "artifact")
+        tf32 = bundle.manifest.capture.precision == "tf32"
+        made = make_plan(graph, signature, wire, service.plan, service.preferred, tf32, scratch)
+    else:
+        name = artifact_of(bundle, service.target, service.backend)
+        artifact = copy_artifact(opened, service.target, name, scratch / "artifact")
+        made = make_native(artifact, service.backend, signature, wire, scratch)
+    report = validate_session(
+        Session(signature, NativeExecutable(signature, wire, made.program)),
+        service.backend,
+        Reference.load(bundle.file(bundle.manifest.reference), signature),
+        tolerances_of(bundle.manifest),
+        frozenset(bundle.manifest.classifiers),
+    )
+    if not report.valid:
+        raise ServingError(
+            f"the model for Triton's {service.backend} backend is not written, since its answers "
+            f"are not the reference's: {report.reason}"
+        )
+    return made.file
+
+
+def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
+    """The target to serve: the one named, the best of this host, or the only one there is."""
+    manifest, others = opened.bundle.manifest, withheld(opened)
+    have = [name for name, record in manifest.targets.items() if record.status == "verified"]
+    kind = "cpu" if set(devices) == {"cpu"} else "cuda"
+    fitting = [name for name in have if Target.parse(name).torch_device == kind]
+    if wanted is not None:
+        if wanted not in fitting:
+            raise ServingError(
+                f"{manifest.name} has no verified target {wanted} for {', '.join(devices)}; it "
+                f"has: {', '.join(have) or 'none'}{others}"
+            )
+        return wanted
+    if not fitting:
+        raise ServingError(
+            f"{manifest.name} has no verified target for {', '.join(devices)}; it has: "
+            f"{', '.join(have) or 'none'}{others}"
+        )
+    if len(fitting) == 1:
+        return fitting[0]
+    return choose_target(fitting, kind)
+
+
+def _why_alone(manifest: Manifest, target: str, merge: bool | None) -> str | None:
+    """Why requests that might share a run do not; None where they do."""
+    if merge is None:
+        return why_merging_does_not_pay(manifest, target)
+    return None if merge else "--alone"
+
+
+def _why_never(opened: Opened) -> str | None:
+    """Why requests may not share a run; None where they may."""
+    signature, bundle = opened.signature, opened.bundle
+    if not mergeable(signature):
+        return "it has scalars or several row dimensions"
+    manifest = bundle.manifest
+    inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
+    session = Session(signature, open_program(opened, torch.device("cpu")))
+    if rows_are_independent(session, inputs, tolerances_of(manifest)):
+        return None
+    return "the answer of a row depends on the other rows"

@@ -1,0 +1,39 @@
+"""Pull: a version as a folder that runs without a registry."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from registry.bundle import Bundle, Promoted, write_promoted
+from registry.history import PRODUCTION
+from registry.mlflow import Version
+from registry.store import Registry
+from runtime.opening import require_promoted
+
+
+def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
+    """Copy the bundle of `ref` and its annexes into the new `folder`, whole and verified or not at
+    all.
+
+    If the version was promoted to production, the folder says so, by its digest. LoadError if the
+    record of the promotion is not of this version.
+    """
+    version = registry.find(ref)
+    return version, pull_version(registry, version, folder)
+
+
+def pull_version(registry: Registry, version: Version, folder: Path) -> Bundle:
+    note = None
+    if version.promotion(PRODUCTION) is not None:
+        found = require_promoted(version, registry.promotions(version, PRODUCTION))
+        let_pass = {t: d for t, d in version.annexes.items() if found.annexes.get(t) == d}
+        note = Promoted(version.ref, version.digest, found.by, found.at, let_pass)
+    bundle = registry.fetch(version, folder)
+    if note is not None:
+        try:
+            write_promoted(folder, note)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    return bundle

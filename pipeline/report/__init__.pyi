@@ -1,0 +1,15 @@
+from .difference import Difference as Difference
+from .difference import diff as diff
+from .difference_report import print_difference as print_difference
+from .tables import console as console
+from .tables import microseconds as microseconds
+from .tables import new_table as new_table
+from .tables import print_benchmark as print_benchmark
+from .tables import print_bundle as print_bundle
+from .tables import print_decisions as print_decisions
+from .tables import print_history as print_history
+from .tables import print_reference as print_reference
+from .tables import print_reports as print_reports
+from .tables import print_target as print_target
+from .tables import print_validation as print_validation
+from .tables import print_versions as print_versions

@@ -1,0 +1,179 @@
+"""An annex: what was built for one more target of a version after its bundle was sealed.
+
+A folder with a seal of its own (`SHA256SUMS`), which names the digest of the bundle it belongs to:
+the bundle and its digest stay as they are. It holds `annex.json`, one folder an engine, and the
+reports of its target. In the view of the whole, and in a pulled bundle, it lies under
+`annexes/<device>/<arch>/`; its files are named so in `annex.json` too, beside the portable files of
+the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from registry.bundle.bundle import ANNEXES, Bundle, Identity, open_sealed
+from registry.bundle.manifest import (
+    ModelName,
+    Record,
+    TargetName,
+    TargetRecord,
+    record_from_json,
+    record_to_json,
+)
+from registry.errors import BundleError
+
+ANNEX = "annex.json"
+ANNEX_SCHEMA = 1
+"""The newest annex.json that this code writes and reads."""
+
+
+def prefix_of(target: str) -> str:
+    """Where an annex's files are in the view of the whole."""
+    return f"{ANNEXES}/{target}/"
+
+
+class AnnexRecord(Record):
+    """`annex.json`."""
+
+    schema_version: int = Field(default=ANNEX_SCHEMA, ge=1)
+    name: ModelName
+    base: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """The digest of the bundle that this was built from."""
+    target: TargetName
+    record: TargetRecord
+    created: str
+    """UTC, ISO 8601."""
+    by: str
+    tools: dict[str, str] = Field(default_factory=dict)
+    host: dict[str, str] = Field(default_factory=dict)
+    python: str
+    notes: list[str] = Field(default_factory=list)
+    """What the reports do not hold, in words."""
+
+    @model_validator(mode="after")
+    def _proven(self) -> Self:
+        if self.record.status != "verified":
+            raise ValueError(f"an annex is of a verified target; {self.target} is not")
+        return self
+
+    def to_json(self) -> str:
+        return record_to_json(self)
+
+
+@dataclass(frozen=True)
+class Annex:
+    """An opened annex. `files` maps each file's path in its folder to its listed sha256."""
+
+    path: Path
+    record: AnnexRecord
+    digest: str
+    files: Mapping[str, str] = field(repr=False)
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def target(self) -> str:
+        return self.record.target
+
+    @property
+    def prefix(self) -> str:
+        return prefix_of(self.target)
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Annex:
+        """As `Bundle.open`: whatever is not the sealed folder is refused with a BundleError."""
+        root = Path(path).absolute()
+        if not root.is_dir():
+            raise BundleError(f"{root}: no such annex")
+        sealed = open_sealed(root, ANNEX, verify=verify)
+        record = record_from_json(AnnexRecord, sealed.content, str(root / ANNEX), ANNEX_SCHEMA)
+        return cls(root, record, sealed.digest, sealed.files, sealed.hashed)
+
+    def verify(self) -> None:
+        if Annex.open(self.path).digest != self.digest:
+            raise BundleError(f"{self.path}: sealed anew since it was opened")
+
+
+def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
+    """The bundle with its annexes: one manifest, one set of files; nothing is written.
+
+    Raises BundleError for an annex of another bundle, for a second one of a target, and for one of
+    a target that the bundle itself has verified.
+    """
+    targets, files = dict(bundle.manifest.targets), dict(bundle.files)
+    known, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
+    portable = (bundle.manifest.program, bundle.manifest.torchscript)
+    for annex in annexes:
+        record = annex.record
+        if record.base != bundle.digest or record.name != bundle.manifest.name:
+            raise BundleError(
+                f"{annex.path}: belongs to another bundle ({record.name}, {record.base[:12]}…) "
+                f"than {bundle.path} ({bundle.manifest.name}, {bundle.digest[:12]}…)"
+            )
+        there = targets.get(annex.target)
+        if annex.target in known or (there is not None and there.status == "verified"):
+            raise BundleError(f"{annex.path}: {bundle.path} has {annex.target} already, verified")
+        files |= {f"{annex.prefix}{name}": digest for name, digest in annex.files.items()}
+        hashed |= {f"{annex.prefix}{name}": was for name, was in annex.hashed.items()}
+        for engine, candidate in record.record.candidates.items():
+            for name in candidate.files:
+                own = name.startswith(annex.prefix) or name in portable
+                if name not in files or not own:
+                    raise BundleError(f"{annex.path}: {ANNEX} names {name} ({engine}), not there")
+        targets[annex.target], known[annex.target] = record.record, annex
+        holds += annex.holds
+    return replace(
+        bundle,
+        manifest=bundle.manifest.model_copy(update={"targets": targets}),
+        files=MappingProxyType(files),
+        annexes=MappingProxyType(known),
+        hashed=MappingProxyType(hashed),
+        holds=holds,
+    )
+
+
+def open_folder(
+    path: str | Path, *, verify: bool = True, only: Mapping[str, str] | None = None
+) -> Bundle:
+    """The bundle of a folder with the annexes that lie in it.
+
+    `only`: of these targets and with these digests, all of which must be there; None: all.
+    """
+    bundle = Bundle.open(path, verify=verify)
+    found = {target: bundle.path / ANNEXES / target for target in _targets_in(bundle.path)}
+    if only is not None and (missing := sorted(only.keys() - found.keys())):
+        raise BundleError(f"{bundle.path}: {prefix_of(missing[0])} is missing")
+    annexes = []
+    for target, place in found.items():
+        if only is not None and target not in only:
+            continue
+        annexes.append(annex := Annex.open(place, verify=verify))
+        if annex.target != target:
+            raise BundleError(f"{place}: is the annex of {annex.target}")
+        if only is not None and annex.digest != only[target]:
+            raise BundleError(
+                f"{place}: another annex ({annex.digest[:12]}…) than the one that is meant "
+                f"({only[target][:12]}…)"
+            )
+    return attach(bundle, annexes)
+
+
+def _targets_in(root: Path) -> list[str]:
+    """`<device>/<arch>` of every folder under `annexes/`; a file in their place is refused."""
+    place = root / ANNEXES
+    if not place.exists():
+        return []
+    found = []
+    for device in sorted(place.iterdir()):
+        for arch in sorted(device.iterdir()) if device.is_dir() else [device]:
+            name = arch.relative_to(place).as_posix()
+            if not arch.is_dir() or name == device.name:
+                raise BundleError(f"{root}: {ANNEXES}/{name} is not an annex")
+            found.append(name)
+    return found

@@ -1,0 +1,394 @@
+"""A bundle: the folder that holds everything of one model version, and that nothing may change.
+
+`SHA256SUMS` lists every other file in the format of `sha256sum -c`; its own digest is the identity
+of the bundle. A folder is a bundle only as a whole: a missing, altered or extra file, a link or a
+special file is refused, for a registry hands these files to other people's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from registry.bundle.manifest import Manifest, safe_relative
+from registry.bundle.note import PROMOTED
+from registry.errors import BundleError
+from soa.files import open_plain, parse_json, read_plain
+from soa.options import known_options
+
+if TYPE_CHECKING:
+    from registry.bundle.annex import Annex
+
+MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"
+ANNEXES = "annexes"
+"""Where a pulled bundle keeps what was built for more targets later: registry/bundle/annex.py."""
+SIGNATURE = "bundle.sig"
+VALIDATION = "reports/validation.json"
+BENCHMARK = "reports/benchmark.json"
+
+_SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
+_CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
+_HASHERS = 2
+_WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
+MLFLOW_NOTE = "registered_model_meta"
+"""MLflow puts it into the folder from which it loads a model: whose version that is."""
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})  # never listed: they speak of what is
+
+# What stands in the user's way, as against what is wrong in the program that writes.
+_FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+Identity = tuple[int, ...]
+"""Which file it is, and what changes with whatever is written to it."""
+
+
+def identity(handle: int) -> Identity:
+    at = os.fstat(handle)
+    return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a sealed folder lists, its digest, the content of its main file, and what was hashed."""
+
+    files: Mapping[str, str]
+    digest: str
+    content: bytes
+    hashed: Mapping[str, Identity]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256.
+
+    With annexes (`registry.bundle.annex.attach`), the targets of the manifest, the files and the
+    reports are those of the bundle and of its annexes together; `digest` is always that of the
+    bundle. `hashed` is what each file was when its digest was checked, empty where none was: see
+    registry/bundle/pinned.py. `holds` keeps what lies in the cache there: see
+    registry/store/cache.py.
+    """
+
+    path: Path
+    manifest: Manifest
+    digest: str
+    files: Mapping[str, str] = field(repr=False)
+    annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
+    """By target."""
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
+        """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.
+
+        The structure and the manifest are always checked; `verify=False` leaves out only the
+        digests of the other files. With `verify=True` every file is read once. Annexes in the
+        folder are left aside: `registry.bundle.annex.open_folder` takes them too.
+        """
+        root = Path(path).absolute()
+        if not root.is_dir():
+            raise BundleError(f"{root}: no such bundle folder")
+        sealed = open_sealed(root, MANIFEST, aside=(ANNEXES,), verify=verify)
+        manifest = Manifest.from_json(sealed.content, where=str(root / MANIFEST))
+        for name, where in manifest.files().items():
+            if name not in sealed.files:
+                raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
+        return cls(root, manifest, sealed.digest, sealed.files, hashed=sealed.hashed)
+
+    def verify(self) -> None:
+        """Check again that the folder is what was opened, every byte of it."""
+        if Bundle.open(self.path).digest != self.digest:
+            raise BundleError(f"{self.path}: sealed anew since it was opened")
+        for annex in self.annexes.values():
+            annex.verify()
+
+    def file(self, name: str) -> Path:
+        """The path of a file of the bundle, given relative to it."""
+        root, inside = self.place(name)
+        return root / inside
+
+    def place(self, name: str) -> tuple[Path, str]:
+        """The folder that holds a file of the bundle, its own or an annex's, and the name there."""
+        if name not in self.files:
+            raise BundleError(f"{self.path}: the bundle has no file {name!r}")
+        for annex in self.annexes.values():
+            if name.startswith(annex.prefix):
+                return annex.path, name.removeprefix(annex.prefix)
+        return self.path, name
+
+    def validation(self) -> dict[str, Any] | None:
+        """`reports/validation.json`, or None where the bundle has no such report."""
+        return self._report(VALIDATION)
+
+    def benchmark(self) -> dict[str, Any] | None:
+        """`reports/benchmark.json`, or None where the bundle has no such report."""
+        return self._report(BENCHMARK)
+
+    def signature(self) -> bytes | None:
+        """What lies beside the sealed files as their signature; see registry/trust/signing.py."""
+        return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
+
+    def _report(self, name: str) -> dict[str, Any] | None:
+        """By target; an annex's word about its target counts."""
+        places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
+        found = [_json_object(place, name) for place, files in places if name in files]
+        return {key: value for report in found for key, value in report.items()} if found else None
+
+
+def open_sealed(
+    root: Path, main: str, *, aside: Collection[str] = (), verify: bool = True
+) -> Sealed:
+    """Check a sealed folder, of which `main` is the file that names the others.
+
+    `aside` names folders in it that the seal does not cover. Raises BundleError.
+    """
+    text = _read(root, SUMS)
+    listed = _parse_sums(root, text, main)
+    _compare_listing(root, listed, aside)
+    content = _read(root, main)
+    _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
+    hashed: dict[str, Identity] = {}
+    names = [name for name in listed if verify and name != main]
+    for name, (found, was) in zip(names, _hashes(root, names), strict=True):
+        _require_digest(root, name, listed, found, was[2])
+        hashed[name] = was
+    digest = hashlib.sha256(text).hexdigest()
+    return Sealed(MappingProxyType(listed), digest, content, MappingProxyType(hashed))
+
+
+@known_options()
+def seal(path: str | Path) -> str:
+    """Write `SHA256SUMS` over all files of the folder, and return the bundle's digest."""
+    root = Path(path)
+    names = sorted(name for name in _listing(root) if name not in _BESIDE)
+    digests = [digest for digest, _ in _hashes(root, names)]
+    text = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True)).encode()
+    (root / SUMS).write_bytes(text)
+    return hashlib.sha256(text).hexdigest()
+
+
+@known_options()
+@contextlib.contextmanager
+def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not
+    at all, and on disk (fsync). After an exception nothing of it is left.
+
+    An existing `dest` is refused before the block runs, unless `replace`. A full disk and the like
+    become a BundleError of one line.
+    """
+    final = Path(dest).absolute()
+    partial = final.parent / f".{final.name}.{uuid.uuid4().hex[:8]}.partial"
+    with _disk_errors(final):
+        if not replace and os.path.lexists(final):
+            raise BundleError(f"{final}: exists already")
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
+        try:
+            partial.mkdir()
+        except FileNotFoundError:  # as in /proc
+            raise BundleError(f"cannot write {final}: {final.parent} takes no new folder") from None
+        try:
+            yield partial
+            _sync_tree(partial)
+            _move_into_place(partial, final, replace=replace)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(final.parent)
+
+
+def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
+    if not os.path.lexists(final):
+        partial.rename(final)
+        return
+    if not replace:  # rename(2) would silently replace an empty folder that came in between
+        raise BundleError(f"{final}: exists already")
+    aside = partial.with_suffix(".old")
+    final.rename(aside)
+    try:
+        partial.rename(final)
+    except BaseException:
+        aside.rename(final)
+        raise
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+
+
+@contextlib.contextmanager
+def _disk_errors(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_FULL_OR_FAILING, *_NOT_WRITABLE):
+            raise
+        raise BundleError(f"cannot write {dest}: {os.strerror(error.errno or 0)}") from error
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_file(root: Path, name: str) -> int:
+    """A descriptor of a plain file; BundleError for a link or anything else."""
+    with _read_errors(root, name):
+        return open_plain(root / name)
+
+
+def _read(root: Path, name: str) -> bytes:
+    with _read_errors(root, name):
+        return read_plain(root / name)
+
+
+@contextlib.contextmanager
+def _read_errors(root: Path, name: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise BundleError(f"{root}: {name} is missing") from None
+    except OSError as error:
+        raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
+
+
+def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
+    """Of each file; of large ones two at a time, for hashing leaves the GIL to others."""
+    try:
+        total = sum((root / name).lstat().st_size for name in names)
+    except OSError:  # one has gone since it was listed, which is said when it is read
+        total = 0
+    if total < _WORTH_A_THREAD or len(os.sched_getaffinity(0)) == 1:
+        return [_hash(root, name) for name in names]
+    with ThreadPoolExecutor(_HASHERS) as pool:
+        return list(pool.map(lambda name: _hash(root, name), names))
+
+
+def _hash(root: Path, name: str) -> tuple[str, Identity]:
+    handle = open_file(root, name)
+    try:
+        return hash_file(handle, root, name)
+    finally:
+        os.close(handle)
+
+
+def hash_file(handle: int, root: Path, name: str) -> tuple[str, Identity]:
+    """The sha256 of an open file, and what it was throughout."""
+    digest, at = hashlib.sha256(), 0
+    chunk = memoryview(bytearray(_CHUNK))
+    with _read_errors(root, name):
+        before = identity(handle)
+        while read := os.preadv(handle, [chunk], at):
+            digest.update(chunk[:read])
+            at += read
+        after = identity(handle)
+    if before != after:
+        raise BundleError(f"{root}: {name} was changed while it was read")
+    return digest.hexdigest(), after
+
+
+def _require_digest(
+    root: Path, name: str, listed: Mapping[str, str], found: str, size: int
+) -> None:
+    if found != listed[name]:
+        raise BundleError(
+            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
+            f"{SUMS} says {listed[name][:12]}…)"
+        )
+
+
+def _require_safe(root: Path, name: str) -> None:
+    try:
+        safe_relative(name)
+    except ValueError as error:
+        raise BundleError(f"{root}: {error}") from None
+
+
+def _json_object(root: Path, name: str) -> dict[str, Any]:
+    try:
+        report = parse_json(_read(root, name))
+    except ValueError as error:
+        raise BundleError(f"{root / name}: not JSON: {error}") from error
+    if not isinstance(report, dict):
+        raise BundleError(f"{root / name}: a JSON object is needed")
+    return report
+
+
+def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise BundleError(f"{root}: {SUMS} is not text") from None
+    if not text.endswith("\n"):
+        raise BundleError(f"{root}: {SUMS} is truncated: its last line has no end")
+    listed: dict[str, str] = {}
+    for number, line in enumerate(text[:-1].split("\n"), start=1):
+        match = _SUMS_LINE.fullmatch(line)
+        if match is None:
+            raise BundleError(f"{root}: {SUMS}, line {number}: not '<sha256>  <file>'")
+        digest, name = match.groups()
+        _require_safe(root, name)
+        if name in listed:
+            raise BundleError(f"{root}: {SUMS}, line {number}: lists {name} twice")
+        listed[name] = digest
+    if main not in listed:
+        raise BundleError(f"{root}: {SUMS} does not list {main}: not a bundle of this program")
+    return listed
+
+
+def _listing(root: Path) -> Iterator[str]:
+    """All files below `root`, relative to it; links, special files and odd names are refused."""
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                name = Path(entry.path).relative_to(root).as_posix()
+                if entry.is_symlink():
+                    raise BundleError(f"{root}: {name} is a symbolic link, not allowed in a bundle")
+                if entry.is_dir():
+                    pending.append(Path(entry.path))
+                elif entry.is_file():
+                    _require_safe(root, name)
+                    yield name
+                else:
+                    raise BundleError(f"{root}: {name} is not a plain file")
+
+
+def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
+    try:
+        there = {name for name in _listing(root) if name.partition("/")[0] not in aside}
+    except OSError as error:
+        raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
+    if missing := sorted(listed.keys() - there):
+        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}")
+    if extra := sorted(there - listed.keys() - _BESIDE):
+        raise BundleError(f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}")
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

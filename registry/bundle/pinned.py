@@ -1,0 +1,80 @@
+"""Opening what was hashed: files of a bundle, held open, under paths that lead to nothing else.
+
+A digest is checked when the bundle is opened; an engine opens the path later. In between a file may
+be replaced. So the file is opened once more, must be the one that was hashed (device, inode, size,
+both times: not all of it can be kept by who writes into a file, or puts another one there), and the
+engine gets a folder of links to `/proc/self/fd/N`: whatever is renamed or replaced from then on, it
+opens that very file. Nothing is copied, and processes still share the pages. Only a file that is
+another one by now is read a second time, for its digest: somebody may have put the same there
+again, and a network's file system may give it another inode.
+
+What is left: who may write into the file itself, and does it between our last look and the
+engine's, is noticed afterwards at best (through a shared mapping, or twice within a tick of the
+kernel's clock, not even then); and in pages that are mapped already, never. Files that nobody may
+write, as on CVMFS, a read-only mount or another user's, leave no such gap.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from registry.bundle.bundle import Bundle, Identity, hash_file, identity, open_file
+from registry.errors import BundleError
+
+
+class Pinned:
+    """Some files of a bundle, until `close`. `file(name)` is the path to open instead of its own:
+    for this process, also after a fork, or, `for_others`, for those that it starts while it lives.
+
+    Of a bundle that was opened without digests, the files are held as they are found.
+    """
+
+    def __init__(self, bundle: Bundle, names: Iterable[str], *, for_others: bool = False) -> None:
+        self._bundle = bundle
+        self._owner = str(os.getpid()) if for_others else "self"
+        self._held: dict[str, tuple[int, Identity]] = {}
+        self.folder = Path(tempfile.mkdtemp(prefix="soa-pinned-"))
+        try:
+            for name in names:
+                self._hold(name)
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def file(self, name: str) -> Path:
+        return self.folder / name
+
+    def check(self) -> None:
+        """BundleError if a file is not what was hashed, or has been written to since."""
+        for name, (handle, was) in self._held.items():
+            if identity(handle) != was:
+                raise self._changed(name)
+
+    def close(self) -> None:
+        for handle, _ in self._held.values():
+            os.close(handle)
+        self._held.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _hold(self, name: str) -> None:
+        if name in self._held:
+            return
+        root, inside = self._bundle.place(name)  # refuses a name that is not the bundle's
+        handle = open_file(root, inside)
+        now = identity(handle)
+        self._held[name] = handle, now
+        if self._bundle.hashed.get(name, now) != now:
+            digest, now = hash_file(handle, root, inside)
+            self._held[name] = handle, now
+            if digest != self._bundle.files[name]:
+                raise self._changed(name)
+        self.file(name).parent.mkdir(parents=True, exist_ok=True)
+        self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
+
+    def _changed(self, name: str) -> BundleError:
+        return BundleError(f"{self._bundle.path}: {name} was changed after its digest was checked")

@@ -1,0 +1,17 @@
+from . import policies as policies
+from .events import Event as Event
+from .events import History as History
+from .events import Number as Number
+from .events import aliases_at as aliases_at
+from .events import approvers as approvers
+from .events import gaps as gaps
+from .events import promoted_since as promoted_since
+from .lock import exclusive as exclusive
+from .moves import PREVIOUS as PREVIOUS
+from .moves import PRODUCTION as PRODUCTION
+from .moves import STAGING as STAGING
+from .moves import Mover as Mover
+from .moves import as_settled as as_settled
+from .moves import check_promotable as check_promotable
+from .moves import promotion_of as promotion_of
+from .policies import digest_of as digest_of

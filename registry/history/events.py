@@ -1,0 +1,314 @@
+"""The history of a model: what was promoted, rolled back, refused and approved, by whom and when.
+
+One event is one MLflow run, in the experiment of the model's name, next to the runs of its
+versions: MLflow's page lists it and shows the decision table as its note. The record is in the
+run's tags, written in the one transaction that creates the run; afterwards only the run's status
+changes, once, from RUNNING (open) to FINISHED (done) or KILLED (void). Nothing reads, changes and
+writes back a record.
+
+Invariants, while only this code writes:
+
+- Numbers count 1, 2, 3, … without a gap, and times never decrease: an event's time is that of its
+  writer's clock, or a millisecond after the event before it where that clock is behind.
+- An event says every alias of the model before and after it. What is before an event is what the
+  one before it left: after it, or before it where it is void.
+- Only the last event can be open, and only while its writer is at work or after that was killed.
+
+A run deleted in MLflow's page is still read. `mlflow gc` ends it for good: a gap in the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from registry import author
+from registry.errors import RegistryError
+from registry.mlflow import all_pages
+from registry.promotion import Decision
+from soa.files import as_record, parse_json
+from soa.text import in_markdown, plain
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+Kind = Literal[
+    "promotion",
+    "rollback",
+    "refusal",
+    "approval",
+    "alias",
+    "found",
+    "build",
+    "removal",
+    "import",
+]
+State = Literal["open", "done", "void"]
+
+Number = Annotated[int, Field(ge=0, le=10**6)]
+"""Of a version or an event: beyond this, none that we wrote."""
+
+_EVENT = "soa.event"
+_RECORD = "soa.record."
+_PIECE = 5000  # characters in a tag; MLflow takes 8000
+_MOST_PIECES = 200
+_STATES: dict[str, State] = {"RUNNING": "open", "FINISHED": "done", "KILLED": "void"}
+_STATUS = {state: status for status, state in _STATES.items()}
+_NOT_YET = datetime.min.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
+    target that was added to a version, "removal" of a version that had no alias, "import" what
+    happened in another registry."""
+
+    kind: Kind
+    model: str
+    before: Mapping[str, Number]
+    """Every alias of the model, and the number of its version."""
+    after: Mapping[str, Number]
+    alias: str | None = None
+    """The alias that was asked for."""
+    version: Number | None = None
+    """The version that was to get it, that was approved or removed, or that a target was built
+    for."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each version that is named, by "name/3"."""
+    decisions: tuple[Decision, ...] = ()
+    policies: tuple[str, ...] = ()
+    """Whose limits the gates went by."""
+    reason: str = ""
+    approver: str = ""
+    annexes: Mapping[str, str] = field(default_factory=dict)
+    """By target, the digest of what was built, of what the gates of a promotion saw, or of what
+    was removed with its version."""
+    engine: str = ""
+    """What was chosen for the target that was built."""
+    imported: Mapping[str, Any] = field(default_factory=dict)
+    """The registry and the model that it happened in, and that event as it was."""
+    by: str = field(default_factory=author.who)
+    number: Number = 0
+    time: datetime = _NOT_YET
+    id: str = ""
+    """Of the MLflow run."""
+    state: State = "open"
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
+
+    @property
+    def replaced(self) -> int | None:
+        """The version that had the alias."""
+        return None if self.alias is None else self.before.get(self.alias)
+
+    @property
+    def left(self) -> Mapping[str, int]:
+        """The aliases as this event left them, once it is closed."""
+        return self.before if self.state == "void" else self.after
+
+    @property
+    def title(self) -> str:
+        version = "" if self.version is None else f" {self.model}/{self.version}"
+        match self.kind:
+            case "approval":
+                return f"approval of{version} by {self.approver}"
+            case "found":
+                return "aliases moved by other means"
+            case "build":
+                return f"build of {', '.join(self.annexes)} for{version}"
+            case "removal":
+                return f"removal of{version}"
+            case "import":
+                return f"import of an event{' of' if version else ''}{version}"
+            case _:
+                return f"{self.kind} of{version} to @{self.alias}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "time": self.time.isoformat(timespec="milliseconds"),
+            "kind": self.kind,
+            "state": self.state,
+            "by": self.by,
+            "alias": self.alias,
+            "version": self.version,
+            "replaced": self.replaced,
+            "approver": self.approver,
+            "annexes": dict(self.annexes),
+            "engine": self.engine,
+            "reason": self.reason,
+            "digests": dict(self.digests),
+            "policies": list(self.policies),
+            "decisions": [asdict(decision) for decision in self.decisions],
+            "before": dict(self.before),
+            "after": dict(self.after),
+            **({"imported": dict(self.imported)} if self.imported else {}),
+        }
+
+
+class History:
+    """The events of one model, in the MLflow experiment `experiment`."""
+
+    def __init__(self, client: MlflowClient, experiment: str, model: str) -> None:
+        self._client, self._experiment, self._model = client, experiment, model
+
+    def events(self) -> list[Event]:
+        """All of them, oldest first."""
+        return sorted(self._search("ASC", 1000), key=lambda event: event.number)
+
+    def promotions(self, second: datetime | None = None) -> list[Event]:
+        """Oldest first; or those of a second alone, which the store picks out of a long history."""
+        which = f"tags.`{_EVENT}` = 'promotion'"
+        if second is not None:
+            since = int(second.timestamp()) * 1000
+            which += f" AND attributes.start_time >= {since}"
+            which += f" AND attributes.start_time < {since + 1000}"
+        return sorted(self._search("ASC", 1000, which), key=lambda event: event.number)
+
+    def last(self) -> Event | None:
+        return next(iter(self._search("DESC", 1, pages=False)), None)
+
+    def append(self, event: Event, after: Event | None) -> Event:
+        """Write an open event behind the last one, `after`; only who has the turn may."""
+        now = datetime.now(UTC)
+        if after is not None:
+            now = max(now, after.time + timedelta(milliseconds=1))
+        milliseconds = int(now.timestamp() * 1000)
+        event = replace(
+            event, number=1 if after is None else after.number + 1, time=_time(milliseconds)
+        )
+        text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
+        pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RegistryError(f"{event.title}: its record would hold text not in UTF-8") from None
+        if len(pieces) > _MOST_PIECES:
+            raise RegistryError(
+                f"{event.title}: its record has {len(text)} characters, at most "
+                f"{_PIECE * _MOST_PIECES} are kept: give a shorter reason"
+            )
+        run = self._client.create_run(
+            self._experiment,
+            start_time=milliseconds,
+            run_name=plain(event.title),
+            tags={
+                _EVENT: event.kind,
+                **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
+                "mlflow.user": plain(event.by),
+                "mlflow.source.name": "soa-pipeline",
+                "mlflow.note.content": markdown(event)[:_PIECE],
+            },
+        )
+        return replace(event, id=run.info.run_id)
+
+    def close(self, event: Event, state: Literal["done", "void"]) -> Event:
+        self._client.set_terminated(event.id, _STATUS[state])
+        return replace(event, state=state)
+
+    def _search(
+        self, order: str, page: int, which: str = f"tags.`{_EVENT}` LIKE '%'", pages: bool = True
+    ) -> list[Event]:
+        from mlflow.entities import ViewType
+
+        def search(page_token: str | None) -> Any:
+            return self._client.search_runs(
+                [self._experiment],
+                which,
+                run_view_type=ViewType.ALL,
+                order_by=[f"attributes.start_time {order}"],
+                max_results=page,
+                page_token=page_token,
+            )
+
+        return [_read(run, self._model) for run in (all_pages(search) if pages else search(None))]
+
+
+def _read(run: Any, model: str) -> Event:
+    tags = run.data.tags
+    where = f"{model}: the record of its history in MLflow's run {run.info.run_id}"
+    try:
+        text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
+        data = as_record(dict[str, Any], parse_json(text))
+        for made_anew in ("replaced", "state", "time"):
+            data.pop(made_anew, None)
+        known = {
+            "by": data["by"],  # no default, nor for the number: the record says it
+            "number": data["number"],
+            "model": model,
+            "time": _time(run.info.start_time),
+            "id": run.info.run_id,
+            "state": _STATES[run.info.status],
+        }
+        return as_record(Event, data | known)
+    except (ValueError, KeyError, OverflowError) as error:
+        raise RegistryError(f"{where} is not one that we wrote: {error}") from error
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds // 1000, UTC) + timedelta(
+        milliseconds=milliseconds % 1000
+    )
+
+
+def markdown(event: Event) -> str:
+    """What MLflow's page shows of an event."""
+    lines = [f"{event.title}, by {event.by}"]
+    lines += [
+        f"@{alias}: {event.before.get(alias, 'none')} → {event.after.get(alias, 'none')}"
+        for alias in sorted(event.before.keys() | event.after.keys())
+        if event.before.get(alias) != event.after.get(alias)
+    ]
+    if event.reason:
+        lines.append(f"reason: {event.reason}")
+    lines += [f"{target} is annex {digest[:12]}" for target, digest in event.annexes.items()]
+    lines += [f"{ref} is bundle {digest[:12]}" for ref, digest in event.digests.items()]
+    text = "\n\n".join(map(in_markdown, lines))
+    if event.decisions:
+        text += "\n\n| gate | answer | found | limit | |\n| --- | --- | --- | --- | --- |\n"
+        rows = [(d.gate, d.answer, d.found, d.limit, d.detail) for d in event.decisions]
+        text += "\n".join(
+            f"| {' | '.join(in_markdown(cell[:300]) for cell in row)} |" for row in rows
+        )
+    return text
+
+
+def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
+    """What each alias was at a moment; None before the first event. `events`: oldest first.
+
+    A move counts from the time of its event, which is that of its first write.
+    """
+    past = [event for event in events if event.time <= when]
+    return past[-1].left if past else None
+
+
+def gaps(events: Sequence[Event]) -> list[int]:
+    """Numbers that are missing: somebody removed these events with MLflow's own means."""
+    there = {event.number for event in events}
+    return [n for n in range(1, max(there, default=0) + 1) if n not in there]
+
+
+def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:
+    """Since when a version holds an alias that a promotion gave it; None if it does not."""
+    since = None
+    for event in events:
+        if event.left.get(alias) != number:
+            since = None
+        elif since is None and event.kind == "promotion" and event.state != "void":
+            since = event.time if event.alias == alias and event.version == number else None
+    return since
+
+
+def approvers(events: Sequence[Event], number: int, digest: str) -> dict[str, str]:
+    """Who approved a version with this digest, in whose name: name to the author of the record."""
+    return {
+        event.approver: event.by
+        for event in events
+        if event.kind == "approval"
+        and event.version == number
+        and event.digests.get(f"{event.model}/{number}") == digest
+    }

@@ -1,0 +1,142 @@
+"""Policies kept in the registry: for all of its models, or for one.
+
+Each that was ever set is an MLflow run of the experiment "soa-pipeline policy" (no model can be
+called so), with its reference set as an artifact; the last one that was finished counts, so one
+killed on the way never does. Nothing is overwritten: MLflow's page lists who asked for what, when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from registry import author
+from registry.errors import RegistryError
+from registry.history.lock import exclusive
+from registry.mlflow import experiment_of
+from registry.promotion import Asked, Policy, ReferenceFile
+from soa.files import open_plain
+from soa.text import plain
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+    from registry.mlflow import Access
+
+_EXPERIMENT = "soa-pipeline policy"
+_SCOPE = "soa.policy.scope"
+_TEXT = "soa.policy"
+_SHA256 = "soa.policy.reference"
+_EVERY_MODEL = "*"
+_LONGEST = 5000
+
+
+def keep(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
+    """Make `policy` the one of a model, or of the registry, from now on."""
+    text = policy.model_dump_json(exclude_defaults=True)
+    if len(text) > _LONGEST:
+        raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
+    with access.client(write=True) as client:
+        with exclusive(access, client, _EXPERIMENT):
+            experiment = experiment_of(access, client, _EXPERIMENT)
+            if experiment is None:
+                place = access.artifact_location("soa-pipeline.config.policy_file")
+                experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
+        run = client.create_run(
+            experiment,
+            run_name=f"policy of {model or 'every model'}",
+            tags={
+                _SCOPE: model or _EVERY_MODEL,
+                _TEXT: text,
+                _SHA256: "" if reference is None else digest_of(reference),
+                "mlflow.user": plain(author.who()),
+                "mlflow.source.name": "soa-pipeline",
+                "mlflow.note.content": plain(
+                    f"```json\n{policy.model_dump_json(indent=1)}\n```", "\n"
+                ),
+            },
+        )
+        if reference is not None:
+            client.log_artifact(run.info.run_id, str(reference))
+        # Only now, for a copy takes its time: the last to end is the one that counts.
+        with exclusive(access, client, _EXPERIMENT) as turn:
+            last = _last(client, experiment, model)
+            now = int(datetime.now(UTC).timestamp() * 1000)
+            turn.require()
+            client.set_terminated(
+                run.info.run_id,
+                "FINISHED",
+                end_time=now if last is None else max(now, last.info.end_time + 1),
+            )
+
+
+def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
+    """The registry's policy and that of `model`, as far as there are any.
+
+    Their reference sets are copied into the folder `into`, digests checked, or left where they are.
+    """
+    if not access.exists:
+        return []
+    with access.client() as client:
+        experiment = experiment_of(access, client, _EXPERIMENT)
+        if experiment is None:
+            return []
+        scopes = [None] if model is None else [None, model]
+        runs = [_last(client, experiment, scope) for scope in scopes]
+        return [_asked(client, run, into) for run in runs if run is not None]
+
+
+def _last(client: MlflowClient, experiment: str, model: str | None) -> Any | None:
+    from mlflow.entities import ViewType
+
+    found = client.search_runs(
+        [experiment],
+        f"tags.`{_SCOPE}` = '{model or _EVERY_MODEL}' AND attributes.status = 'FINISHED'",
+        run_view_type=ViewType.ALL,  # to delete a run in MLflow's page is not to lift a policy
+        order_by=["attributes.end_time DESC"],
+        max_results=1,
+    )
+    return next(iter(found), None)
+
+
+def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
+    tags = run.data.tags
+    scope = tags[_SCOPE]
+    whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
+    # To the millisecond: no two policies have one origin.
+    try:
+        ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
+    except (ValueError, OverflowError) as error:
+        raise RegistryError(f"{whose}, MLflow's run {run.info.run_id}: {error}") from error
+    at = ended.isoformat(timespec="milliseconds")
+    origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
+    try:
+        policy = Policy.model_validate_json(tags[_TEXT])
+    except (KeyError, ValidationError) as error:
+        raise RegistryError(
+            f"{origin}, cannot be read (MLflow's run {run.info.run_id}): update soa-pipeline, or "
+            "set it again"
+        ) from error
+    reference = None
+    if into is not None and policy.reference is not None:
+        reference = _fetched(client, run, into, Path(policy.reference).name)
+        if reference.sha256 != tags.get(_SHA256):
+            raise RegistryError(f"{origin}: its reference set is not the file that was named")
+    return Asked(policy, origin, reference)
+
+
+def _fetched(client: MlflowClient, run: Any, into: Path, name: str) -> ReferenceFile:
+    folder = into / run.info.run_id
+    folder.mkdir()
+    path = Path(client.download_artifacts(run.info.run_id, name, str(folder)))
+    return ReferenceFile(path, digest_of(path))
+
+
+def digest_of(path: Path) -> str:
+    with os.fdopen(open_plain(path, links=True), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

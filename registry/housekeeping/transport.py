@@ -1,0 +1,285 @@
+"""Export and import: the versions of a model and its history, between registries.
+
+An export is a folder, or the same in a plain tar file: `export.json`, and `versions/3/`, each as
+`pull` gives it, with annexes and signature. What comes in is pushed
+(`registry.housekeeping.pushing`): new versions without aliases. Events come as records of kind
+"import", each with the whole event as it was and the registry that it was in; they say what
+happened there, and count for nothing here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from registry import author
+from registry.bundle import (
+    ModelName,
+    Record,
+    open_folder,
+    record_from_json,
+    record_to_json,
+    safe_relative,
+    write_atomically,
+)
+from registry.errors import BundleError, NotFoundError, RegistryError
+from registry.history import Event, Number
+from registry.housekeeping.pushing import Pushed, push
+from registry.reference import Ref
+from registry.store import Registry
+from soa.files import as_record, open_plain, read_plain
+
+EXPORT = "export.json"
+EXPORT_SCHEMA = 1
+"""The newest export.json that this code writes and reads."""
+
+
+class ExportedVersion(Record):
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: str
+    aliases: list[str] = Field(default_factory=list)
+    origin: dict[str, str] = Field(default_factory=dict)
+
+
+class ToldEvent(BaseModel):
+    """What `Event.to_json` writes, as far as an import reads it; the rest stays as it is."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    number: Number
+    time: str
+    kind: str
+    by: str
+    version: Number | None = None
+
+
+class Told(Record):
+    """An event, and the registry and the model that it happened in."""
+
+    registry: str
+    model: str
+    event: ToldEvent
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        return self.registry, self.model, self.event.number, self.event.time
+
+
+class Export(Record):
+    """`export.json`."""
+
+    schema_version: int = Field(default=EXPORT_SCHEMA, ge=1)
+    name: ModelName
+    registry: str
+    """Its URI, without a password."""
+    by: str
+    at: str
+    """UTC, ISO 8601."""
+    versions: dict[Number, ExportedVersion]
+    history: list[Told]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came in: by number in the export, the version that has the files now."""
+
+    export: Export
+    versions: Mapping[int, Pushed]
+    events: int
+
+
+def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
+    """Write a version, or all of a model's, to the new folder or `*.tar` file `dest`, whole and
+    verified or not at all; with the history of the model, or of the one version."""
+    versions = registry.versions(ref.name)
+    if ref.version is not None or ref.alias is not None:
+        versions = [registry.find(ref)]
+    if not versions:
+        raise NotFoundError(f"{ref}: the model has no versions")
+    numbers = {version.number for version in versions}
+    events = [
+        event
+        for event in registry.history(ref.name)
+        if ref == Ref(ref.name) or event.version in numbers
+    ]
+    export = Export(
+        name=ref.name,
+        registry=registry._access.shown,
+        by=author.who(),
+        at=author.now(),
+        versions={
+            version.number: ExportedVersion(
+                digest=version.digest,
+                created=version.created.isoformat(),
+                aliases=list(version.aliases),
+                origin=dict(version.origin),
+            )
+            for version in versions
+        },
+        history=[_told(event, registry._access.shown) for event in events],
+    )
+    with write_atomically(dest) as partial:
+        for version in versions:
+            registry.fetch(version, partial / "versions" / str(version.number))
+        (partial / EXPORT).write_text(record_to_json(export))
+        if dest.suffix == ".tar":
+            _as_tar(partial)
+    return export
+
+
+def import_from(registry: Registry, source: Path, name: str | None = None) -> Imported:
+    """Bring in what `export_to` wrote, as model `name`, else as the one it was.
+
+    Every digest of every version is checked before the first comes in. One that is there already is
+    named and gets what it lacks, as by `push`; an event that is there already does not come twice.
+    So an import that was broken off may be run again.
+    """
+    with _as_folder(source) as folder:
+        try:
+            text = read_plain(folder / EXPORT)
+        except OSError as error:
+            raise BundleError(
+                f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
+            ) from error
+        export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
+        places = {number: folder / "versions" / str(number) for number in export.versions}
+        for number, place in places.items():
+            if open_folder(place).digest != export.versions[number].digest:
+                raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+        model = Ref(name or export.name).name
+        pushed = {
+            number: push(
+                registry,
+                place,
+                model,
+                origin={
+                    "registry": export.registry,
+                    "version": f"{export.name}/{number}",
+                    "exported_by": export.by,
+                    "exported_at": export.at,
+                },
+            )
+            for number, place in places.items()
+        }
+    here = {number: each.version.number for number, each in pushed.items()}
+    return Imported(export, pushed, _add_events(registry, model, export, here))
+
+
+def _told(event: Event, registry: str) -> Told:
+    """One that was imported already stays what it was, of the registry where it happened."""
+    if event.kind == "import":
+        return _read_told(event)
+    told = {"registry": registry, "model": event.model, "event": event.to_json()}
+    return Told.model_validate(told)
+
+
+def _read_told(event: Event) -> Told:
+    try:
+        return as_record(Told, event.imported)
+    except ValueError as error:
+        raise RegistryError(f"{event.title}: not a record that we wrote: {error}") from error
+
+
+def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
+    events = registry.history(model)
+    known, newest = _keys(events), len(events)
+    added = 0
+    for told in export.history:
+        if told.key in known:
+            continue
+        was = told.event
+        title = f"{was.time} {was.kind} by {was.by} in {told.registry}"
+        number = None if was.version is None else here.get(was.version)
+        # A turn for each: there may be more of them than one turn has time for.
+        with registry._writing(model) as mover:
+            if mover.last is not None and mover.last.number != newest:  # others wrote meanwhile
+                known = _keys(mover.history.events())
+            if told.key not in known:
+                aliases = dict(mover.aliases)
+                imported = told.model_dump()
+                mover.note(
+                    Event(
+                        "import", model, aliases, aliases, None, number,
+                        reason=title, imported=imported,
+                    )
+                )  # fmt: skip
+                added += 1
+            newest = 0 if mover.last is None else mover.last.number
+        known.add(told.key)
+    return added
+
+
+def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
+    return {_read_told(event).key for event in events if event.kind == "import"}
+
+
+def _as_tar(folder: Path) -> None:
+    """The folder becomes a tar file of what was in it."""
+    made = folder.with_suffix(".old")
+    try:
+        with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as tar:
+            for path in sorted(folder.rglob("*")):
+                tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
+        shutil.rmtree(folder)
+        made.rename(folder)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _as_folder(source: Path) -> Iterator[Path]:
+    if source.is_dir():
+        yield source
+        return
+    try:
+        archive = os.fdopen(open_plain(source, links=True), "rb")
+    except OSError as error:
+        raise BundleError(f"{source}: cannot be read: {error.strerror}") from error
+    # Beside it, where there is room for it: /tmp may be small.
+    with (
+        archive,
+        tempfile.TemporaryDirectory(prefix=".import-", dir=source.absolute().parent) as folder,
+    ):
+        try:
+            with tarfile.open(fileobj=archive, mode="r:") as tar:
+                for member in _members(tar, os.fstat(archive.fileno()).st_size):
+                    _unpack(tar, member, Path(folder))
+        except (OSError, tarfile.TarError, ValueError, RecursionError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise BundleError(f"{source}: neither folder nor tar of an export: {why}") from error
+        yield Path(folder)
+
+
+def _members(tar: tarfile.TarFile, size: int) -> list[tarfile.TarInfo]:
+    """All of them, before anything is written: plain files and folders inside the archive's own,
+    and together no larger than the archive, which has `size` bytes."""
+    members = []
+    for member in tar:
+        safe_relative(member.name)
+        plain_file = member.isreg() and not member.issparse()  # a sparse one may grow to anything
+        if not plain_file and not member.isdir():
+            raise ValueError(f"{member.name} is not a plain file")
+        size -= member.size
+        if member.size < 0 or size < 0:
+            raise ValueError(f"{member.name} is larger than the archive")
+        members.append(member)
+    return members
+
+
+def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    content = tar.extractfile(member)
+    if content is None:  # a folder: made with what is in it
+        return
+    path = folder / member.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with content, path.open("xb") as file:
+        shutil.copyfileobj(content, file)

@@ -1,0 +1,193 @@
+"""`MLmodel`: how MLflow opens a bundle as a model of its own, `mlflow.pyfunc` and `models serve`.
+
+The files are sealed with the bundle, so digest and signature cover them, and a pulled folder is an
+MLflow model as it lies. They are written as MLflow writes them, without MLflow, which a builder
+need not have whole. What reads them is `pipeline.mlflow_flavour`.
+
+A DataFrame has one length, and a value a cell. Where all inputs, or all outputs, are plain columns
+of one collection, and of dtypes for which MLflow has a word, MLflow's signature is one of columns.
+Else it is one of named arrays: `(n,)`, an Eigen column `(n, r)` or `(n, r, c)`, a scalar `(1,)`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from registry.bundle import Manifest, Provenance
+from soa.layout import Column
+from soa.signature import Signature
+
+MLMODEL = "MLmodel"
+LOADER = "pipeline.mlflow_flavour"
+FLAVOUR = "soa_pipeline"
+_REQUIREMENTS = "requirements.txt"
+_PYTHON_ENV = "python_env.yaml"
+_EXAMPLE = "input_example.json"
+_SERVING_EXAMPLE = "serving_input_example.json"
+
+_COLUMN_TYPES = {
+    "bool": "boolean",
+    "int32": "integer",
+    "int64": "long",
+    "float32": "float",
+    "float64": "double",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as MLflow's users name it: `pt`, or `nodes.pt` where there are several collections.
+
+    `rows`: its row dimension, None for a scalar.
+    """
+
+    name: str
+    collection: str
+    column: Column
+    rows: str | None
+
+    def shape(self, n: int) -> tuple[int, ...]:
+        return (1,) if self.rows is None else (n, *self.column.shape)
+
+
+def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Field, ...]:
+    """Every column that the model reads, or writes, once."""
+    bound = signature.inputs if role == "input" else signature.outputs
+    pairs = dict.fromkeys((b.block.collection, name) for b in bound for name in b.block.columns)
+    several = len({collection for collection, _ in pairs}) > 1
+    found = []
+    for collection, name in pairs:
+        column = signature.layouts[collection][name]
+        rows = None if column.kind == "scalar" else signature.rows_of[collection]
+        found.append(Field(f"{collection}.{name}" if several else name, collection, column, rows))
+    return tuple(found)
+
+
+def is_frame(of: Sequence[Field]) -> bool:
+    """Whether a DataFrame holds these, and MLflow's signature of columns describes them."""
+    return len({field.collection for field in of}) == 1 and all(
+        field.column.kind == "column" and field.column.dtype in _COLUMN_TYPES for field in of
+    )
+
+
+def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) -> None:
+    """Write `MLmodel`, its requirements and its input example into an unsealed bundle.
+
+    `example`: by field name, arrays of the fields' shapes. NumPy has no bfloat16: a model with such
+    a column gets no `MLmodel`, and MLflow keeps it as files.
+    """
+    signature = Signature.from_dict(manifest.signature)
+    inputs, outputs = fields(signature, "input"), fields(signature, "output")
+    if any(field.column.dtype == "bfloat16" for field in (*inputs, *outputs)):
+        return
+    _write_json(folder / _EXAMPLE, _split(example) if is_frame(inputs) else _lists(example))
+    served = {"dataframe_split": _split(example)} if is_frame(inputs) else {}
+    _write_json(folder / _SERVING_EXAMPLE, served or {"inputs": _lists(example)})
+    provenance = manifest.provenance
+    (folder / _REQUIREMENTS).write_text("\n".join(_requirements(manifest)) + "\n")
+    environment = {
+        "python": provenance.python,
+        "build_dependencies": ["pip", "setuptools", "wheel"],
+        "dependencies": [f"-r {_REQUIREMENTS}"],
+    }
+    (folder / _PYTHON_ENV).write_text(yaml.safe_dump(environment, sort_keys=False))
+    described = _described(manifest, inputs, outputs)
+    (folder / MLMODEL).write_text(yaml.safe_dump(described))
+
+
+def _described(
+    manifest: Manifest, inputs: Sequence[Field], outputs: Sequence[Field]
+) -> dict[str, Any]:
+    provenance = manifest.provenance
+    frame = is_frame(inputs)
+    described = {
+        "artifact_path": "bundle",
+        **in_short(manifest),
+        "saved_input_example_info": {
+            "artifact_path": _EXAMPLE,
+            "serving_input_path": _SERVING_EXAMPLE,
+            "type": "dataframe" if frame else "ndarray",
+        }
+        | ({"pandas_orient": "split"} if frame else {}),
+        "signature": {
+            "inputs": json.dumps(_schema(inputs)),
+            "outputs": json.dumps(_schema(outputs)),
+            "params": None,
+        },
+    }
+    if made_with := _mlflow(provenance):
+        described["mlflow_version"] = made_with
+    return described
+
+
+def in_short(manifest: Manifest) -> dict[str, Any]:
+    """What MLflow's page of a run wants to know of the model in it."""
+    provenance = manifest.provenance
+    return {
+        "flavors": {
+            "python_function": {
+                "loader_module": LOADER,
+                "python_version": provenance.python,
+                "env": {"virtualenv": _PYTHON_ENV},
+                # What `load_model(..., model_config=)` may change.
+                "config": {"mode": "production"},
+            },
+            FLAVOUR: {"name": manifest.name, "schema_version": manifest.schema_version},
+        },
+        "utc_time_created": provenance.created,
+    }
+
+
+def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
+    """MLflow's Schema as JSON data."""
+    if is_frame(of):
+        return [
+            {"type": _COLUMN_TYPES[field.column.dtype], "name": field.name, "required": True}
+            for field in of
+        ]
+    return [
+        {
+            "type": "tensor",
+            "name": field.name,
+            "tensor-spec": {"dtype": field.column.dtype, "shape": list(field.shape(-1))},
+        }
+        for field in of
+    ]
+
+
+def _requirements(manifest: Manifest) -> list[str]:
+    """What made and proved the artifacts, as pip takes it."""
+    tools = manifest.provenance.tools
+    names = ["soa-pipeline", "torch", "numpy"]
+    chosen = {name for record in manifest.targets.values() for name in record.engines()}
+    if "onnxruntime" in chosen:
+        names.append("onnxruntime")
+    # A local part such as +cpu is of one index only, and no index is named here.
+    pinned = {name: tools[name].partition("+")[0] for name in names if name in tools}
+    mlflow = _mlflow(manifest.provenance)
+    return [f"mlflow=={mlflow}" if mlflow else "mlflow"] + [
+        f"{name}=={pinned[name]}" if name in pinned else name for name in names
+    ]
+
+
+def _mlflow(provenance: Provenance) -> str | None:
+    return provenance.tools.get("mlflow-skinny")  # of the same version as mlflow, always
+
+
+def _lists(example: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values.tolist() for name, values in example.items()}
+
+
+def _split(example: Mapping[str, Any]) -> dict[str, Any]:
+    rows = zip(*_lists(example).values(), strict=True)
+    return {"columns": list(example), "data": [list(row) for row in rows]}
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.write_text(json.dumps(data) + "\n")

@@ -1,0 +1,85 @@
+"""MLflow's registered models, versions and experiments, found and read as ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from registry.errors import RegistryError
+from registry.mlflow.version import DIGEST, Version
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+    from registry.mlflow.access import Access
+
+
+def model_of(client: MlflowClient, name: str) -> Any | None:
+    """MLflow's RegisteredModel, or None if there is no such."""
+    try:
+        return client.get_registered_model(name)
+    except Exception as error:
+        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+            return None
+        raise
+
+
+def has_code(error: Exception, *codes: str) -> bool:
+    """Whether MLflow gave an error one of these codes."""
+    return getattr(error, "error_code", None) in codes
+
+
+def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+    found: list[Any] = []
+    token = None
+    while True:
+        page = search(*arguments, page_token=token, **more)
+        found.extend(page)
+        token = page.token
+        if not token:
+            return found
+
+
+def mlflow_versions(client: MlflowClient, name: str) -> list[Any]:
+    return all_pages(client.search_model_versions, f"name = '{name}'")
+
+
+def our_versions(client: MlflowClient, model: Any) -> list[Version]:
+    aliases = aliases_of(model)
+    found = [v for v in mlflow_versions(client, model.name) if DIGEST in v.tags]
+    return sorted((Version.from_mlflow(v, aliases) for v in found), key=lambda v: v.number)
+
+
+def registered(client: MlflowClient, name: str, digest: str) -> Version | None:
+    """The version of ours that has a digest."""
+    model = model_of(client, name)
+    found = [] if model is None else our_versions(client, model)
+    return next((version for version in found if version.digest == digest), None)
+
+
+def aliases_of(model: Any) -> dict[str, int]:
+    return {str(alias): int(number) for alias, number in model.aliases.items()}
+
+
+def experiment_of(access: Access, client: MlflowClient, name: str) -> str | None:
+    """The id of a model's experiment, or None; a deleted one is an error that says what to do."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        return None
+    if found.lifecycle_stage != "active":
+        raise RegistryError(
+            f"registry {access.shown}: MLflow's experiment {name!r} is deleted: restore "
+            f"it with 'mlflow experiments restore -x {found.experiment_id}'"
+        )
+    return str(found.experiment_id)
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """`1-4, 6`"""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts) or "none"

@@ -1,0 +1,5 @@
+"""The rules of promotion: gates and policies, as pure functions over data."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,16 @@
+from .gates import Approvals as Approvals
+from .gates import Decision as Decision
+from .gates import Proof as Proof
+from .gates import SetResult as SetResult
+from .gates import Signature as Signature
+from .gates import SpeedComparison as SpeedComparison
+from .gates import SpeedPoint as SpeedPoint
+from .gates import Staging as Staging
+from .gates import check_override as check_override
+from .gates import decide as decide
+from .gates import override as override
+from .policy import Asked as Asked
+from .policy import Policy as Policy
+from .policy import ReferenceFile as ReferenceFile
+from .policy import Requirements as Requirements
+from .policy import strictest as strictest

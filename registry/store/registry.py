@@ -1,0 +1,508 @@
+"""The registry: bundles as versions of MLflow registered models, and the aliases on them.
+
+Everything here is plain MLflow: a run per version in an experiment of the model's name, the bundle
+as that run's artifacts, tags, metrics and aliases. MLflow's own client and web page see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from registry.bundle import SIGNATURE, Annex, Bundle, attach, open_folder
+from registry.errors import NotFoundError, PromotionRefused, RegistryError, SignatureError
+from registry.history import (
+    PREVIOUS,
+    PRODUCTION,
+    Event,
+    History,
+    Mover,
+    as_settled,
+    check_promotable,
+    exclusive,
+    promotion_of,
+)
+from registry.history import policies as policy_store
+from registry.mlflow import (
+    ORIGIN,
+    Access,
+    Promotion,
+    Version,
+    aliases_of,
+    all_pages,
+    description,
+    experiment_of,
+    mlflow_versions,
+    model_of,
+    our_versions,
+    ranges,
+    registered,
+)
+from registry.promotion import Asked, Decision, Policy
+from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
+from registry.store import artifacts, upload
+from registry.store.cache import Cache, cache_root
+from registry.trust import PublicKey, Trusted, signing
+from soa.text import in_markdown
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One registered model. `versions` counts them."""
+
+    name: str
+    description: str
+    versions: int
+    latest: Version
+    aliases: Mapping[str, int]
+
+
+class Registry:
+    """Any MLflow tracking URI; by default an SQLite file in the working folder, without a server.
+
+    `uri`: else the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
+    `artifact_root`: folder or URI for the bundles of models that are new; else PIPELINE_ARTIFACTS,
+    else `artifacts` beside the SQLite file, else what the tracking server decides.
+
+    Making one touches nothing. A method that only reads never creates a registry.
+    """
+
+    def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
+        self._access = Access(uri, artifact_root)
+
+    @property
+    def uri(self) -> str:
+        """Absolute, and possibly with a password."""
+        return self._access.uri
+
+    @property
+    def exists(self) -> bool:
+        """False only for an SQLite file that is not there: nothing registered yet, or moved."""
+        return self._access.exists
+
+    def __repr__(self) -> str:
+        return f"Registry({self._access.shown!r})"
+
+    # Reading
+
+    def list(self) -> Sequence[ModelSummary]:
+        """All models that have a version of ours, by name."""
+        if not self._access.exists:
+            return []
+        with self._access.client() as client:
+            models = all_pages(client.search_registered_models)
+            summaries = (self._summary(client, model) for model in models)
+            return sorted((s for s in summaries if s is not None), key=lambda s: s.name)
+
+    def versions(self, name: str) -> Sequence[Version]:
+        """All versions of ours of a model, oldest first."""
+        with self._model(name) as (client, model):
+            return our_versions(client, model)
+
+    def find(self, ref: str | Ref) -> Version:
+        """`name/3`, `name@alias`, or `name` for the latest version."""
+        wanted = parse_ref(ref) if isinstance(ref, str) else ref
+        if isinstance(wanted, Path):
+            raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
+        with self._model(wanted.name) as (client, model):
+            aliases = aliases_of(model)
+            if wanted.alias is not None and wanted.alias not in aliases:
+                have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
+                raise NotFoundError(
+                    f"{wanted}: {wanted.name} has no such alias; its aliases: {have}"
+                )
+            number = wanted.version if wanted.alias is None else aliases[wanted.alias]
+            if number is None:
+                ours = our_versions(client, model)
+                if not ours:
+                    raise NotFoundError(f"{wanted}: the model has no versions")
+                return ours[-1]
+            found = [v for v in mlflow_versions(client, wanted.name) if int(v.version) == number]
+            if not found:
+                numbers = sorted(int(v.version) for v in mlflow_versions(client, wanted.name))
+                raise NotFoundError(f"{wanted}: no such version; there are: {ranges(numbers)}")
+            return Version.from_mlflow(found[0], aliases)
+
+    # Files
+
+    def local_path(self, version: Version) -> Path | None:
+        """The version's bundle folder itself, where the artifact store is a folder on this host."""
+        return artifacts.existing_folder(version)
+
+    def fetch(self, version: Version, dest: str | Path) -> Bundle:
+        """Copy the version's bundle and its annexes to the new folder `dest`, whole and verified
+        or not at all."""
+        artifacts.fetch(self._access, version, Path(dest), version.annexes)
+        return open_folder(dest, verify=False)
+
+    def open(
+        self,
+        version: Version,
+        *,
+        verify: bool = True,
+        cache: str | Path | None = None,
+        annexes: Collection[str] | None = None,
+        in_place: bool = True,
+        fetch: bool = True,
+    ) -> Bundle:
+        """The version's bundle, in place if it is on this host, else from a cache by digest.
+
+        `cache`: else as `registry.store.cache.cache_root` says. What lies in the
+        cache is verified like everything else, stays there as long as anybody has the bundle, and
+        is fetched again if it is damaged. `annexes`: of which targets; None: all there are.
+        `in_place=False`: from the cache also what is on this host. `fetch=False`: nothing is
+        fetched, and nobody asked; NotCachedError where files would have to be.
+        """
+        place = Cache(cache_root(cache))
+        source = artifacts.Source(self._access, version, place, in_place, fetch)
+        bundle = source.bundle(verify)
+        wanted = version.annexes if annexes is None else annexes
+        opened = [source.annex(t, verify) for t in version.annexes if t in wanted]
+        return attach(bundle, opened)
+
+    def sign(
+        self,
+        version: Version,
+        key: Path,
+        password: str | None = None,
+        chain: Sequence[Path] = (),
+    ) -> PublicKey:
+        """Sign the version's files, which are verified first; returns the key it is good for."""
+        public = signing.sign(bundle := self.open(version), key, password, chain)
+        if self.local_path(version) is None:
+            artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
+        return public
+
+    def require_signature(
+        self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
+    ) -> Trusted:
+        """As in `signing`, also where a cache has had the files since before they were signed:
+        then it is asked for the signature, unless `fetch` is False."""
+        try:
+            return signing.require_signature(bundle, keys)
+        except SignatureError:
+            if not fetch or bundle.path == self.local_path(version):
+                raise
+            artifacts.refresh_signature(self._access, version, bundle.path)
+            return signing.require_signature(bundle, keys)
+
+    # Writing
+
+    def register(
+        self,
+        bundle: Bundle,
+        name: str | None = None,
+        annexes: Sequence[Annex] = (),
+        origin: str | None = None,
+    ) -> Version:
+        """A new version with the bundle's files; or the version that already has this digest.
+
+        The files go first and the version comes last, with all its `annexes`: there is never a
+        version without its files. A failure in between leaves a run marked FAILED; a process that
+        is killed, a run that goes on, and files (`registry.housekeeping.garbage`). Files are copied
+        while others write: of two that register one bundle at once, one finds the other's version.
+        `origin`: see `registry.housekeeping.pushing`.
+        """
+        model = Ref(name or bundle.manifest.name).name
+        bundle.verify()
+        # Without the annexes that lie in its folder: they were built for another version.
+        bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
+        with self._access.client(write=True) as client:
+            with exclusive(self._access, client, model):
+                known = registered(client, model, bundle.digest)
+                experiment = self._experiment(client, model)
+            if known is not None:
+                return known
+            run = upload.begin(client, experiment, model, bundle)
+            try:
+                source = upload.upload(client, run, bundle)
+                with exclusive(self._access, client, model) as turn:
+                    known = registered(client, model, bundle.digest)
+                    if known is not None:
+                        upload.discard(client, run)
+                        return known
+                    upload.require_open(self._access, client, run, bundle)
+                    if model_of(client, model) is None:
+                        client.create_registered_model(
+                            model,
+                            description=in_markdown(bundle.manifest.description)[:5000] or None,
+                        )
+                    client.set_terminated(run.info.run_id, "FINISHED")
+                    turn.require()
+                    made = client.create_model_version(
+                        model,
+                        source,
+                        run_id=run.info.run_id,
+                        tags=description.tags(bundle) | ({ORIGIN: origin} if origin else {}),
+                        description=description.markdown(bundle),
+                    )
+            except BaseException:
+                upload.discard(client, run)
+                raise
+            return self.find(Ref(model, int(made.version)))
+
+    def add_target(self, version: Version, annex: Annex) -> Version:
+        """Add to a version what was built for one more target; its bundle stays as it is.
+
+        The files go first and the tag that names them comes last. Of two that build one target at
+        once, one is told that the other was quicker, and leaves nothing; a process that is killed
+        leaves files that nothing names, or a target that is whole.
+        """
+        version.require_free(annex.target)
+        with self._access.client(write=True) as client:
+            bundle = self.open(version, verify=False, annexes=())
+            attach(bundle, [annex])
+            annex.verify()
+            try:
+                upload.upload_annex(client, str(version.run_id), annex)
+                with self._writing(version.name) as mover:
+                    found = self.find(Ref(version.name, version.number))
+                    found.require_free(annex.target)
+                    upload.require_annex(self._access, client, str(version.run_id), annex)
+                    mover.move(
+                        Event(
+                            "build",
+                            version.name,
+                            dict(mover.aliases),
+                            dict(mover.aliases),
+                            version=found.number,
+                            digests={found.ref: found.digest},
+                            annexes={annex.target: annex.digest},
+                            engine=str(annex.record.record.chosen),
+                        )
+                    )
+                    upload.describe_annex(client, found, bundle, annex)
+            except BaseException:
+                self._discard(client, version, annex)
+                raise
+        return self.find(Ref(version.name, version.number))
+
+    def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
+        """Take back the files of an annex, unless the version has it all the same."""
+        with contextlib.suppress(Exception), exclusive(self._access, client, version.name):
+            has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
+            if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
+                upload.discard_annex(self._access, client, version, annex)
+
+    def set_alias(self, version: Version, alias: str) -> Version:
+        """Point an alias at a version, without a gate: not for `production` and `previous`."""
+        if alias in (PRODUCTION, PREVIOUS):
+            raise RegistryError(
+                f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
+            )
+        checked_alias(alias)
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            mover.move(
+                mover.event("alias", alias, found.number, self._digests(mover, alias, found))
+            )
+            return self.find(Ref(version.name, version.number))
+
+    def promote(
+        self,
+        version: Version,
+        alias: str,
+        decisions: Sequence[Decision],
+        *,
+        replacing: int | None = None,
+        policies: Sequence[str] = (),
+        annexes: Collection[str] = (),
+        reason: str = "",
+    ) -> Version:
+        """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
+
+        The version replaced in `production` becomes `previous`. Promotion or refusal, it is in the
+        history, and nothing else changes by a refusal. `replacing`: the number of the version that
+        the gates compared with, 0 for none; refused if another one has come into its place since.
+        `policies`: the origins of those that the gates went by; this registry's must be among them.
+        `annexes`: the targets built later that the gates saw too; those that an earlier promotion
+        to this alias let pass stay. `reason`: for the history.
+        """
+        check_promotable(alias)
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            all_decisions = (
+                *decisions,
+                *mover.still_in_place(alias, replacing),
+                *self._unheard(version.name, policies),
+            )
+            passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
+            before = mover.promotion(found.number, alias) if found.annexes else None
+            seen = {*annexes, *(before.annexes if before else ())}
+            event = mover.event(
+                "promotion" if passed else "refusal",
+                alias,
+                found.number,
+                self._digests(mover, alias, found),
+                all_decisions,
+                policies,
+                reason,
+                annexes={t: digest for t, digest in found.annexes.items() if t in seen},
+            )
+            if not passed:
+                mover.note(event)
+                raise PromotionRefused(f"{version.ref} to @{alias}", all_decisions)
+            mover.move(event)
+            return self.find(Ref(version.name, version.number))
+
+    def rollback(self, name: str, reason: str = "") -> Version:
+        """Put `previous` back in production; the version replaced becomes `previous`."""
+        with self._model(name):
+            pass  # an unknown name is said before anything is written
+        with self._writing(name) as mover:
+            current, back = mover.aliases.get(PRODUCTION), mover.aliases.get(PREVIOUS)
+            if back is None or current is None:
+                gap = PREVIOUS if back is None else PRODUCTION
+                raise NotFoundError(f"{name}: nothing to roll back to: no version is @{gap}")
+            if back == current:
+                raise RegistryError(
+                    f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
+                )
+            found = self.find(Ref(name, back))
+            digests = self._digests(mover, PRODUCTION, found)
+            event = mover.event("rollback", PRODUCTION, back, digests, reason=reason)
+            mover.move(event)
+            return self.find(Ref(name, back))
+
+    def approve(self, version: Version, approver: str, reason: str = "") -> Event:
+        """Record that `approver` wants this version, of this digest, in production."""
+        if not approver.strip() or not approver.isprintable() or len(approver) > 100:
+            raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
+        with self._writing(version.name) as mover:
+            found = self.find(Ref(version.name, version.number))
+            return mover.note(
+                Event(
+                    "approval",
+                    version.name,
+                    dict(mover.aliases),
+                    dict(mover.aliases),
+                    version=found.number,
+                    digests={found.ref: found.digest},
+                    reason=reason,
+                    approver=approver,
+                )
+            )
+
+    # Looking back
+
+    def history(self, name: str) -> Sequence[Event]:
+        """Every event of a model, oldest first; it writes nothing.
+
+        One that a killed writer left open is given as the next writer will close it.
+        """
+        with self._model(name) as (client, model):
+            experiment = experiment_of(self._access, client, name)
+            if experiment is None:
+                return []
+            events = History(client, experiment, name).events()
+            return as_settled(client, events, aliases_of(model))
+
+    def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
+        """The promotions to `alias` that have happened to the version by the history of its own
+        model, oldest first: those of the time that its tag names, if there are any; none without
+        that tag."""
+        said = version.promotion(alias)
+        if said is None or not self._access.exists:
+            return []
+        with self._access.client() as client:
+            experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
+            if experiment is None:
+                return []
+            history = History(client, experiment.experiment_id, version.name)
+
+            def happened(second: datetime | None) -> list[Promotion]:
+                events = history.promotions(second)
+                aliases = dict.fromkeys(version.aliases, version.number)
+                return [
+                    promotion_of(event)
+                    for event in as_settled(client, events, aliases)
+                    if (event.alias, event.version, event.state) == (alias, version.number, "done")
+                ]
+
+            # A promotion that was cut short has left its tag, and the one before still counts.
+            return happened(said.time) or happened(None)
+
+    # Policies
+
+    def set_policy(
+        self, policy: Policy, model: str | None = None, reference: Path | None = None
+    ) -> None:
+        """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
+        if model is not None:
+            self.versions(model)  # there has to be such a model
+        policy_store.keep(self._access, policy, model, reference)
+
+    def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
+        """What this registry asks for: of every model, and of `model`."""
+        return policy_store.kept(self._access, model, into)
+
+    def _unheard(self, name: str, heard: Sequence[str]) -> Sequence[Decision]:
+        """A refusal for each policy of this registry that the gates did not go by."""
+        return [
+            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
+            for asked in self.policies(name)
+            if asked.origin not in heard
+        ]
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[Mover]:
+        """The turn to write what belongs to a model, with everything before it settled."""
+        with (
+            self._access.client(write=True) as client,
+            exclusive(self._access, client, name) as turn,
+        ):
+            if model_of(client, name) is None:
+                self.find(Ref(name))  # says which models there are
+            mover = Mover(client, name, History(client, self._experiment(client, name), name), turn)
+            mover.settle()
+            yield mover
+
+    def _digests(self, mover: Mover, alias: str, version: Version) -> dict[str, str]:
+        """Of the version that is to get an alias, and of the one that has it."""
+        digests = {version.ref: version.digest}
+        holder = mover.aliases.get(alias)
+        if holder is not None:
+            with contextlib.suppress(RegistryError):  # not a version of ours
+                replaced = self.find(Ref(version.name, holder))
+                digests[replaced.ref] = replaced.digest
+        return digests
+
+    def _experiment(self, client: MlflowClient, name: str) -> str:
+        found = experiment_of(self._access, client, name)
+        if found is not None:
+            return found
+        location = self._access.artifact_location(name)
+        return str(client.create_experiment(name, artifact_location=location))
+
+    # Looking up
+
+    def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
+        # One of another name cannot be ours, whatever was copied into it.
+        ours = our_versions(client, model) if re.fullmatch(NAME_PATTERN, model.name) else []
+        if not ours:
+            return None
+        text = model.description or ""
+        return ModelSummary(model.name, text, len(ours), ours[-1], aliases_of(model))
+
+    @contextlib.contextmanager
+    def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
+        """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
+        name = Ref(name).name
+        if not self._access.exists:
+            raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
+        with self._access.client() as client:
+            model = model_of(client, name)
+            if model is None:
+                have = ", ".join(summary.name for summary in self.list()) or "none"
+                raise NotFoundError(
+                    f"{name}: no such model in {self._access.shown}; its models: {have}"
+                )
+            yield client, model

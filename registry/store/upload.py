@@ -1,0 +1,173 @@
+"""The run of a version: its files, numbers and tags in MLflow, before there is a version of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from registry import author
+from registry.bundle import SIGNATURE, SUMS, Annex, Bundle, TargetRecord, write_atomically
+from registry.errors import BundleError
+from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, page, tag_of
+from registry.store.artifacts import (
+    FOLDER,
+    annex_place,
+    copy_sealed,
+    local_folder,
+    repository,
+    stored,
+)
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
+
+    from registry.mlflow import Access
+
+UPLOADING = "soa.uploading."
+"""A run's tag, for each annex that was ever begun: `TARGET.DIGEST`, and when (UTC)."""
+REPORT = "report.html"
+"""In the run's artifacts, where MLflow's page shows it."""
+
+
+def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
+    tags = {
+        DIGEST: bundle.digest,
+        "mlflow.user": author.user(),
+        "mlflow.source.name": "soa-pipeline",
+        "mlflow.note.content": description.markdown(bundle),
+    }
+    return client.create_run(experiment, run_name=f"{name} {bundle.digest[:12]}", tags=tags)
+
+
+def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
+    """Copy the files, checked where the store is a folder of this host; returns their URI."""
+    from mlflow.entities import Param
+
+    # File by file: what lies in a pulled folder beside the bundle speaks of another registry.
+    sealed = [name for name in bundle.files if bundle.place(name)[0] == bundle.path]
+    signature = [SIGNATURE] if bundle.signature() is not None else []
+    for name in (*sealed, SUMS, *signature):
+        place = f"{FOLDER}/{name}".rpartition("/")[0]
+        client.log_artifact(run.info.run_id, str(bundle.path / name), place)
+    source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
+    # Of what cannot be read back at once, the copied files once more.
+    if Bundle.open(local_folder(source) or bundle.path).digest != bundle.digest:
+        raise BundleError(f"{bundle.path}: changed while it was being registered")
+    manifest, run_id = bundle.manifest, run.info.run_id
+    params = [Param(k, v) for k, v in description.parameters(manifest).items()]
+    for start in range(0, len(params), 100):  # MLflow takes no more at once
+        client.log_batch(run_id, params=params[start : start + 100])
+    _log_targets(client, run_id, manifest.targets)
+    title = f"{manifest.name}, bundle {bundle.digest[:12]}"
+    client.log_text(run_id, page(title, manifest, manifest.targets, bundle.digest), REPORT)
+    if MLMODEL in bundle.files:
+        # Let MLflow's page of the run say that the folder is a model, and how to use it.
+        model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
+        client.set_tag(run_id, "mlflow.log-model.history", json.dumps([model]))
+    for annex in bundle.annexes.values():
+        upload_annex(client, run_id, annex)
+    return source
+
+
+def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
+    """The numbers of targets, each as it is and over the rows."""
+    from mlflow.entities import Metric
+
+    now = int(datetime.now(UTC).timestamp() * 1000)
+    found = [Metric(k, v, now, 0) for k, v in description.metrics(targets).items()]
+    found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
+    for start in range(0, len(found), 1000):
+        client.log_batch(run, found[start : start + 1000])
+
+
+def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
+    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there.
+
+    Another process may be copying the same: so it comes into its place whole, or file by file
+    where the store does no less.
+    """
+    place = annex_place(annex.target, annex.digest)
+    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", author.now())
+    local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    if local is None:
+        client.log_artifacts(run, str(annex.path), place)
+        return
+    try:
+        if not local.is_dir():
+            with write_atomically(local) as partial:
+                copy_sealed(annex, partial)
+    except BundleError:
+        if not local.is_dir():  # else somebody was quicker
+            raise
+    if Annex.open(local).digest != annex.digest:
+        raise BundleError(f"{annex.path}: changed while it was being registered")
+
+
+def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
+    """BundleError unless every file of an annex is in the store, before it is made known."""
+    place = annex_place(annex.target, annex.digest)
+    there = stored(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    if missing := sorted({*annex.files, SUMS} - there.keys()):
+        raise BundleError(
+            f"{annex.path}: {missing[0]} is not in the registry any more: it took so long that "
+            "`pipeline gc` took it for abandoned; run the command again"
+        )
+
+
+def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle) -> None:
+    """The same of a whole registration, whose run `gc` ends before it removes a file."""
+    if client.get_run(run.info.run_id).info.status != "RUNNING":
+        raise BundleError(
+            f"{bundle.path}: it took so long to be registered that `pipeline gc` took it for "
+            "abandoned; run the command again"
+        )
+    for annex in bundle.annexes.values():
+        require_annex(access, client, run.info.run_id, annex)
+
+
+def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
+    """Numbers, report and description of what was built for a version later, as of the rest.
+
+    For people, and after the tag that counts: best effort.
+    """
+    record, run = annex.record.record, str(version.run_id)
+    title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
+    text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
+    with contextlib.suppress(Exception):
+        _log_targets(client, run, {annex.target: record})
+        client.log_text(run, text, f"report.{tag_of(annex.target)}.html")
+        found = client.get_model_version(version.name, str(version.number)).description or ""
+        longer = description.with_target(found, annex.target, record)
+        client.update_model_version(version.name, str(version.number), longer)
+        client.set_tag(run, "mlflow.note.content", longer)
+
+
+def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
+    """Leave nothing of an annex that came to nothing. Best effort, as `discard`."""
+    with contextlib.suppress(Exception):
+        where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+        where = f"{where}/{annex_place(annex.target, annex.digest)}"
+        local = local_folder(where)
+        if local is None:
+            repository(access, where).delete_artifacts()
+            return
+        shutil.rmtree(local, ignore_errors=True)
+        for empty in (local.parent, local.parent.parent):
+            empty.rmdir()  # fails, and should, where another annex is
+
+
+def discard(client: MlflowClient, run: Run) -> None:
+    """Leave no half of a version. Best effort: the error that brought us here is the news."""
+    with contextlib.suppress(Exception):
+        # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
+        if client.search_model_versions(f"run_id = '{run.info.run_id}'"):
+            return
+        local = local_folder(run.info.artifact_uri)
+        if local is not None and local.parent.name == run.info.run_id:
+            shutil.rmtree(local.parent, ignore_errors=True)
+        client.set_terminated(run.info.run_id, "FAILED")

@@ -1,0 +1,5 @@
+"""Signatures of bundles: who has signed, and whom a host trusts."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,180 @@
+"""Test mode: every event also runs on the reference program and is compared.
+
+The reference is the captured program on torch's own kernels, on copies of the inputs in memory of
+other proportions, so that it shares neither the compiled code nor the caller's memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from engines.base import Executable
+from engines.processes import Lock
+from runtime.checked.comparison import Deviation, Tolerance, combine, compare
+from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.errors import DeviationError
+from runtime.session import Binding, Collections, Origin, Rows, Session
+from soa.memory import Collection, argument_tensors, read_block
+from soa.signature import Signature
+
+_SPARE_ROWS = 33
+_CANARY = 0xFF
+
+
+@dataclass
+class CheckReport:
+    """What test mode has seen so far: counts of events and values, microseconds, deviations."""
+
+    events: int = 0
+    total_us: float = 0.0
+    slowest_us: float = 0.0
+    nonfinite_inputs: int = 0
+    nonfinite_outputs: int = 0
+    worst: dict[str, Deviation] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "events": self.events,
+            "mean_us": self.total_us / self.events if self.events else None,
+            "slowest_us": self.slowest_us,
+            "nonfinite_inputs": self.nonfinite_inputs,
+            "nonfinite_outputs": self.nonfinite_outputs,
+            "worst": {name: d.to_dict() for name, d in self.worst.items()},
+        }
+
+
+class CheckedSession(Session):
+    """A session in test mode. A call raises DeviationError where an answer is not the reference's.
+
+    `report` adds up over all bindings and threads.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        executable: Executable,
+        reference: Executable,
+        tolerances: Mapping[str, Tolerance],
+        device: torch.device | str = "cpu",
+        origin: Origin | None = None,
+    ) -> None:
+        super().__init__(signature, executable, device, origin)
+        self.reference = reference
+        self.tolerances = dict(tolerances)
+        self.report = CheckReport()
+        self._lock = Lock()
+
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
+        """As `Session.bind`; test mode runs what it checks without a graph."""
+        return _CheckedBinding(self, self._executable, *self._named(inputs, outputs))
+
+    def add(
+        self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
+    ) -> None:
+        with self._lock:
+            seen = self.report
+            seen.events += 1
+            seen.total_us += us
+            seen.slowest_us = max(seen.slowest_us, us)
+            seen.nonfinite_inputs += bad_in
+            seen.nonfinite_outputs += bad_out
+            for name, found in deviations.items():
+                parts = [found, seen.worst[name]] if name in seen.worst else [found]
+                seen.worst[name] = combine(parts)
+
+
+class _CheckedBinding(Binding):
+    def __init__(
+        self,
+        session: CheckedSession,
+        executable: Executable,
+        inputs: Mapping[str, Collection],
+        outputs: Mapping[str, Collection],
+    ) -> None:
+        super().__init__(session.signature, executable, inputs, outputs, session.device)
+        self._session = session
+
+    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
+        with self._alone:
+            if rows is not None:
+                self._resize(rows)
+            self._run_checked(stream)
+
+    def _run_checked(self, stream: Any) -> None:
+        every = {**self.inputs, **self.outputs}
+        given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
+        before = {name: snapshot(c) for name, c in given.items()}
+        begun = time.perf_counter()
+        self._launch(stream)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        us = (time.perf_counter() - begun) * 1e6
+        self._check_memory(given, before)
+        expected = self._run_reference(given)
+        deviations: dict[str, Deviation] = {}
+        bad_out = 0
+        for bound in self.signature.outputs:
+            found = read_block(bound, given[bound.block.collection])
+            bad_out += _nonfinite(found)
+            deviations[bound.name] = compare(
+                found,
+                read_block(bound, expected[bound.block.collection]),
+                self._session.tolerances[bound.name],
+                classifier=False,
+            )
+        bad_in = sum(
+            _nonfinite(read_block(bound, given[bound.block.collection]))
+            for bound in self.signature.inputs
+        )
+        self._session.add(us, bad_in, bad_out, deviations)
+        for name, deviation in deviations.items():
+            allowed = self._session.tolerances[name]
+            if deviation.outside > allowed.max_outside:
+                raise DeviationError(
+                    f"{self._session.origin or 'model'}: output {name!r}, row "
+                    f"{deviation.worst_row} of {dict(self.rows)}: max abs deviation "
+                    f"{deviation.max_abs:.3g} from the reference, {deviation.outside:.2%} of its "
+                    f"elements outside atol {allowed.atol:g} + rtol {allowed.rtol:g}"
+                )
+
+    def _check_memory(
+        self, given: Mapping[str, Collection], before: Mapping[str, Collection]
+    ) -> None:
+        for name in self.inputs:
+            if name not in self.outputs and not same_bytes(before[name], given[name]):
+                raise DeviationError(f"the artifact changed its input collection {name!r}")
+        for name in self.outputs:
+            if wrote_outside(self.signature, name, before[name], given[name]):
+                raise DeviationError(
+                    f"the artifact wrote outside its columns or rows in collection {name!r}"
+                )
+
+    def _run_reference(self, given: Mapping[str, Collection]) -> dict[str, Collection]:
+        fresh: dict[str, Collection] = {}
+        for name, collection in given.items():
+            copy = poisoned(
+                collection.layout,
+                collection.n,
+                collection.n + _SPARE_ROWS,
+                _CANARY,
+                collection.device,
+            )
+            if name in self.inputs:
+                for column in collection.layout.columns:
+                    for k in range(column.components):
+                        n = 1 if column.kind == "scalar" else collection.n
+                        copy.component(column.name, k)[:n] = collection.component(column.name, k)[
+                            :n
+                        ]
+            fresh[name] = copy
+        self._session.reference(argument_tensors(self.signature, fresh, self.rows))
+        return fresh
+
+
+def _nonfinite(values: torch.Tensor) -> int:
+    return int((~values.isfinite()).sum()) if values.is_floating_point() else 0

@@ -1,0 +1,5 @@
+from .everywhere import MultiDeviceSession as MultiDeviceSession
+from .live import LiveBinding as LiveBinding
+from .live import LiveSession as LiveSession
+from .scheduler import Scheduler as Scheduler
+from .staging import Staging as Staging

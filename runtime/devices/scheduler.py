@@ -1,0 +1,220 @@
+"""Scheduler: for those who do not want to choose where an event runs.
+
+Data locality first, then the session that would be done first; a bounded queue for each, and a
+policy for when it is full.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+import torch
+
+from engines.errors import RunError
+from engines.processes import OwnProcess
+from runtime.devices.live import LiveSession
+from runtime.devices.staging import Staging
+from runtime.errors import QueueFullError
+from runtime.session import Collections, Session, by_name, check_memory, data_device, same_device
+
+WhenFull = Literal["wait", "spill", "raise"]
+
+
+@dataclass(frozen=True)
+class _Event:
+    inputs: Collections
+    outputs: Collections
+    done: Future[None]
+    ready: Any
+    """On a GPU, the torch event after which the inputs may be read."""
+
+
+@dataclass
+class _Lane:
+    """A session and the events that wait for it."""
+
+    session: Session | LiveSession
+    waiting: deque[_Event] = field(default_factory=deque)
+    running: int = 0
+    seconds: float = 0.0
+    """A running mean of one event's time; 0 before the first."""
+
+    @property
+    def ahead(self) -> int:
+        return len(self.waiting) + self.running
+
+    def delay(self) -> tuple[float, int]:
+        """What an event would wait for here: expected seconds, then events ahead of it."""
+        return (self.ahead * self.seconds, self.ahead)
+
+
+class Scheduler:
+    """Runs events on several sessions of one model, on threads of its own.
+
+    An event goes to a session on the device where its collections lie, and among those (or among
+    all, if none lies there) to the one that would be done first. At most `queue` events wait for a
+    session. When the queues that come first are full, `submit` waits ("wait"), takes another device
+    and copies there and back ("spill"), or raises QueueFullError ("raise"). `workers` threads serve
+    each session; on a GPU each has a stream of its own.
+
+    It borrows the sessions. `close`, or the end of a `with` block, waits for what was submitted. It
+    belongs to its process: RunError in the child of a fork, which has none of its threads.
+    """
+
+    def __init__(
+        self,
+        sessions: Sequence[Session | LiveSession],
+        *,
+        queue: int = 64,
+        workers: int = 1,
+        when_full: WhenFull = "wait",
+    ) -> None:
+        if not sessions or queue < 1 or workers < 1:
+            raise ValueError("at least one session, a queue of one and one worker are needed")
+        if when_full not in ("wait", "spill", "raise"):
+            raise ValueError(f"when_full={when_full!r}: use 'wait', 'spill' or 'raise'")
+        self.signature = sessions[0].signature
+        if any(session.signature != self.signature for session in sessions):
+            raise ValueError("the sessions are of models with different signatures")
+        self._queue = queue
+        self._when_full = when_full
+        self._lanes = [_Lane(session) for session in sessions]
+        self._changed = threading.Condition()
+        self._closed = False
+        self._process = OwnProcess("scheduler")
+        self._threads = [
+            threading.Thread(target=self._serve, args=(lane,), name="soa-scheduler", daemon=True)
+            for lane in self._lanes
+            for _ in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, inputs: Collections, outputs: Collections) -> Future[None]:
+        """Queue one event; the future ends when its outputs are ready to be read on the host.
+
+        The memory must stay as it is until then. On a GPU the event waits for what the calling
+        thread's current stream has been given. Raises BindError at once if the memory does not fit,
+        QueueFullError by the policy, RunError after `close`.
+        """
+        self._process.require()
+        signature = self.signature
+        check_memory(
+            signature,
+            by_name(inputs, signature.input_collections, "input"),
+            by_name(outputs, signature.output_collections, "output"),
+        )
+        device = data_device(inputs, outputs)
+        ready = None
+        if device.type != "cpu":
+            ready = torch.cuda.Event()
+            ready.record(torch.cuda.current_stream(device))
+        event = _Event(inputs, outputs, Future(), ready)
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise RunError("the scheduler is closed")
+                lane = self._choose(device)
+                if lane is not None:
+                    break
+                self._changed.wait()
+            lane.waiting.append(event)
+            self._changed.notify_all()
+        return event.done
+
+    @property
+    def waiting(self) -> list[int]:
+        """How many events wait for each session, in the order they were given."""
+        self._process.require()
+        with self._changed:
+            return [len(lane.waiting) for lane in self._lanes]
+
+    def close(self) -> None:
+        """Run what was submitted, then end the threads."""
+        if not self._process.here():
+            return  # all of it is the parent's
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _choose(self, device: torch.device) -> _Lane | None:
+        """The lane for an event's data, or None to wait for one."""
+        local = [lane for lane in self._lanes if same_device(lane.session.device, device)]
+        first = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
+        if not first and self._when_full == "raise":
+            raise QueueFullError(
+                f"{self._queue} events wait already for each session on {device}: submit fewer at "
+                "a time, or choose when_full='wait' or 'spill'"
+            )
+        if not first and self._when_full == "spill":
+            first = [lane for lane in self._lanes if len(lane.waiting) < self._queue]
+        return min(first, key=_Lane.delay, default=None)
+
+    def _serve(self, lane: _Lane) -> None:
+        worker = _Worker(lane.session)
+        while True:
+            with self._changed:
+                while not lane.waiting and not self._closed:
+                    self._changed.wait()
+                if not lane.waiting:
+                    return
+                event = lane.waiting.popleft()
+                lane.running += 1
+                self._changed.notify_all()
+            begun = time.perf_counter()
+            wanted = event.done.set_running_or_notify_cancel()
+            if wanted:
+                try:
+                    worker.run(event)
+                except BaseException as error:
+                    event.done.set_exception(error)
+                else:
+                    event.done.set_result(None)
+            took = time.perf_counter() - begun
+            with self._changed:
+                lane.running -= 1
+                if wanted:
+                    lane.seconds = took if lane.seconds == 0 else 0.9 * lane.seconds + 0.1 * took
+                self._changed.notify_all()
+
+
+class _Worker:
+    """One thread's stream and staging memory."""
+
+    def __init__(self, session: Session | LiveSession) -> None:
+        self._session = session
+        self._staging = Staging(session)
+        device = session.device
+        self._stream = torch.cuda.Stream(device) if device.type != "cpu" else None
+
+    def run(self, event: _Event) -> None:
+        if self._stream is None:
+            if event.ready is not None:
+                event.ready.synchronize()
+            self._run(event)
+            return
+        with torch.cuda.stream(self._stream):
+            if event.ready is not None:
+                self._stream.wait_event(event.ready)
+            self._run(event)
+            self._stream.synchronize()
+
+    def _run(self, event: _Event) -> None:
+        if same_device(data_device(event.inputs, event.outputs), self._session.device):
+            self._session.run(event.inputs, event.outputs)
+        else:
+            self._staging.run(event.inputs, event.outputs)

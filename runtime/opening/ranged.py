@@ -1,0 +1,109 @@
+"""One model, several artifacts: who is fastest at a small n need not be at a large one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engines.base import Executable, Prepared
+from engines.errors import RunError
+from runtime.session import torch_stream
+
+
+class RangedExecutable:
+    """Runs each n on the artifact that was chosen for it; for signatures with one row dimension.
+
+    `below` holds `(rows, executable)` with `rows` ascending: the first one whose `rows` exceeds n
+    runs, `otherwise` where there is none.
+    """
+
+    def __init__(self, below: Sequence[tuple[int, Executable]], otherwise: Executable) -> None:
+        self._below = list(below)
+        self._otherwise = otherwise
+
+    def at(self, n: int) -> Executable:
+        """The artifact for n rows."""
+        return next((each for rows, each in self._below if n < rows), self._otherwise)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.at(_rows(arguments[0]))(arguments)
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> Prepared:
+        return _RangedCall(self, arguments)
+
+    def recordable(self) -> RangedExecutable:
+        """The same artifacts, for runs that are recorded into CUDA graphs."""
+        return RangedExecutable(
+            [(rows, _recordable(each)) for rows, each in self._below], _recordable(self._otherwise)
+        )
+
+    def close(self) -> None:
+        for each in (*(each for _, each in self._below), self._otherwise):
+            close = getattr(each, "close", None)
+            if close:
+                close()
+
+
+class _RangedCall:
+    """Arguments tied to the artifact for their n, and to others once an n asks for them."""
+
+    def __init__(self, executable: RangedExecutable, arguments: Sequence[torch.Tensor]) -> None:
+        self._executable = executable
+        self._arguments = list(arguments)
+        self._calls: dict[int, Prepared] = {}
+        self.current = self._call()
+        """The engine's own call for the rows in use."""
+
+    def run(self, stream: int = 0, /) -> None:
+        self.current.run(stream)
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        self.current.replace(changes)  # where a thread is running it, all stays as it was
+        for i, tensor in changes.items():
+            self._arguments[i] = tensor
+        for key, call in list(self._calls.items()):
+            if call is not self.current:
+                try:
+                    call.replace(changes)
+                except RunError:
+                    del self._calls[key]  # it is made anew when an n asks for it
+        self.current = self._call()
+
+    def _call(self) -> Prepared:
+        chosen = self._executable.at(_rows(self._arguments[0]))
+        if id(chosen) not in self._calls:
+            prepare = getattr(chosen, "prepare", None)
+            made = prepare(self._arguments) if prepare else _PlainCall(chosen, self._arguments)
+            self._calls[id(chosen)] = made
+        return self._calls[id(chosen)]
+
+
+class _PlainCall:
+    """A prepared call for an engine that has none of its own."""
+
+    def __init__(self, executable: Executable, arguments: Sequence[torch.Tensor]) -> None:
+        self._executable = executable
+        self._arguments = list(arguments)
+
+    def run(self, stream: int = 0, /) -> None:
+        device = self._arguments[0].device
+        if device.type == "cpu":
+            self._executable(self._arguments)
+            return
+        with torch.cuda.stream(torch_stream(stream, device)):
+            self._executable(self._arguments)
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        for i, tensor in changes.items():
+            self._arguments[i] = tensor
+
+
+def _rows(carrier: torch.Tensor) -> int:
+    return carrier.shape[0]
+
+
+def _recordable(executable: Executable) -> Executable:
+    make = getattr(executable, "recordable", None)
+    made: Executable = make() if make else executable
+    return made

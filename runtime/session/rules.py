@@ -1,0 +1,187 @@
+"""What memory must be like to be bound: type, layout, device, writability, overlap, rows.
+
+An artifact checks none of it when it runs; all of it is checked here, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from runtime.errors import BindError
+from soa.layout import Layout
+from soa.memory import Collection
+from soa.signature import Signature
+
+Collections = Collection | Mapping[str, Collection]
+
+
+def as_mapping(given: Collections) -> Mapping[str, Collection]:
+    """Collections by name; one alone has none yet."""
+    return {"": given} if isinstance(given, Collection) else given
+
+
+def data_device(*given: Collections) -> torch.device:
+    """The device that all collections lie on; raises BindError if there are several."""
+    found = {c.device for part in given for c in as_mapping(part).values()}
+    if len(found) != 1:
+        names = ", ".join(sorted(map(str, found))) or "no device"
+        raise BindError(f"the collections lie on {names}: they must all lie on one device")
+    return found.pop()
+
+
+def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
+    """One collection, or several by name, as a dict; raises BindError if they are not those."""
+    if isinstance(given, Collection):
+        if len(names) != 1:
+            raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
+        return {names[0]: given}
+    if not isinstance(given, Mapping):
+        raise BindError(
+            f"{role} is a {type(given).__name__}: give a Collection, or a dict of them by name"
+        )
+    if set(given) != set(names):
+        raise BindError(
+            f"{role} collections {', '.join(sorted(map(str, given))) or 'none'} given, "
+            f"the model has {', '.join(names)}"
+        )
+    for name, collection in given.items():
+        if not isinstance(collection, Collection):
+            raise BindError(f"{name!r} is a {type(collection).__name__}, not a Collection")
+    return dict(given)
+
+
+def layout_of(signature: Signature, name: str) -> Layout:
+    """The layout of one of the model's collections; BindError if it has none of that name."""
+    if name not in signature.layouts:
+        have = ", ".join(signature.layouts)
+        raise BindError(f"the model has no collection {name!r}; it has: {have}")
+    return signature.layouts[name]
+
+
+def require_device(collections: Mapping[str, Collection], device: torch.device) -> None:
+    """Raise BindError unless every collection lies on `device`."""
+    for name, collection in collections.items():
+        if collection.device != device and not same_device(collection.device, device):
+            raise BindError(
+                f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
+                "load the model on the device where the data is"
+            )
+
+
+def check_memory(
+    signature: Signature, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
+) -> dict[str, int]:
+    """Type, layout, writability, overlap and rows of every collection; the rows by dimension.
+
+    Raises BindError. The collections' names are already checked, their device is not looked at.
+    """
+    for name, collection in {**inputs, **outputs}.items():
+        _check_layout(name, collection.layout, signature)
+    for name, collection in outputs.items():
+        if inputs.get(name, collection) is not collection:
+            raise BindError(
+                f"the model reads and writes collection {name!r}: give the same one as input and "
+                "as output"
+            )
+        if collection.readonly:
+            raise BindError(f"output collection {name!r} is read-only memory")
+    _check_overlap(inputs, outputs)
+    rows = _common_rows(signature, {**inputs, **outputs})
+    _check_range(signature, rows)
+    return rows
+
+
+def same_device(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _check_layout(name: str, found: Layout, signature: Signature) -> None:
+    wanted = signature.layouts[name]
+    if found == wanted:
+        return
+    where = f"collection {name!r}"
+    if found in signature.layouts.values():
+        other = next(key for key, layout in signature.layouts.items() if layout == found)
+        raise BindError(
+            f"{where} has the layout of {other!r}: are they swapped? Inputs come first "
+            f"({', '.join(signature.input_collections)}), then outputs "
+            f"({', '.join(signature.output_collections)})"
+        )
+    for column in wanted.columns:
+        have = found.by_name.get(column.name)
+        if have is None:
+            have_now = ", ".join(c.name for c in found.columns)
+            raise BindError(f"{where} has no column {column.name!r}; it has: {have_now}")
+        if have.dtype != column.dtype:
+            raise BindError(
+                f"{where}: column {column.name!r} is {have.dtype}, "
+                f"the model was compiled for {column.dtype}"
+            )
+        if (have.kind, have.shape) != (column.kind, column.shape):
+            raise BindError(
+                f"{where}: column {column.name!r} is {have.kind} {list(have.shape)}, "
+                f"the model was compiled for {column.kind} {list(column.shape)}"
+            )
+    extra = [c.name for c in found.columns if c.name not in wanted.by_name]
+    if extra:
+        raise BindError(f"{where} has a column {extra[0]!r} that the model's layout does not have")
+    if [c.name for c in found.columns] != [c.name for c in wanted.columns]:
+        raise BindError(
+            f"{where} has its columns in another order: "
+            f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
+            f"{', '.join(c.name for c in wanted.columns)}"
+        )
+    if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
+        return  # separate columns that are aligned better than needed
+    if found.alignment != wanted.alignment:
+        raise BindError(
+            f"{where} is aligned to {found.alignment} bytes, "
+            f"the model was compiled for {wanted.alignment}"
+        )
+    raise BindError(
+        f"{where} is stored as {found.storage!r}, the model was compiled for {wanted.storage!r}"
+    )
+
+
+def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
+    """An output may share no byte with any other bound memory."""
+    spans = [
+        (piece.data_ptr(), piece.data_ptr() + piece.nbytes, name, name in outputs)
+        for name, collection in {**inputs, **outputs}.items()
+        for piece in collection.memory()
+        if piece.nbytes
+    ]
+    spans.sort()
+    reach, holder, holder_out = 0, "", False
+    for start, end, name, is_output in spans:
+        if start < reach and (is_output or holder_out):
+            raise BindError(f"collections {holder!r} and {name!r} overlap in memory")
+        if end > reach:
+            reach, holder, holder_out = end, name, is_output
+
+
+def _common_rows(signature: Signature, collections: Mapping[str, Collection]) -> dict[str, int]:
+    rows: dict[str, int] = {}
+    by: dict[str, str] = {}
+    for name, collection in collections.items():
+        dim = signature.rows_of[name]
+        if rows.setdefault(dim, collection.n) != collection.n:
+            raise BindError(
+                f"collection {name!r} has {collection.n} rows, {by[dim]!r} has {rows[dim]}: "
+                f"both are rows of {dim!r}"
+            )
+        by.setdefault(dim, name)
+    return {dim: rows[dim] for dim in signature.dims}
+
+
+def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:
+    """Raise BindError if a row count lies outside the compiled range."""
+    for dim, n in rows.items():
+        low, high = signature.ranges[dim].min, signature.ranges[dim].max
+        if not low <= n <= high:
+            raise BindError(
+                f"{dim} = {n} is outside the compiled range {low} … {high}: "
+                "split the batch, or build the model with a larger rows: max"
+            )

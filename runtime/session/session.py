@@ -1,0 +1,122 @@
+"""Session: an opened artifact that runs on collections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from engines.base import Executable
+from engines.native import PreparedCall, run_many
+from runtime.session.binding import Binding
+from runtime.session.cuda_graph import GraphBinding
+from runtime.session.rules import Collections, by_name, layout_of
+from runtime.session.streams import raw_stream
+from soa.layout import Layout
+from soa.memory import Collection
+from soa.signature import Signature
+
+if TYPE_CHECKING:
+    from registry.store import Lookup
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a session runs: for messages and records."""
+
+    name: str
+    version: str | None
+    digest: str | None
+    target: str
+    engine: str
+    lookup: Lookup | None = None
+    """How the version was found; None for a folder."""
+
+    def __str__(self) -> str:
+        version = f"/{self.version}" if self.version else ""
+        return f"{self.name}{version} ({self.engine}, {self.target})"
+
+
+class Session:
+    """Runs one model on one device. Any number of threads may bind and run at once.
+
+    It owns the opened artifact and borrows all other memory.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        executable: Executable,
+        device: torch.device | str = "cpu",
+        origin: Origin | None = None,
+    ) -> None:
+        self.signature = signature
+        self.device = torch.device(device)
+        self.origin = origin
+        self._executable = executable
+
+    @property
+    def executable(self) -> Executable:
+        """The opened artifact; it lives as long as the session is open."""
+        return self._executable
+
+    def layout(self, collection: str) -> Layout:
+        """The layout of one of the model's collections."""
+        return layout_of(self.signature, collection)
+
+    def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
+        """A new, zeroed collection of the model's layout on the session's device."""
+        return Collection(self.layout(name), n, self.device, capacity=capacity)
+
+    def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
+        """Check the memory once; the binding that comes back runs on it without a copy.
+
+        `graph`: replay a CUDA graph where one can be recorded, see `GraphBinding`. Raises BindError
+        naming the collection, what was found and what is needed.
+        """
+        kind = GraphBinding if graph else Binding
+        return kind(self.signature, self._executable, *self._named(inputs, outputs), self.device)
+
+    def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
+        """Bind and run once; the outputs are written in place, on a GPU in stream order."""
+        self.bind(inputs, outputs)(stream=stream)
+
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
+        """Run bindings of this session in one call: for many tiny events.
+
+        With the native runner that is one call without the GIL, on `threads` native threads; the
+        bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
+        of the first that fails; later ones may not have run.
+        """
+        calls = [
+            getattr(binding.prepared, "current", binding.prepared)
+            for binding in bindings
+            if binding.writes
+        ]
+        if all(type(b) is Binding for b in bindings) and all(
+            isinstance(call, PreparedCall) for call in calls
+        ):
+            on_gpu = stream is not None or self.device.type != "cpu"
+            handle = raw_stream(stream, self.device) if on_gpu else 0
+            run_many(cast(list[PreparedCall], calls), threads, handle)
+            return
+        for binding in bindings:
+            binding(stream=stream)
+
+    def close(self) -> None:
+        """Release the artifact once running calls have ended; bindings then raise RunError."""
+        close = getattr(self._executable, "close", None)
+        if close:
+            close()
+
+    def _named(
+        self, inputs: Collections, outputs: Collections
+    ) -> tuple[Mapping[str, Collection], Mapping[str, Collection]]:
+        return (
+            by_name(inputs, self.signature.input_collections, "input"),
+            by_name(outputs, self.signature.output_collections, "output"),
+        )

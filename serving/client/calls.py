@@ -1,0 +1,232 @@
+"""Calls to a Triton server over gRPC: one deadline, retries, and one typed error each.
+
+It speaks through tritonclient's own stub rather than its client class, whose methods are not made
+for several threads and whose errors lose gRPC's status code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from serving.client.options import LARGEST, RemoteOptions, Tls
+from serving.errors import (
+    BusyError,
+    DeadlineError,
+    RefusedError,
+    RemoteError,
+    ServerGoneError,
+    ServingError,
+    TooLargeError,
+    VersionMismatchError,
+)
+from soa.files import read_plain
+
+_FIRST_PAUSE_S = 0.05
+_COMPRESSION = {
+    "none": grpc.Compression.NoCompression,
+    "gzip": grpc.Compression.Gzip,
+    "deflate": grpc.Compression.Deflate,
+}
+_CHANNEL = [
+    ("grpc.max_send_message_length", LARGEST),
+    ("grpc.max_receive_message_length", LARGEST),
+    ("grpc.use_local_subchannel_pool", 1),  # a session's connection is its own
+    ("grpc.enable_http_proxy", 0),  # those of http_proxy are for the web, and refuse other ports
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
+
+class Client:
+    """A connection to `address` (host:port). Any number of threads may call it at once."""
+
+    def __init__(self, address: str, options: RemoteOptions) -> None:
+        self.address = address
+        self.options = options
+        self._closed = False
+        self._mine = threading.local()
+        self._credentials = None if options.tls is None else _credentials(options.tls)
+        self.reconnect()
+
+    def reconnect(self) -> None:
+        """A new connection; requests on their way over the old one fail.
+
+        For one that is dead though nobody has closed it, as when a proxy or a route is gone: TCP
+        takes a quarter of an hour to notice.
+        """
+        old = getattr(self, "_channel", None)
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self.address, _CHANNEL)
+        else:
+            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        if old is not None:
+            old.close()
+        if self._closed:  # meanwhile
+            self._channel.close()
+
+    @contextlib.contextmanager
+    def one_deadline(self) -> Iterator[None]:
+        """This thread's calls within it have one deadline together, the outermost's."""
+        if getattr(self._mine, "until", math.inf) < math.inf:
+            yield
+            return
+        self._mine.until = time.monotonic() + self.options.deadline_s
+        try:
+            yield
+        finally:
+            self._mine.until = math.inf
+
+    def infer(self, request: Any, again: Callable[[], object] | None = None) -> Any:
+        """ModelInferRequest to ModelInferResponse; raises RemoteError.
+
+        `again` is called before each retry: the server may still be at work on the one before.
+        """
+        size = request.ByteSize()
+        if size > self.options.message_bytes:
+            raise self.too_large(size, "a request")
+        return self._call(self._stub.ModelInfer, request, again=again)
+
+    def too_large(self, size: int, what: str) -> TooLargeError:
+        return TooLargeError(
+            f"server {self.address}: {what} of {size} bytes is more than a message carries "
+            f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
+        )
+
+    def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
+        """Triton's ModelConfig of a model in the server; raises RemoteError.
+
+        `within_s` takes the place of the options' deadline.
+        """
+        request = service_pb2.ModelConfigRequest(name=name, version=version)
+        return self._call(self._stub.ModelConfig, request, within_s).config
+
+    def ready(self, name: str, version: str, within_s: float) -> bool:
+        """Whether the server says that it is ready, and the model too; raises RemoteError."""
+        server = service_pb2.ServerReadyRequest()
+        if not self._call(self._stub.ServerReady, server, within_s).ready:
+            return False
+        model = service_pb2.ModelReadyRequest(name=name, version=version)
+        return bool(self._call(self._stub.ModelReady, model, within_s).ready)
+
+    def share(self, name: str, key: str, size: int) -> None:
+        """Make a region of system shared memory known to the server."""
+        self._call(
+            self._stub.SystemSharedMemoryRegister,
+            service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size),
+        )
+
+    def unshare(self, name: str) -> Any:
+        """Tell the server to forget a region, without waiting: gRPC's future of its answer, or None
+        where the connection is closed."""
+        request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+        return self._started(self._stub.SystemSharedMemoryUnregister, request)
+
+    def share_cuda(self, name: str, handle: bytes, device: int, size: int) -> None:
+        """Make a region of a GPU's memory known to the server, by its IPC handle."""
+        request = service_pb2.CudaSharedMemoryRegisterRequest(
+            name=name, raw_handle=handle, device_id=device, byte_size=size
+        )
+        self._call(self._stub.CudaSharedMemoryRegister, request)
+
+    def unshare_cuda(self, name: str) -> Any:
+        """As `unshare`; a region in use is let go of once its requests have ended."""
+        request = service_pb2.CudaSharedMemoryUnregisterRequest(name=name)
+        return self._started(self._stub.CudaSharedMemoryUnregister, request)
+
+    def _started(self, method: Any, request: Any) -> Any:
+        try:
+            return method.future(request, timeout=self.options.deadline_s)
+        except ValueError:  # gRPC's word for a closed channel
+            return None
+
+    def cuda_status(self, name: str, within_s: float) -> Any:
+        """Of a region; raises VersionMismatchError where the server knows none of that name."""
+        request = service_pb2.CudaSharedMemoryStatusRequest(name=name)
+        return self._call(self._stub.CudaSharedMemoryStatus, request, within_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+    def _call(
+        self,
+        method: Any,
+        request: Any,
+        within_s: float | None = None,
+        again: Callable[[], object] | None = None,
+    ) -> Any:
+        within_s = within_s or self.options.deadline_s
+        until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
+        attempt = 0
+        while True:
+            left = until - time.monotonic()
+            try:
+                return method(
+                    request,
+                    timeout=max(left, 0.001),
+                    compression=_COMPRESSION[self.options.compression],
+                )
+            except grpc.RpcError as error:
+                pause = _FIRST_PAUSE_S * 2**attempt
+                passing = error.code() is grpc.StatusCode.UNAVAILABLE
+                if not passing or attempt >= self.options.retries or pause >= left:
+                    raise self._typed(error, attempt + 1, within_s) from None
+            except ValueError as error:  # gRPC's word for a closed channel
+                raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
+            attempt += 1
+            if again is not None:
+                again()
+            time.sleep(pause)
+
+    def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
+        code, said = error.code(), (error.details() or "").strip().split("\n")[0]
+        where = f"server {self.address}"
+        if code is grpc.StatusCode.UNAVAILABLE:
+            kind = BusyError if "maximum queue size" in said else ServerGoneError
+            return kind(f"{where}: no answer after {attempts} attempts: {said}")
+        if code is grpc.StatusCode.CANCELLED:
+            return ServerGoneError(f"{where}: the connection was given up")
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineError(f"{where}: no answer within {within_s:g} s")
+        if code is grpc.StatusCode.NOT_FOUND:
+            return VersionMismatchError(f"{where}: {said}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return TooLargeError(f"{where}: {said}")
+        return RefusedError(f"{where}: {said} ({code.name.lower()})")
+
+
+def _credentials(tls: Tls) -> Any:
+    files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
+    try:
+        root, key, chain = (None if f is None else read_plain(f, links=True) for f in files)
+    except OSError as error:
+        raise ServingError(f"{error.filename}: {error.strerror}") from None
+    _check(tls)
+    return grpc.ssl_channel_credentials(root, key, chain)
+
+
+def _check(tls: Tls) -> None:
+    """By OpenSSL: gRPC takes an empty file for the system's certificates, and speaks of others
+    only as a handshake that failed."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    files = str(tls.root_certificates)
+    try:
+        if tls.root_certificates is not None:
+            context.load_verify_locations(tls.root_certificates)
+        if tls.certificate_chain is not None and tls.private_key is not None:
+            files = f"{tls.certificate_chain} with {tls.private_key}"
+            context.load_cert_chain(tls.certificate_chain, tls.private_key, lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        why = str(getattr(error, "reason", None) or "no key that opens without a password")
+        raise ServingError(f"{files}: not PEM that TLS can use: {why.lower()}") from None

@@ -1,0 +1,12 @@
+from .helm import helm_values as helm_values
+from .helm import remarks as remarks
+from .helm import schema_reader as schema_reader
+from .kubernetes import FILES as FILES
+from .kubernetes import manifests as manifests
+from .needs import Plan as Plan
+from .needs import Wanted as Wanted
+from .needs import plan as plan
+from .proxy import SERVER_OPTION as SERVER_OPTION
+from .proxy import Address as Address
+from .proxy import Proxy as Proxy
+from .proxy import envoy_config as envoy_config

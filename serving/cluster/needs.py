@@ -1,0 +1,243 @@
+"""What a deployment in a cluster needs, worked out once for the chart and the plain manifests.
+
+What the version knows is taken from it: its target says the vendor and the node, its files the
+memory, its benchmark how long a queue may become.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from engines.target import Target
+from registry.bundle import Bundle, TargetRecord
+from serving.errors import ServingError
+from serving.triton import Service
+from serving.wire import Wire
+
+Vendor = Literal["cpu", "nvidia", "amd"]
+_VENDORS: dict[str, Vendor] = {"cpu": "cpu", "cuda": "nvidia", "rocm": "amd"}
+RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+"""What Kubernetes calls a GPU, by vendor."""
+
+SHM_MIB = 64
+"""The /dev/shm that Kubernetes gives a container by itself."""
+
+_GIB = 2**30
+# Memory, with room: Triton 2.51 itself was seen to hold 0.04 GiB, a process of the Python backend
+# with a small model on a CPU 0.3 GiB. A GPU's share of the host's memory has not been measured.
+_SERVER_GIB = 0.5
+_PROCESS_GIB: dict[Vendor, float] = {"cpu": 1.0, "nvidia": 4.0, "amd": 4.0}
+_COPIES = 4  # of the artifact's bytes: mapped, read, packed by the engine, and its work memory
+_QUEUED_RUNS = 4  # how many full runs a request may wait before more servers are worth it
+_QUEUE_MS = 100  # where nothing was timed: the chart's own
+_LEAST_QUEUE_MS = 5
+_NAME_LENGTH = 40  # names made of it end in up to 20 letters, and Kubernetes takes 63
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What no version knows.
+
+    `image` has Triton, torch and soa-pipeline. `models` is where the repository lies:
+    `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: how long requests may
+    wait on average. `memory_gib`: of a server. `prometheus`: the URL of one that is there.
+    `connections_per_s`: how many new clients the proxy lets in.
+    """
+
+    image: str
+    models: str = "pvc:models"
+    min_servers: int = 1
+    max_servers: int = 10
+    queue_ms: int | None = None
+    memory_gib: int | None = None
+    prometheus: str | None = None
+    connections_per_s: int = 100
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w./:@-]+", self.image):
+            raise ServingError(f"image {self.image!r} is not the name of a container image")
+        if not 1 <= self.min_servers <= self.max_servers:
+            raise ServingError(
+                f"{self.min_servers} to {self.max_servers} servers: needed is at least 1, for the "
+                "queue that new ones are started by is that of a server; and no more at least than "
+                "at most"
+            )
+        for what, value in (
+            ("queue limit", self.queue_ms),
+            ("memory", self.memory_gib),
+            ("connections a second", self.connections_per_s),
+        ):
+            if value is not None and value < 1:
+                raise ServingError(f"{what} {value}: at least 1 is needed")
+        Storage.parse(self.models)
+        prometheus_at(self.prometheus)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The volume with the model repository. `source` is the claim's name, or `host:/folder`.
+
+    `mount` is where the volume appears in the server, `folder` where the repository is then.
+    """
+
+    kind: Literal["pvc", "nfs", "cvmfs"]
+    source: str
+    mount: str
+    folder: str
+
+    @classmethod
+    def parse(cls, text: str) -> Storage:
+        if match := re.fullmatch(r"pvc:([a-z0-9]([a-z0-9.-]*[a-z0-9])?)(/.+)?", text):
+            return cls("pvc", match[1], "/models", _plain(text, f"/models{match[3] or ''}"))
+        if match := re.fullmatch(r"nfs:([\w.-]+):(/.*)", text):
+            return cls("nfs", f"{match[1]}:{_plain(text, match[2])}", "/models", "/models")
+        if text.startswith("/cvmfs/"):
+            return cls("cvmfs", "cvmfs", "/cvmfs", _plain(text, text))
+        raise ServingError(
+            f"models at {text!r}: use pvc:CLAIM, pvc:CLAIM/FOLDER, nfs:HOST:/FOLDER or "
+            "/cvmfs/FOLDER"
+        )
+
+
+def _plain(text: str, folder: str) -> str:
+    if not re.fullmatch(r"(/[\w.+@=-]+)+/?", folder) or ".." in folder.split("/"):
+        raise ServingError(f"models at {text!r}: {folder!r} is not a plain absolute folder")
+    return folder.rstrip("/")
+
+
+@dataclass(frozen=True)
+class Address:
+    scheme: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+def prometheus_at(url: str | None) -> Address | None:
+    """Raises ServingError for what is not `http[s]://HOST[:PORT]`."""
+    if url is None:
+        return None
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 9090)
+        good = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/")
+    except ValueError:
+        good = None
+    if not good:
+        raise ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
+    return Address(parts.scheme, str(parts.hostname), port)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployment. `name` begins the names of all objects; `gpus`, `cpus` and memory are of one
+    server; `shm_mib` is the part of /dev/shm that tensors travel through inside it."""
+
+    name: str
+    model: str
+    version: str
+    digest: str
+    target: Target
+    vendor: Vendor
+    image: str
+    cpus: int
+    memory_gib: int
+    shm_mib: int
+    gpus: int
+    storage: Storage
+    min_servers: int
+    max_servers: int
+    queue_ms: int
+    prometheus: Address | None
+    connections_per_s: int
+
+    @property
+    def resources(self) -> dict[str, int | str]:
+        """Of one server, as Kubernetes counts them; limits are what is requested."""
+        found: dict[str, int | str] = {"cpu": self.cpus, "memory": f"{self.memory_gib}Gi"}
+        if self.vendor in RESOURCES:
+            found[RESOURCES[self.vendor]] = self.gpus
+        return found
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """Where the target runs: by the labels that every node has, and for NVIDIA's GPUs those of
+        its feature discovery."""
+        arch = self.target.arch
+        if self.vendor == "nvidia":
+            digits = re.sub(r"\D", "", arch)
+            return {
+                "nvidia.com/gpu.compute.major": digits[:-1],
+                "nvidia.com/gpu.compute.minor": digits[-1],
+            }
+        if self.vendor == "amd":
+            return {}
+        return {"kubernetes.io/arch": "arm64" if arch == "aarch64" else "amd64"}
+
+
+def plan(service: Service, bundle: Bundle, wanted: Wanted) -> Plan:
+    """The deployment of what `pipeline deploy` wrote as `service` from `bundle`."""
+    target = Target.parse(service.target)
+    vendor = _VENDORS[target.device]
+    record = bundle.manifest.targets[service.target]
+    processes = service.instances * len(service.devices)
+    tensors = _tensor_bytes(service)
+    each = _PROCESS_GIB[vendor] + (_COPIES * _artifact_bytes(bundle, record) + 2 * tensors) / _GIB
+    shm_mib = max(SHM_MIB, processes + math.ceil(2 * tensors * processes / 2**20))
+    memory = math.ceil(_SERVER_GIB + processes * each + shm_mib / 1024)
+    return Plan(
+        name=object_name(service.name),
+        model=service.name,
+        version=f"{service.name}/{service.number}",
+        digest=service.digest,
+        target=target,
+        vendor=vendor,
+        image=wanted.image,
+        cpus=processes * bundle.manifest.session.threads + 1,
+        memory_gib=wanted.memory_gib or memory,
+        shm_mib=shm_mib,
+        gpus=0 if vendor == "cpu" else len(service.devices),
+        storage=Storage.parse(wanted.models),
+        min_servers=wanted.min_servers,
+        max_servers=wanted.max_servers,
+        queue_ms=wanted.queue_ms or _queue_ms(record),
+        prometheus=prometheus_at(wanted.prometheus),
+        connections_per_s=wanted.connections_per_s,
+    )
+
+
+def object_name(model: str) -> str:
+    """The model's name as Kubernetes and Helm take one: lower case, digits, dashes."""
+    name = re.sub(r"[^a-z0-9]+", "-", model.lower())
+    name = name if name[:1].isalpha() else f"m-{name}"
+    return name[:_NAME_LENGTH].strip("-")
+
+
+def _artifact_bytes(bundle: Bundle, record: TargetRecord) -> int:
+    names = {name for each in record.engines() for name in record.candidates[each].files}
+    return sum(bundle.file(name).stat().st_size for name in names)
+
+
+def _tensor_bytes(service: Service) -> int:
+    """All inputs and outputs of the largest request."""
+    wire = Wire.of(service.signature)
+    most = {dim: each.max for dim, each in service.signature.ranges.items()}
+    return sum(t.nbytes(most[t.rows]) for t in (*wire.inputs, *wire.outputs))
+
+
+def _queue_ms(record: TargetRecord) -> int:
+    """The time of some runs of the largest size that the version was timed at."""
+    times: dict[int, float] = {}
+    for engine in record.engines():
+        for rows, stats in record.candidates[engine].benchmark.items():
+            if rows.isdecimal():
+                times[int(rows)] = min(times.get(int(rows), math.inf), stats.median_us)
+    if not times:
+        return _QUEUE_MS
+    return max(_LEAST_QUEUE_MS, math.ceil(_QUEUED_RUNS * times[max(times)] / 1000))

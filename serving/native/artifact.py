@@ -1,0 +1,133 @@
+"""A version's ONNX or TorchScript file, as a model for Triton's own backends.
+
+The artifacts of a bundle are in the calling convention: a row carrier, blocks `(F, S)` narrowed
+inside, outputs that are columns. No such server passes that. So each gets a shell, inside the file,
+that takes what a request carries (serving/wire.py) and gives what an answer carries.
+
+No Triton with these backends has run them. What is proven is the file: `pipeline deploy` puts the
+reference through the very file it writes, with ONNX Runtime or libtorch of this process, fed as
+Triton would feed it. A TensorRT plan is of the ONNX file: see serving/native/tensorrt.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from engines.base import Executable
+from engines.errors import EngineError, RunError
+from registry.bundle import Bundle, Candidate
+from serving.errors import ServingError
+from serving.wire import Program, Wire, locations
+from soa.signature import Signature
+
+Backend = Literal["python", "onnxruntime", "pytorch", "tensorrt"]
+
+ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
+FILES: dict[Backend, str] = {
+    "python": "model.py",
+    "onnxruntime": "model.onnx",
+    "pytorch": "model.pt",
+    "tensorrt": "model.plan",
+}
+
+
+@dataclass(frozen=True)
+class Native:
+    """The file to serve, in `folder`, and the program that it is."""
+
+    file: Path
+    program: Program
+
+
+def artifact_of(bundle: Bundle, target: str, backend: Backend) -> str:
+    """The engine whose artifact a backend can be given; ServingError where none is valid."""
+    name, targets = ENGINES[backend], bundle.manifest.targets
+    candidate = targets[target].candidates.get(name)
+    if candidate is not None and _is_valid(candidate):
+        return name
+    why = candidate.reason or candidate.status if candidate else "it was built without it"
+    others = [
+        each
+        for each, record in targets.items()
+        if name in record.candidates and _is_valid(record.candidates[name])
+    ]
+    more = f"; {others[0]} has one: --target {others[0]}" if others else ""
+    raise ServingError(
+        f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
+        f"{backend} backend would run: {why}{more}"
+    )
+
+
+def _is_valid(candidate: Candidate) -> bool:
+    return candidate.status == "valid" and bool(candidate.files)
+
+
+def graph_of(bundle: Bundle, target: str) -> str:
+    """The target whose ONNX file a plan for `target` is made of; ServingError where none is valid.
+
+    That of the target itself, else of any other: the file is exported from the program without a
+    look at the target, and the plan is tried on its own.
+    """
+    targets = bundle.manifest.targets
+    for name in (target, *targets):
+        record = targets.get(name)
+        candidate = record.candidates.get("onnxruntime") if record else None
+        if candidate is not None and _is_valid(candidate):
+            return name
+    raise ServingError(
+        f"{bundle.manifest.name} has no valid artifact of onnxruntime for any target, of which a "
+        "plan for Triton's tensorrt backend would be made"
+    )
+
+
+def make_native(
+    artifact: Path, backend: Backend, signature: Signature, wire: Wire, folder: Path
+) -> Native:
+    """Write the file that Triton's `backend` would load into `folder`, and open it.
+
+    Raises ServingError where that backend cannot carry a dtype, or the file cannot be made.
+    """
+    file = folder / FILES[backend]
+    try:
+        if backend == "onnxruntime":
+            from serving.native.onnx import open_onnx, write_onnx
+
+            write_onnx(artifact, signature, wire, file)
+            return Native(file, open_onnx(file, wire))
+        from serving.native.torchscript import open_script, write_script
+
+        write_script(artifact, signature, wire, file)
+        return Native(file, open_script(file))
+    except EngineError as error:
+        raise ServingError(f"no model for Triton's {backend} backend: {error}") from None
+
+
+class NativeExecutable(Executable):
+    """The program in the place of an opened artifact, so that an artifact's rules validate it."""
+
+    def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
+        self._wire, self._program = wire, program
+        self._dims = signature.dims
+        self._given = locations(signature, wire.inputs, "input")
+        self._written = locations(signature, wire.outputs, "output")
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
+        given = [
+            np.ascontiguousarray(
+                t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
+            ).reshape(t.shape(rows[t.rows]))
+            for t in self._wire.inputs
+        ]
+        found = self._program(given)
+        for t, values in zip(self._wire.outputs, found, strict=True):
+            wanted = (t.dtype, t.shape(rows[t.rows]))
+            if (values.dtype, values.shape) != wanted:
+                raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")
+            t.scatter(self._written[t.name].parts(arguments), 0, values)

@@ -1,0 +1,5 @@
+"""A session whose model runs in a Triton server."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

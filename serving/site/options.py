@@ -1,0 +1,189 @@
+"""A site: the servers and devices that a job there may use, and when it uses which.
+
+Plain data, whatever file it came from: pipeline/config/site_file.py reads YAML,
+pipeline/config/site_xml.py CMS's form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
+
+from serving.client import HEADERS, LARGEST, RemoteOptions, Tls, address_of
+from serving.errors import ServingError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Texts = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SiteTls(_Part):
+    """PEM files, relative to the site file's folder."""
+
+    root_certificates: str | None = None
+    private_key: str | None = None
+    certificate_chain: str | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> SiteTls:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            raise ValueError(
+                "found one of private_key and certificate_chain; name both, or neither"
+            )
+        return self
+
+
+class SiteServer(_Part):
+    """`preference`: those with the lowest are asked first, the others where none of them is good.
+
+    `metrics` is the address of Triton's own metrics; without it nothing is known of its queue.
+    """
+
+    name: str
+    url: str
+    metrics: str | None = None
+    preference: int = 0
+    shared_memory: bool = False
+    compression: Literal["none", "gzip", "deflate"] = "none"
+    message_bytes: Annotated[int, Field(gt=HEADERS, le=LARGEST)] = LARGEST
+    tls: SiteTls | None = None
+
+    @field_validator("url")
+    @classmethod
+    def _an_address(cls, url: str) -> str:
+        try:
+            address_of(url)
+        except ServingError as error:
+            raise ValueError(f"found {error}") from None
+        return url
+
+    @field_validator("metrics")
+    @classmethod
+    def _a_page(cls, metrics: str | None) -> str | None:
+        if metrics is None:
+            return None
+        try:
+            parts = urlsplit(metrics)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good:
+            raise ValueError(f"found {metrics!r}; write http://HOST:8002/metrics")
+        return metrics
+
+    @property
+    def address(self) -> str:
+        return address_of(self.url)
+
+    def options(self, policy: Policy, folder: Path) -> RemoteOptions:
+        """For one attempt: the session tries again elsewhere."""
+        tls = None
+        if self.tls is not None:
+            tls = Tls(**{k: folder / v for k, v in self.tls.model_dump(exclude_none=True).items()})
+        return RemoteOptions(
+            deadline_s=policy.attempt_s,
+            retries=0,
+            in_flight=policy.in_flight,
+            shared_memory=self.shared_memory,
+            compression=self.compression,
+            tls=tls,
+            allow_nan=policy.allow_nan,
+            message_bytes=self.message_bytes,
+        )
+
+
+class SiteLocal(_Part):
+    """`devices` of this host share the work with the servers; the CPU as a last resort does not.
+
+    `fall_back`: run on the local CPU what no other place answers.
+    """
+
+    devices: Texts = ()
+    preference: int = 0
+    fall_back: bool = True
+
+
+class Policy(_Part):
+    """`attempt_s`: for one request at one place; `deadline_s`: no attempt begins that would end
+    later. `health_s`: between two looks at a server. `queue_us`: requests that wait longer than
+    this in a server's queue make it busy, and nothing is sent to it until that is half.
+    """
+
+    deadline_s: Positive = 10.0
+    attempt_s: Positive = 2.0
+    health_s: Positive = 1.0
+    queue_us: Positive = 20_000.0
+    in_flight: PositiveInt = 8
+    allow_nan: bool = False
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Policy:
+        if self.attempt_s > self.deadline_s:
+            raise ValueError(
+                f"found attempt_s {self.attempt_s:g} above deadline_s {self.deadline_s:g}; an "
+                "attempt is part of a call"
+            )
+        return self
+
+
+class ModelRule(_Part):
+    """For one model: only these of the site's servers, and another word on falling back."""
+
+    servers: Texts | None = None
+    fall_back: bool | None = None
+
+
+class Site(_Part):
+    """What a site file says: servers, devices here, and by which rules requests go to them."""
+
+    site: str = ""
+    servers: Annotated[tuple[SiteServer, ...], Field(strict=False)] = ()
+    local: SiteLocal = SiteLocal()
+    policy: Policy = Policy()
+    models: dict[str, ModelRule] = {}
+
+    @field_validator("servers")
+    @classmethod
+    def _own_names(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
+        _once("name", [server.name for server in servers])
+        _once("url", [server.url for server in servers])
+        return servers
+
+    @model_validator(mode="after")
+    def _something(self) -> Site:
+        known = [server.name for server in self.servers]
+        _once("name", [*known, *self.local.devices])
+        for model, rule in self.models.items():
+            for name in rule.servers or ():
+                if name not in known:
+                    raise ValueError(
+                        f"found server {name!r} for model {model}; the site has: "
+                        f"{', '.join(known) or 'none'}"
+                    )
+        if not self.servers and not self.local.devices and not self.local.fall_back:
+            raise ValueError("found no server, no device and no fall-back; name one of them")
+        return self
+
+    def servers_for(self, model: str) -> tuple[SiteServer, ...]:
+        rule = self.models.get(model)
+        if rule is None or rule.servers is None:
+            return self.servers
+        return tuple(server for server in self.servers if server.name in rule.servers)
+
+    def falls_back(self, model: str) -> bool:
+        rule = self.models.get(model)
+        said = rule.fall_back if rule else None
+        return self.local.fall_back if said is None else said
+
+
+def _once(what: str, found: Sequence[str]) -> None:
+    twice = sorted({each for each in found if found.count(each) > 1})
+    if twice:
+        raise ValueError(f"found the {what} {twice[0]!r} twice; give each server one of its own")

@@ -1,0 +1,331 @@
+"""Which place runs a request, and where it goes when that fails.
+
+A request is one call in the caller's thread from beginning to end: it goes to one place, and to the
+next only once that one has failed. One with more rows than a message carries goes in several, each
+to the place that is best then; what is answered is kept, and only the rest is asked for elsewhere.
+The outputs are written in that thread too, from a whole answer and as the last act (see Progress).
+So nobody is left who could write them later, whatever an abandoned server still sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from engines.base import Executable, Prepared
+from engines.errors import RunError
+from engines.processes import OwnProcess
+from serving.errors import (
+    AnswerError,
+    BusyError,
+    NowhereError,
+    RefusedError,
+    RemoteError,
+    TooLargeError,
+)
+from serving.remote import Progress
+from serving.site.options import Policy
+from serving.site.places import OPEN, Place, PlaceReport, State
+from soa.errors import SoaPipelineError
+from soa.text import logger
+
+log = logger("soa_pipeline.site")
+
+_STRIKES = 3  # in a row, of a server that answers but not well: one event may be to blame
+
+
+@dataclass(frozen=True)
+class SiteReport:
+    """`fell_back`: requests run on the local CPU for want of a place; `retried`: attempts after
+    a failed one; `nowhere`: requests that ended without an answer. A place's `answered` counts the
+    messages where a request went in several."""
+
+    places: tuple[PlaceReport, ...]
+    fell_back: int
+    retried: int
+    nowhere: int
+
+    @property
+    def answered(self) -> int:
+        return self.fell_back + sum(place.answered for place in self.places)
+
+    def place(self, name: str) -> PlaceReport:
+        return next(place for place in self.places if place.name == name)
+
+
+class Watcher(Protocol):
+    """Looks at one place, and tells `Router.judge` what it has found."""
+
+    def look(self) -> None:
+        """Once, now."""
+
+    def start(self) -> None:
+        """Again and again, in a thread of its own."""
+
+    def wake(self) -> None:
+        """The place has failed: look again now."""
+
+    def stop(self) -> None: ...
+
+    def join(self) -> None: ...
+
+
+class Router(Executable):
+    """The executable of a site's session. Any number of threads may call it at once.
+
+    `what` names the model in messages; `fall_back` runs what no place answers.
+    """
+
+    def __init__(
+        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: Policy
+    ) -> None:
+        self.places = tuple(places)
+        self.fall_back = fall_back
+        self.policy = policy
+        self.open: tuple[Place, ...] = ()
+        """Where requests may go now; replaced as a whole."""
+        self.watchers: dict[Place, Watcher] = {}
+        self._what = what
+        self.process = OwnProcess()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._retried = self._nowhere = 0
+        self.counting = threading.Lock()
+        self.fell_back = 0
+        """Requests that ran on the local CPU for want of a place; under `counting`."""
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.prepare(arguments).run()
+
+    def prepare(self, arguments: Sequence[torch.Tensor]) -> Call:
+        return Call(self, arguments)
+
+    def report(self) -> SiteReport:
+        self.process.require()
+        with self._changed, self.counting:
+            places = tuple(PlaceReport.of(place) for place in self.places)
+            return SiteReport(places, self.fell_back, self._retried, self._nowhere)
+
+    def close(self) -> None:
+        if not self.process.here():
+            return  # all of it is the parent's
+        with self._changed:
+            self._closed = True
+            self.open = ()
+            self._changed.notify_all()
+        for watcher in self.watchers.values():
+            watcher.stop()
+        for executable in (*(place.executable for place in self.places), self.fall_back):
+            close = getattr(executable, "close", None)
+            if close:
+                close()  # which also ends what a watcher waits for
+        for watcher in self.watchers.values():
+            watcher.join()
+
+    def wait_until_open(self) -> None:
+        """Raises NowhereError if no place is good within the policy's deadline."""
+        with self._changed:
+            if self._changed.wait_for(lambda: self.open, self.policy.deadline_s):
+                return
+        raise NowhereError(self._nobody({}, self.policy.deadline_s))
+
+    # -- a request -------------------------------------------------------------------------------
+
+    def run(self, call: Call) -> None:
+        """Raises NowhereError if no place answers and there is no falling back."""
+        begun = time.monotonic()
+        last = begun + self.policy.deadline_s - self.policy.attempt_s
+        progress = Progress(call.arguments)
+        tried: dict[Place, int] = {}
+        whys: dict[str, str] = {}
+        error: Exception | None = None
+        while (place := self._take(tried, last, bool(progress.at or whys))) is not None:
+            if error is not None:
+                with self.counting:
+                    self._retried += 1
+            error = self._attempt(place, tried[place], progress)
+            if error is not None:
+                whys[place.name] = str(error)
+            elif progress.done:
+                progress.write()
+                return
+            else:
+                del tried[place]  # it is good for the next rows too
+        if self.fall_back is None:
+            with self._changed:
+                self._nowhere += 1
+            raise NowhereError(self._nobody(whys, time.monotonic() - begun, progress.at))
+        if whys:
+            log.info("%s: runs here: %s", self._what, "; ".join(whys.values()))
+        call.here()
+
+    def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
+        """At one message, or at the whole request where the place is a device of this host."""
+        begun = time.perf_counter()
+        error: Exception | None = None
+        ask = getattr(place.executable, "ask", None)
+        try:
+            if ask:
+                ask(progress)
+            else:
+                place.executable(progress.arguments)
+                progress.drop()
+        except (SoaPipelineError, RuntimeError) as found:  # torch's own are RuntimeErrors
+            error = found
+        finally:  # also where Ctrl-C ends it
+            with self._changed:
+                place.running -= 1
+        with self._changed:
+            if error is None:
+                self._succeeded(place, time.perf_counter() - begun)
+            else:
+                self._failed(place, generation, error)
+            self._changed.notify_all()
+        return error
+
+    def _take(self, tried: dict[Place, int], last: float, again: bool) -> Place | None:
+        """The best place for an attempt, noted in `tried` with its generation.
+
+        Without falling back, waits for one until `last`; `again`: it is not the request's first.
+        """
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise RunError(f"{self._what}: the session is closed")
+                known = [place.seconds for place in self.open if place.seconds]
+                unmeasured = min(known, default=1e-3)
+                free = [p for p in self.open if p.admits() and tried.get(p) != p.generation]
+                left = last - time.monotonic()
+                if free and (left > 0 or not again):
+                    best = min(free, key=lambda place: place.delay(unmeasured))
+                    best.running += 1
+                    tried[best] = best.generation
+                    return best
+                if self.fall_back is not None or left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def _nobody(self, whys: Mapping[str, str], seconds: float, answered: int = 0) -> str:
+        with self._changed:
+            reasons = [
+                f"{p.name}: {whys.get(p.name) or f'{p.state}, {p.reason}'}" for p in self.places
+            ]
+        if answered:
+            reasons.append(f"its first {answered} rows were answered, and are not written")
+        found = "; ".join(reasons) or "the site names no place for it"
+        return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {found}"
+
+    # -- what is known of places; all under the lock ---------------------------------------------
+
+    def _succeeded(self, place: Place, seconds: float) -> None:
+        place.took(seconds)
+        place.answered += 1
+        place.strikes = 0
+        if place.state == "trial":
+            place.penalty_s = 0.0
+            self._set(place, "good", "answers")
+
+    def _failed(self, place: Place, generation: int, error: Exception) -> None:
+        place.failed[type(error).__name__] += 1
+        if isinstance(error, TooLargeError) or generation != place.generation:
+            return  # no fault of the place's, or of what it was before
+        if place.state not in OPEN:
+            return
+        if isinstance(error, BusyError):
+            self._set(place, "busy", str(error))
+            return
+        doubtful = isinstance(error, AnswerError | RefusedError) or not isinstance(
+            error, RemoteError
+        )
+        if doubtful:
+            place.strikes += 1
+            if place.strikes < _STRIKES and place.state == "good":
+                return
+        if doubtful or place.state == "trial":
+            place.punish(self.policy.health_s)
+        place.strikes = 0
+        self._set(place, "bad", str(error))
+        if place in self.watchers:
+            self.watchers[place].wake()
+
+    def judge(self, place: Place, problem: str | None, queue_us: float | None) -> None:
+        """What a look at the place has found."""
+        with self._changed:
+            if not place.finished:
+                place.seconds *= 0.5  # so that one slow time is not held against it for ever
+            place.finished = 0
+            place.queue_us = queue_us
+            if problem is not None:
+                self._set(place, "bad", problem)
+            elif self._too_long(place):
+                self._set(place, "busy", f"requests wait {queue_us:.0f} us in its queue")
+            elif place.state == "bad":
+                if time.monotonic() >= place.not_before:
+                    self._set(place, "trial", "looks well again")
+            elif place.state != "trial":
+                self._set(place, "good", "ready")
+            self._changed.notify_all()
+
+    def _too_long(self, place: Place) -> bool:
+        limit = self.policy.queue_us * (0.5 if place.state == "busy" else 1.0)
+        return place.queue_us is not None and place.queue_us > limit
+
+    def _set(self, place: Place, state: State, reason: str) -> None:
+        place.reason = reason
+        if place.state == state or self._closed:
+            return
+        if state in OPEN and place.state not in OPEN:
+            place.generation += 1
+        level = logging.INFO if state in OPEN else logging.WARNING
+        log.log(
+            level, "%s: %s is %s (was %s): %s", self._what, place.name, state, place.state, reason
+        )
+        place.state = state
+        self.open = tuple(p for p in self.places if p.state in OPEN)
+
+
+class Call:
+    """Arguments tied to a site: what runs behind a binding. One thread at a time may run it."""
+
+    def __init__(self, router: Router, arguments: Sequence[torch.Tensor]) -> None:
+        self.arguments = list(arguments)
+        self._router = router
+        self._local: Callable[[], object] | None = None
+        self._prepared: Prepared | None = None
+
+    def run(self, stream: int = 0, /) -> None:
+        router = self._router
+        router.process.require()
+        if router.open or self._local is None:
+            router.run(self)
+        else:  # nowhere to go, as before: no more than a local session does
+            self._local()
+            with router.counting:
+                router.fell_back += 1
+
+    def here(self) -> None:
+        """On the local CPU."""
+        if self._local is None:
+            fall_back = self._router.fall_back
+            assert fall_back is not None
+            prepare = getattr(fall_back, "prepare", None)
+            if prepare:
+                self._prepared = prepare(self.arguments)
+                self._local = self._prepared.run
+            else:
+                self._local = lambda: fall_back(self.arguments)
+        self._local()
+        with self._router.counting:
+            self._router.fell_back += 1
+
+    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+        if self._prepared is not None:
+            self._prepared.replace(changes)
+        for i, argument in changes.items():
+            self.arguments[i] = argument

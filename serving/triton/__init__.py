@@ -1,0 +1,5 @@
+"""What Triton runs of ours: a model repository, and the Python backend in it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

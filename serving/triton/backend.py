@@ -1,0 +1,319 @@
+"""What runs inside Triton's Python backend, on plain arrays: requests in, answers out.
+
+Triton's dynamic batcher hands over several requests at once. Their rows are joined, tensor by
+tensor, and go into the columns of one SoA collection; the artifact runs once, and each request gets
+its own rows of the answer. What is done for each request is kept small: it is the price of a batch.
+Where rows may not share a run (serving/triton/rows.py), each request runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from runtime.session import Binding, Session
+from serving.errors import RequestError, WrongVersionError
+from serving.wire import Form, Parts, Wire, WireTensor, collection_parts
+from soa.errors import SoaPipelineError
+from soa.memory import Collection
+from soa.signature import Signature
+
+Values = Any
+"""An Array; on a GPU a tensor, see serving/triton/device_backend.py."""
+
+_SMALLEST = 16  # rows that the smallest buffers hold
+_FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
+_SHAPES = 1024  # of requests, whose checks are remembered
+
+Shapes = tuple[tuple[Any, tuple[int, ...]], ...]
+"""Dtype and shape of each input, in the wire's order."""
+
+
+class Request(NamedTuple):
+    """Input arrays by tensor name. `digest` and `form`: the bundle that the client wants, and the
+    form that it speaks, if it says so: rows and blocks have the same names, and may have the same
+    shapes."""
+
+    inputs: Mapping[str, Values]
+    digest: str | None = None
+    form: str | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    """A request that passed the checks: its rows by dimension, and its answer, in parts if cut."""
+
+    request: Request
+    rows: Mapping[str, int]
+    answers: list[dict[str, Values]] = field(default_factory=list)
+    error: RequestError | None = None
+
+
+Piece = tuple[_Job, int, int]
+"""Of a job: its first row, and how many."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Pieces of jobs that run together."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    rows: int = 0
+
+
+class Core:
+    """Answers requests with one session. Triton calls it from one thread at a time.
+
+    `requests` is their form. `merge`: rows of several requests may share a run. Buffers are made
+    for powers of two of rows, when first needed, and kept; answers are memory of their own.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        merge: bool,
+        digest: str | None = None,
+        requests: Form = "columns",
+    ) -> None:
+        self.wire = Wire.of(session.signature, requests)
+        self._names = [t.name for t in self.wire.inputs]
+        self._wanted = set(self._names)
+        # Nothing but a request's dtypes and shapes decides, and most requests have the same.
+        self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
+        self._session = session
+        self._merge = merge
+        self._digest = digest
+        self._form = requests
+        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
+        """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
+        checked = [self._check(request) for request in requests]
+        jobs = [found for found in checked if isinstance(found, _Job)]
+        if self._merge:
+            for run in self._runs(jobs):
+                self._run_merged(run)
+        else:
+            for job in jobs:
+                self._run_alone(job)
+        return [
+            found if isinstance(found, RequestError) else self._whole(found) for found in checked
+        ]
+
+    def _whole(self, job: _Job) -> dict[str, Values] | RequestError:
+        if job.error is not None:
+            return job.error
+        if len(job.answers) == 1:
+            return job.answers[0]
+        return {
+            name: self._together([part[name] for part in job.answers]) for name in job.answers[0]
+        }
+
+    def _check(self, request: Request) -> _Job | RequestError:
+        if request.digest is not None and request.digest != self._digest:
+            return WrongVersionError(
+                f"asked for bundle {request.digest[:12]}, this server runs "
+                f"{(self._digest or 'unknown')[:12]}"
+            )
+        if request.form is not None and request.form != self._form:
+            return WrongVersionError(
+                f"the request is of the form {request.form}, this server takes {self._form}"
+            )
+        given, wanted = request.inputs, self._wanted
+        if given.keys() != wanted:
+            missing, extra = wanted - given.keys(), given.keys() - wanted
+            what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
+            return RequestError(f"the request {what}")
+        found = [given[name] for name in self._names]
+        try:
+            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in found])))
+        except RequestError as error:
+            return error
+
+    def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
+        """Row counts by dimension; raises RequestError where a request of these does not fit."""
+        rows: dict[str, int] = {}
+        for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
+            if dtype != self._dtype(t):
+                raise RequestError(f"input {t.name} is {dtype}, the model takes {self._dtype(t)}")
+            n = t.rows_in(shape)
+            if shape != t.shape(n):
+                raise RequestError(
+                    f"input {t.name} has shape {tuple(shape)}, the model takes {t.described}"
+                )
+            if not t.scalar and rows.setdefault(t.rows, n) != n:
+                raise RequestError(
+                    f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+                )
+        for dim in self._session.signature.dims:
+            self._check_range(dim, rows)
+        return rows
+
+    def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
+        limits = self._session.signature.ranges[dim]
+        if dim not in rows:
+            raise RequestError(f"no input has rows of {dim!r}: its count is not known")
+        n = rows[dim]
+        runs = -(-n // limits.max) if self._merge else 1  # a longer request is cut
+        if n < limits.min * max(1, runs) or n > limits.max * max(1, runs):
+            raise RequestError(
+                f"{dim} = {n} is outside the compiled range {limits.min} … {limits.max}"
+            )
+
+    def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
+        """Whole requests packed in order; one above the compiled maximum is cut evenly."""
+        (dim,) = self._session.signature.dims
+        limit = self._session.signature.ranges[dim].max
+        runs: list[_Run] = []
+        for job in jobs:
+            for start, stop in _cuts(job.rows[dim], limit):
+                if not runs or runs[-1].rows + stop - start > limit:
+                    runs.append(_Run())
+                runs[-1].pieces.append((job, start, stop - start))
+                runs[-1].rows += stop - start
+        return runs
+
+    def _run_merged(self, run: _Run) -> None:
+        (dim,) = self._session.signature.dims
+        try:
+            pieces = {name: _pieces(name, run.pieces) for name in self._names}
+            whole = self._run(pieces, {dim: run.rows})
+        except _FAILURES as error:
+            for job, _, _ in run.pieces:
+                job.error = _failed(error)
+            return
+        at = 0
+        for job, _, count in run.pieces:
+            job.answers.append({name: rows[at : at + count] for name, rows in whole.items()})
+            at += count
+
+    def _run_alone(self, job: _Job) -> None:
+        try:
+            pieces = {name: [values] for name, values in job.request.inputs.items()}
+            job.answers.append(self._run(pieces, job.rows))
+        except _FAILURES as error:
+            job.error = _failed(error)
+
+    def _dtype(self, t: WireTensor) -> Any:
+        return t.dtype
+
+    def _together(self, parts: Sequence[Values]) -> Values:
+        return np.concatenate(parts)
+
+    def _run(
+        self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
+    ) -> dict[str, Values]:
+        """The artifact's answer to the pieces behind one another, in memory of its own."""
+        buffers = self._buffers_for(rows)
+        for t in self.wire.inputs:
+            _fill(t, buffers.given[t.name], pieces[t.name], rows)
+        buffers.run(rows)
+        return {
+            t.name: np.array(t.gather(buffers.written[t.name], 0, rows[t.rows]), order="C")
+            for t in self.wire.outputs
+        }
+
+    def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
+        capacity = self._capacity(rows)
+        key = tuple(capacity.values())
+        if key not in self._buffers:
+            self._buffers[key] = _Buffers(self._session, self.wire, capacity)
+        return self._buffers[key]
+
+    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+        signature = self._session.signature
+        return {
+            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
+            for dim in signature.dims
+        }
+
+
+class _Buffers:
+    """Collections of one capacity, bound once; for a GPU, the same on the host and there.
+
+    `given` and `written` are the physical columns on the host, by tensor.
+    """
+
+    def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
+        signature = session.signature
+        self._gpu = session.device.type != "cpu"
+        here = collections_for(signature, capacity, torch.device("cpu"))
+        there = collections_for(signature, capacity, session.device) if self._gpu else here
+        self._host, self._device = here, there
+        self._inputs, self._outputs = signature.input_collections, signature.output_collections
+        self.given = _parts(wire.inputs, here)
+        self.written = _parts(wire.outputs, here)
+        self._binding: Binding = session.bind(
+            {name: there[name] for name in self._inputs},
+            {name: there[name] for name in self._outputs},
+        )
+
+    def run(self, rows: Mapping[str, int]) -> None:
+        """Run on the first rows; on return the answers are in host memory."""
+        if not self._gpu:
+            self._binding(rows)
+            return
+        for name in self._inputs:
+            _copy(self._host[name], self._device[name])
+        self._binding(rows)
+        for name in self._outputs:
+            _copy(self._device[name], self._host[name])
+        torch.cuda.synchronize(self._binding.device)
+
+
+def collections_for(
+    signature: Signature, capacity: Mapping[str, int], device: torch.device
+) -> dict[str, Collection]:
+    return {
+        name: Collection(layout, capacity[signature.rows_of[name]], device)
+        for name, layout in signature.layouts.items()
+    }
+
+
+def _parts(
+    tensors: Sequence[WireTensor], collections: Mapping[str, Collection]
+) -> dict[str, Parts]:
+    return {t.name: collection_parts(collections[t.collection], t) for t in tensors}
+
+
+def _copy(source: Collection, into: Collection) -> None:
+    for theirs, mine in zip(source.memory(), into.memory(), strict=True):
+        mine.copy_(theirs)
+
+
+def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
+    """(start, stop) of as few even parts of n rows as keep to the limit."""
+    if n <= limit:
+        return ((0, n),)
+    parts = -(-n // limit)
+    return pairwise([n * i // parts for i in range(parts + 1)])
+
+
+def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
+    """The rows of an input that run, in the requests' own memory."""
+    whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
+    return [
+        values if count == len(values) else values[start : start + count]
+        for values, start, count in whole
+    ]
+
+
+def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[str, int]) -> None:
+    """Write the pieces behind one another into the columns, at once where these lie for it."""
+    if len(pieces) == 1:
+        t.scatter(parts, 0, pieces[0])
+    elif (view := t.window(parts, 0, rows[t.rows])) is not None:
+        np.concatenate(pieces, out=view)
+    else:
+        t.scatter(parts, 0, np.concatenate(pieces))
+
+
+def _failed(error: Exception) -> RequestError:
+    return RequestError((str(error).strip().splitlines() or [type(error).__name__])[0])

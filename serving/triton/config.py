@@ -1,0 +1,205 @@
+"""config.pbtxt: Triton's description of a model, written from a version's manifest.
+
+It is built as Triton's own protobuf message and printed as protobuf text, so it cannot fall outside
+Triton's schema.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.target import Target
+from serving.errors import ServingError
+from serving.native import FILES, Backend, PlanFor, require_gpus
+from serving.wire import Form, Wire, WireTensor, mergeable
+from soa.signature import Signature
+
+DIGEST = "digest"
+VERSION = "version"
+TARGET = "target"
+REQUESTS = "requests"
+
+BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
+
+_DEVICE = re.compile(r"cpu|cuda:\d+")
+_MOST = 2**31 - 1  # what Triton's message holds
+
+
+@dataclass(frozen=True)
+class Service:
+    """What is to be served, and how.
+
+    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: rows may share a run with those
+    of other requests, so that a client may also cut one; `batching`: Triton's batcher lets them.
+    `queue_delay_us`: how long it may wait for more of them.
+    `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
+    runs the model, see serving/native/artifact.py; `plan`: what its file was built for.
+    """
+
+    name: str
+    number: int
+    digest: str
+    target: str
+    signature: Signature
+    merge: bool
+    batching: bool = True
+    preferred: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    instances: int = 1
+    queue_delay_us: int = 0
+    requests: Form = "columns"
+    backend: Backend = "python"
+    plan: PlanFor | None = None
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.instances <= _MOST and 0 <= self.queue_delay_us <= _MOST):
+            raise ServingError(
+                f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
+                f"at least 1 instance and 0 us are needed, and at most {_MOST:,} of each"
+            )
+        for device in self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
+            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
+                raise ServingError(f"target {self.target} does not run on device {device!r}")
+        if not self.devices or len(set(self.devices)) < len(self.devices):
+            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
+        if self.merge and not mergeable(self.signature):
+            raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
+        if self.merge and self.requests == "blocks":
+            raise ServingError(f"{self.name}: {BLOCKS_ALONE}")
+        if self.backend == "tensorrt":
+            require_gpus(self.devices)
+        elif self.backend != "python" and self.devices != ("cpu",):
+            raise ServingError(
+                f"a model for Triton's {self.backend} backend is tried here, on the CPU, before it "
+                f"is written: it cannot be for {', '.join(self.devices)}"
+            )
+
+    @property
+    def wire(self) -> Wire:
+        return Wire.of(self.signature, self.requests)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Triton's, of rows: 0 where those of a request belong together."""
+        if not self.merge:
+            return 0
+        (dim,) = self.signature.dims
+        return self.signature.ranges[dim].max
+
+
+def config_text(service: Service) -> str:
+    """The text of config.pbtxt. Raises ServingError where tritonclient is missing."""
+    from google.protobuf import text_format
+
+    text = str(text_format.MessageToString(config_message(service)))
+    return f"# {service.name}/{service.number}, written by `pipeline deploy`\n{text}"
+
+
+def config_message(service: Service) -> Any:
+    """Triton's `ModelConfig` message."""
+    schema = _schema()
+    wire = service.wire
+    config = schema.ModelConfig(
+        name=service.name, backend=service.backend, max_batch_size=service.max_batch_size
+    )
+    config.platform = _PLATFORMS.get(service.backend, "")
+    config.default_model_filename = FILES[service.backend]
+    config.version_policy.specific.versions.append(service.number)
+    for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
+        for t, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
+            entries.add(
+                name=name,
+                data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
+                dims=_dims(t, service.merge),
+            )
+    if service.merge and service.batching:
+        config.dynamic_batching.max_queue_delay_microseconds = service.queue_delay_us
+        config.dynamic_batching.preferred_batch_size.extend(
+            rows for rows in service.preferred if 1 <= rows <= service.max_batch_size
+        )
+    _add_instances(config, service, schema)
+    _add_warmup(config, service, wire, schema)
+    facts = {
+        DIGEST: service.digest,
+        VERSION: f"{service.name}/{service.number}",
+        TARGET: service.target,
+        REQUESTS: service.requests,
+        **_SETTINGS[service.backend],
+        **(service.plan.parameters if service.plan else {}),
+    }
+    if service.backend == "python" and service.devices != ("cpu",):
+        facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # what is in GPU memory stays there
+    for key, value in facts.items():
+        config.parameters[key].string_value = value
+    return config
+
+
+_SETTINGS: dict[Backend, dict[str, str]] = {
+    "python": {"FORCE_CPU_ONLY_INPUT_TENSORS": "yes"},  # the requests' arrays are read by NumPy
+    "onnxruntime": {},
+    "pytorch": {"DISABLE_OPTIMIZED_EXECUTION": "true"},  # as the torchscript engine runs it
+    "tensorrt": {},
+}
+_PLATFORMS: dict[Backend, str] = {"tensorrt": "tensorrt_plan"}
+
+
+def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
+    """Triton's PyTorch backend goes by the place that a name ends in."""
+    return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
+
+
+def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
+    """Without the rows where Triton batches, since it adds them itself."""
+    return t.dims if merge else t.shape(-1)
+
+
+def _add_instances(config: Any, service: Service, schema: Any) -> None:
+    group = schema.ModelInstanceGroup
+    for device in service.devices:
+        if device == "cpu":
+            config.instance_group.add(name="cpu", kind=group.KIND_CPU, count=service.instances)
+        else:
+            index = int(device.removeprefix("cuda:"))
+            config.instance_group.add(
+                name=f"gpu{index}", kind=group.KIND_GPU, count=service.instances, gpus=[index]
+            )
+
+
+def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
+    """A run of zeros at the smallest size and at the largest preferred one, before it is ready."""
+    for rows in _warm_sizes(service):
+        label = ",".join(f"{dim}={n}" for dim, n in rows.items())
+        warm = config.model_warmup.add(name=label)
+        if service.merge:
+            (warm.batch_size,) = rows.values()
+        names = tensor_names(service.backend, wire.inputs)
+        for t, name in zip(wire.inputs, names, strict=True):
+            warm.inputs[name].data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
+            dims = t.dims if service.merge else t.shape(rows[t.rows])
+            warm.inputs[name].dims.extend(dims)
+            warm.inputs[name].zero_data = True
+
+
+def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
+    ranges = service.signature.ranges
+    least = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
+    if not (service.merge and service.batching and service.preferred):
+        return [least]
+    (dim,) = least
+    most = min(max(service.preferred), ranges[dim].max)
+    return [least, {dim: most}] if most > least[dim] else [least]
+
+
+def _schema() -> Any:
+    try:
+        from tritonclient.grpc import model_config_pb2
+    except ImportError as error:
+        raise ServingError(
+            f"serving needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
+        ) from None
+    return model_config_pb2

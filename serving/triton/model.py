@@ -1,0 +1,126 @@
+"""The model.py of a Triton repository: Triton's requests to `serving.triton.backend`, and back.
+
+`pipeline deploy` copies this file. Triton's Python imports it; soa-pipeline must be importable
+there. Everything that is not Triton's own interface is in serving/triton/backend.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils  # only inside Triton
+
+# NVIDIA's wheel starts Python isolated: it looks neither at PYTHONPATH nor into a venv.
+given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+sys.path[:0] = [path for path in given if path and path not in sys.path]
+
+import soa_pipeline  # noqa: E402
+
+soa_pipeline.check_origins()
+
+# Arrays cross by DLPack: the stub was built for NumPy 1, and to it NumPy 2 has elements of 0 bytes:
+# its as_numpy() is the first element over and over. Answers as torch's capsules: for NumPy's, it
+# prints an error each time.
+import numpy as np  # noqa: E402
+from torch import Tensor, from_numpy  # noqa: E402
+from torch.utils import dlpack  # noqa: E402
+
+from runtime.allocator import keep_freed_memory  # noqa: E402
+from runtime.loader import load  # noqa: E402
+from serving.errors import RequestError, WrongVersionError  # noqa: E402
+from serving.triton.backend import Core, Request, Values  # noqa: E402
+from serving.triton.device_backend import GpuCore  # noqa: E402
+
+
+class TritonPythonModel:
+    """One instance of the model, in a process of its own."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        folder = Path(__file__).resolve().parent / "bundle"
+        on_gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
+        facts = {name: each["string_value"] for name, each in config["parameters"].items()}
+        keep_freed_memory()
+        self._session = load(folder, device=device, mode="production", target=facts["target"])
+        digest = facts["digest"]
+        found = self._session.origin.digest if self._session.origin else None
+        if found != digest:
+            raise pb_utils.TritonModelException(
+                f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
+            )
+        kind = Core if self._session.device.type == "cpu" else GpuCore
+        self._core: Core | GpuCore = kind(
+            self._session,
+            merge=config["max_batch_size"] > 0,
+            digest=digest,
+            requests=facts["requests"],
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        answers = self._core.answer([_request(request) for request in requests])
+        return [_response(answer) for answer in answers]
+
+    def finalize(self) -> None:
+        self._session.close()
+
+
+def _request(request: Any) -> Request:
+    """NumPy's arrays, or torch's where any is on a GPU; both of the request's own memory."""
+    tensors = request.inputs()
+    if all(t.is_cpu() for t in tensors):
+        inputs: dict[str, Values] = {t.name(): np.from_dlpack(_Given(t)) for t in tensors}
+    else:
+        inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()) for t in tensors}
+    return Request(inputs, *_said(request.parameters()))
+
+
+class _Given:
+    """A tensor of a request as NumPy asks for it: the stub's own method raises at its arguments,
+    and is asked again, for every tensor of every request."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **wishes: object) -> Any:
+        return self._tensor.to_dlpack()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._tensor.__dlpack_device__()
+        return device
+
+
+@functools.lru_cache(maxsize=64)
+def _said(parameters: str) -> tuple[str | None, str | None]:
+    """The bundle and the form that a request asks for; most requests say the same."""
+    found: dict[str, object] = json.loads(parameters or "{}")
+    digest, form = (None if v is None else str(v) for v in map(found.get, ("digest", "requests")))
+    return digest, form
+
+
+def _response(answer: dict[str, Any] | RequestError) -> Any:
+    if isinstance(answer, RequestError):
+        code = pb_utils.TritonError.INVALID_ARG
+        if isinstance(answer, WrongVersionError):
+            code = pb_utils.TritonError.NOT_FOUND
+        return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor.from_dlpack(name, _capsule(v)) for name, v in answer.items()]
+    )
+
+
+def _capsule(values: Values) -> Any:
+    """Without a copy. An empty one gets the strides that Triton reckons for it: it checks them."""
+    tensor = values if isinstance(values, Tensor) else from_numpy(values)
+    if not tensor.numel():
+        steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
+        tensor = tensor.as_strided(tuple(values.shape), steps)
+    return dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]

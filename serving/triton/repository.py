@@ -1,0 +1,65 @@
+"""A Triton model repository: config.pbtxt, and the version's bundle with the model.py that runs it,
+or the one file that a backend of Triton's own loads."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from registry.bundle import Bundle, write_atomically
+from serving.errors import ServingError
+from serving.triton.config import Service, config_text
+
+CONFIG = "config.pbtxt"
+BUNDLE = "bundle"
+_MODEL = "triton_model.py"
+
+
+def write_repository(
+    out: Path, service: Service, place: Callable[[Path], Bundle], *, replace: bool = False
+) -> Path:
+    """Write `out/<name>/` whole or not at all; returns that folder.
+
+    `place` puts the promoted bundle into the new folder it is given. The result may be moved and
+    copied. Raises ServingError if the model is there already, unless `replace`.
+    """
+
+    if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
+        raise ServingError(
+            f"{out.absolute() / service.name}: Triton's Python backend starts through a shell, and "
+            f"cannot from a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
+        )
+
+    def fill(version: Path) -> None:
+        bundle = place(version / BUNDLE)
+        if bundle.digest != service.digest:
+            raise ServingError(
+                f"{bundle.path}: bundle {bundle.digest[:12]} where {service.digest[:12]} was meant"
+            )
+        shutil.copyfile(Path(__file__).with_name(_MODEL), version / "model.py")
+
+    return _write(out, service, fill, replace)
+
+
+def write_native_repository(
+    out: Path, service: Service, file: Path, *, replace: bool = False
+) -> Path:
+    """The same for one of Triton's own backends, with the file that it loads and nothing else."""
+    return _write(out, service, lambda version: shutil.copyfile(file, version / file.name), replace)
+
+
+def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
+    folder = out / service.name
+    if folder.exists() and not replace:
+        raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise ServingError(f"{folder} holds no {CONFIG}, so it is no model: remove it yourself")
+    text = config_text(service)
+    with write_atomically(folder, replace=replace) as partial:
+        version = partial / str(service.number)
+        version.mkdir()
+        fill(version)
+        (partial / CONFIG).write_text(text)
+    return folder

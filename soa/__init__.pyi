@@ -1,0 +1,17 @@
+from .block import Block as Block
+from .block import Plan as Plan
+from .errors import BlockError as BlockError
+from .errors import CollectionError as CollectionError
+from .errors import LayoutError as LayoutError
+from .errors import SignatureError as SignatureError
+from .errors import SoaPipelineError as SoaPipelineError
+from .layout import Column as Column
+from .layout import Layout as Layout
+from .layout import column as column
+from .layout import eigen as eigen
+from .layout import scalar as scalar
+from .memory import Collection as Collection
+from .signature import Argument as Argument
+from .signature import BoundBlock as BoundBlock
+from .signature import RowRange as RowRange
+from .signature import Signature as Signature

@@ -1,0 +1,86 @@
+"""A model in less precision than it was trained in: chosen in the config, never silently.
+
+The reference stays the model as it is, so validation shows what the precision costs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+from engines.errors import TargetError
+from engines.target import Target
+from runtime.checked import Tolerance, default_tolerance
+from stages.model.preprocess import Preprocessed
+
+Precision = Literal["fp32", "tf32", "fp16", "bf16"]
+
+DTYPES: dict[Precision, str] = {
+    "fp32": "float32",
+    "tf32": "float32",  # stored so: a GPU rounds what it multiplies to ten bits behind the point
+    "fp16": "float16",
+    "bf16": "bfloat16",
+}
+
+
+def precision_tolerance(precision: Precision) -> Tolerance:
+    """What an output may differ by for the precision alone."""
+    # A product in TF32 has the mantissa of float16, and float32's range and sums.
+    return default_tolerance("float16" if precision == "tf32" else DTYPES[precision])
+
+
+@contextmanager
+def tf32_switches(precision: Precision) -> Iterator[None]:
+    """Compile and run in TF32 exactly if that is the precision. Of the whole process."""
+    # By the older of two switches: after the newer one torch 2.13 exports no model any more.
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def check_precision(precision: Precision, target: Target) -> None:
+    """Raise TargetError where a target has no such arithmetic."""
+    if precision == "tf32" and not target.has_tf32:
+        raise TargetError(
+            f"precision tf32: {target} has no TF32, which CUDA GPUs have from sm_80 on; "
+            "use fp32 there"
+        )
+
+
+class Reduced(torch.nn.Module):
+    """A model whose weights are in `dtype`, behind the cast of its floating-point inputs to it."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.training = False  # not eval(): an exported model refuses to be told twice
+        self.model = model
+        self.dtype = dtype
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The arguments of the model inside."""
+        return [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
+
+    def around(self, model: torch.nn.Module) -> Reduced:
+        """The same in front of another form of the model inside."""
+        return Reduced(model, self.dtype)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(*self.prepare(inputs))
+
+
+def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
+    """The model itself, or a copy in `precision`; what prepares its inputs stays as it is."""
+    if DTYPES[precision] == "float32":
+        return model
+    if isinstance(model, Preprocessed):
+        return model.around(in_precision(model.model, precision))
+    dtype = getattr(torch, DTYPES[precision])
+    return Reduced(copy.deepcopy(model).to(dtype), dtype)

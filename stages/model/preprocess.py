@@ -1,0 +1,89 @@
+"""Preprocessing as part of the model: a torch module in front of the user's own.
+
+Capture, the reference and the eager baseline all see the two together as the model, so that raw
+columns go into the artifact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from stages.model.expressions import Expression, Features
+
+_UNARY: dict[str, Callable[..., torch.Tensor]] = {
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "square": torch.square,
+    "clip": lambda x, low, high: torch.clamp(x, low, high),
+    "standardise": lambda x, centre, scale: (x - centre) * scale,
+    "above": lambda x, threshold: (x > threshold).to(x.dtype),
+}
+_BINARY: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "ratio": lambda x, y: x / y,
+}
+
+
+class Preprocessed(torch.nn.Module):
+    """A model that takes the raw blocks; `blocks` has an entry for each, None where it stays."""
+
+    def __init__(self, model: torch.nn.Module, blocks: Sequence[Features | None]) -> None:
+        super().__init__()
+        self.training = False  # not eval(): an exported model refuses to be told twice
+        self.model = model
+        self.blocks = tuple(blocks)
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The arguments of the user's model."""
+        return [
+            given if block is None else features(block, given)
+            for block, given in zip(self.blocks, inputs, strict=True)
+        ]
+
+    def around(self, model: torch.nn.Module) -> Preprocessed:
+        """The same in front of another form of the user's model."""
+        return Preprocessed(model, self.blocks)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(*self.prepare(inputs))
+
+
+def features(block: Features, given: torch.Tensor) -> torch.Tensor:
+    """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
+
+    Columns without extents hold for all of a row.
+    """
+    flat = given.flatten(1)
+    extents = block.extents
+    columns: dict[str, torch.Tensor] = {}
+    at = 0
+    for name, shape in block.columns:
+        part = flat.narrow(1, at, math.prod(shape))
+        at += math.prod(shape)
+        one = shape or (1,) * len(extents)
+        columns[name] = part.unflatten(1, one) if one else part.squeeze(1)
+    values = [evaluate(value, columns).expand(-1, *extents) for value in block.values]
+    found = torch.stack(values, dim=1)
+    if block.exists is None:
+        return found
+    return torch.where((columns[block.exists] > 0).unsqueeze(1), found, block.pad)
+
+
+def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    value = columns[expression.column]
+    for step in expression.steps:
+        if step.operand is None:
+            value = _UNARY[step.operation](value, *step.numbers)
+        else:
+            other = step.operand
+            second = evaluate(other, columns) if isinstance(other, Expression) else other
+            value = _BINARY[step.operation](value, second)
+    return value

@@ -1,0 +1,312 @@
+"""Where a model comes from: a factory with weights, an ExportedProgram, or a TorchScript file."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from engines.errors import first_line
+from engines.exported import quiet_torch
+from stages.errors import SourceError
+from stages.model.expressions import Features
+from stages.model.preprocess import Preprocessed
+
+_OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Exactly one of `factory`, `program`, `torchscript`.
+
+    `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
+    and returns a module. `weights` is a `.safetensors` file or a state dict that
+    `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
+    an entry for each input block, or none at all.
+    """
+
+    factory: str | None = None
+    program: Path | None = None
+    torchscript: Path | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    weights: Path | None = None
+    weights_prefix: str = ""
+    preprocess: tuple[Features | None, ...] = ()
+
+    def fingerprint(self) -> dict[str, str]:
+        """What the model is made of, as digests: a change of any of them is another model.
+
+        For a factory in a file, every Python file beside it counts, as it may import them.
+        """
+        found: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
+        if self.factory is not None:
+            found["factory"] = self.factory.rpartition("/")[2]
+            file, _, _ = self.factory.rpartition(":")
+            if file.endswith(".py"):
+                for path in sorted(Path(file).parent.glob("*.py")):
+                    found[f"code/{path.name}"] = sha256(path)
+            else:
+                found["code"] = _module_fingerprint(file)
+        for name in ("program", "torchscript", "weights"):
+            path = getattr(self, name)
+            if path is not None:
+                found[name] = sha256(path)
+        found["weights_prefix"] = self.weights_prefix
+        if any(self.preprocess):
+            found["preprocess"] = repr(self.preprocess)
+        return found
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from None
+
+
+def loaded_sources() -> dict[str, str]:
+    """Digests of the user's own Python files that are loaded now, by absolute path.
+
+    A model's code is more than its factory's file. What Python or pip installed is left out (its
+    version counts instead), and so are our own packages.
+    """
+    ours = Path(__file__).resolve().parent.parent
+    libraries = {Path(p).resolve() for p in sysconfig.get_paths().values()}
+    found: dict[str, str] = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py") or module.__name__ == "__main__":
+            continue
+        path = Path(file).resolve()
+        own = ours in path.parents and path.relative_to(ours).parts[0] in _OWN_PACKAGES
+        if own or path.parent == ours or any(library in path.parents for library in libraries):
+            continue
+        if path.is_file():
+            found[str(path)] = sha256(path)
+    return found
+
+
+def load_callable(spec: str) -> Callable[..., Any]:
+    """The callable that "module:name" or "file.py:name" names. Raises SourceError.
+
+    A file's own folder is importable while it loads and afterwards, as when Python runs it.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where:
+        raise SourceError(f"{spec!r} is not 'module:callable' or 'file.py:callable'")
+    try:
+        module = (
+            _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        )
+    except ImportError as error:
+        raise SourceError(f"{where} cannot be imported: {error}") from error
+    except SyntaxError as error:
+        file = error.filename or where
+        raise SourceError(f"{file}, line {error.lineno}: {error.msg}") from error
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{where} fails as it loads: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise SourceError(f"{where} has no callable {name!r}")
+    return found  # type: ignore[no-any-return]
+
+
+def build_model(source: ModelSource) -> torch.nn.Module:
+    """The model on the CPU, in eval mode, with its weights, behind what prepares its inputs.
+
+    Raises SourceError.
+    """
+    if source.factory is not None:
+        model = _call_factory(source)
+        if source.weights is not None:
+            load_weights(model, read_state(source.weights), source)
+    elif source.program is not None:
+        model = _load_program(source.program)
+    elif source.torchscript is not None:
+        model = _load_torchscript(source.torchscript)
+    else:
+        raise SourceError("no model: give factory, program or torchscript")
+    if not isinstance(model, torch.fx.GraphModule):
+        model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
+
+
+def read_state(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict from safetensors, or from torch.save with nothing but plain data in it.
+
+    Of a checkpoint, the one entry that is a state dict.
+    """
+    if not path.is_file():
+        raise SourceError(f"no weights at {path}")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        with quiet_torch():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = (
+            f"there is a pickled {found[1]} in it, which may run code as it loads"
+            if found
+            else "it is no file that torch.save writes"
+        )
+        raise SourceError(
+            f"{path} holds no readable weights: {what}; {_SAVE.format('model.state_dict()')}"
+        ) from error
+    except Exception as error:
+        raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
+    if _is_state(state):
+        return state  # type: ignore[no-any-return]
+    entries = state if isinstance(state, dict) else {}
+    states = [key for key, value in entries.items() if _is_state(value)]
+    if len(states) == 1:
+        return entries[states[0]]  # type: ignore[no-any-return]
+    if states:
+        raise SourceError(
+            f"{path} holds {len(states)} state dicts ({_some(states)}); "
+            + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
+        )
+    have = _some([str(key) for key in entries]) or f"a {type(state).__name__}"
+    raise SourceError(
+        f"{path} is not a state dict (names to tensors): found {have}; "
+        + _SAVE.format("model.state_dict()")
+    )
+
+
+_SAVE = "save the state dict by itself: torch.save({}, 'weights.pt')"
+
+
+def _is_state(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(isinstance(v, torch.Tensor) for v in value.values())
+    )
+
+
+def load_weights(
+    model: torch.nn.Module, state: Mapping[str, torch.Tensor], source: ModelSource
+) -> None:
+    """Load strictly; the error says which names or shapes do not fit."""
+    prefix = source.weights_prefix
+    state = {key.removeprefix(prefix): value for key, value in state.items()}
+    own = model.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    unexpected = sorted(state.keys() - own.keys())
+    wrong = [
+        f"{key} is {list(state[key].shape)}, the model has {list(own[key].shape)}"
+        for key in sorted(own.keys() & state.keys())
+        if state[key].shape != own[key].shape
+    ]
+    problems = [f"missing {_some(missing)}"] if missing else []
+    problems += [f"not in the model: {_some(unexpected)}"] if unexpected else []
+    problems += [_some(wrong)] if wrong else []
+    first = {key.partition(".")[0] for key in state}
+    if len(first) == 1 and {key.partition(".")[2] for key in state} == own.keys():
+        problems.append(f"write weights_prefix: {first.pop()}.")
+    if problems:
+        raise SourceError(f"{source.weights} does not fit the model: {'; '.join(problems)}")
+    model.load_state_dict(dict(state))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _call_factory(source: ModelSource) -> torch.nn.Module:
+    assert source.factory is not None
+    factory = load_callable(source.factory)
+    try:
+        inspect.signature(factory).bind(**source.kwargs)
+    except TypeError as error:
+        raise SourceError(f"{source.factory}: kwargs do not fit: {error}") from None
+    except ValueError:
+        pass  # no signature to check against
+    try:
+        model = factory(**source.kwargs)
+    except Exception as error:
+        raise SourceError(f"{source.factory} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise SourceError(f"{source.factory} returned a {type(model).__name__}, not a module")
+    return model
+
+
+def _load_program(path: Path) -> torch.nn.Module:
+    with quiet_torch():
+        try:
+            return torch.export.load(path).module(check_guards=True)
+        except Exception as error:
+            raise SourceError(
+                f"{path} is not an ExportedProgram, which torch.export.save writes: "
+                f"{first_line(error).partition('. ')[0]}"
+            ) from error
+
+
+def _load_torchscript(path: Path) -> torch.nn.Module:
+    with quiet_torch():
+        try:
+            module: torch.nn.Module = torch.jit.load(path, map_location="cpu")
+            return module
+        except (RuntimeError, ValueError) as error:
+            raise SourceError(
+                f"{path} is not TorchScript, which torch.jit.save writes: "
+                f"{first_line(error).partition('. ')[0]}"
+            ) from error
+
+
+def _load_file(path: Path) -> Any:
+    if not path.is_file():
+        raise SourceError(f"no such file: {path}")
+    # One module object per file and content, under a name that cannot hide an installed one.
+    what = str(path.resolve()).encode() + b"\0" + path.read_bytes()
+    name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_fingerprint(module: str) -> str:
+    top = module.partition(".")[0]
+    for distribution in packages_distributions().get(top, []):
+        try:
+            return f"{distribution}=={version(distribution)}"
+        except PackageNotFoundError:
+            continue
+    try:
+        spec = importlib.util.find_spec(module)
+    except ImportError:
+        spec = None
+    if spec is None or spec.origin is None:
+        raise SourceError(f"{module} cannot be imported: no such module")
+    return sha256(Path(spec.origin))

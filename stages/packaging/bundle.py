@@ -1,0 +1,231 @@
+"""Package: everything of one version in one sealed folder, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.base import Portable, engine
+from registry.bundle import (
+    BENCHMARK,
+    VALIDATION,
+    Below,
+    BenchmarkStats,
+    Bundle,
+    Candidate,
+    Manifest,
+    Provenance,
+    SessionSettings,
+    TargetRecord,
+    Worst,
+    seal,
+    write_atomically,
+)
+from registry.bundle import Capture as CaptureRecord
+from registry.bundle import Tolerance as ToleranceRecord
+from registry.mlflow import fields, write_mlmodel
+from runtime.checked import Tolerance
+from soa.describe import describe
+from soa.signature import Signature
+from stages.benchmark import BenchmarkReport
+from stages.capture import Capture
+from stages.compile import Compiled
+from stages.errors import StageError
+from stages.reference import Reference
+from stages.validation import ValidationReport
+
+
+@dataclass(frozen=True)
+class TargetResult:
+    """What the stages made for one target: candidates, verdicts, and the race of the valid ones."""
+
+    target: str
+    options: Mapping[str, Mapping[str, Any]]
+    compiled: Mapping[str, Compiled]
+    reports: Mapping[str, ValidationReport]
+    benchmark: BenchmarkReport | None
+
+    @property
+    def chosen(self) -> str | None:
+        """The fastest valid candidate; else the first that only wants a device to prove it."""
+        if self.benchmark and self.benchmark.fastest:
+            return self.benchmark.fastest
+        return next((name for name, report in self.reports.items() if report.unverified), None)
+
+    @property
+    def status(self) -> Literal["verified", "unverified", "failed"]:
+        if self.chosen is None:
+            return "failed"
+        return "unverified" if self.reports[self.chosen].unverified else "verified"
+
+
+def package(
+    dest: Path,
+    name: str,
+    description: str,
+    capture: Capture,
+    results: Mapping[str, TargetResult],
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+    session: SessionSettings,
+    provenance: Provenance,
+) -> Bundle:
+    """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
+
+    A version of which no target has a valid artifact is refused: what was proven nowhere is no
+    version, whatever device it waits for.
+    """
+    if not any(result.status == "verified" for result in results.values()):
+        reasons = "; ".join(why_not(result) for result in results.values())
+        raise StageError(f"no artifact of {name!r} is valid: {reasons}")
+    manifest = Manifest(
+        name=name,
+        description=description,
+        signature=capture.signature.to_dict(),
+        capture=CaptureRecord(
+            torchscript=capture.torchscript,
+            torchscript_note=capture.torchscript_note,
+            precision=capture.precision,
+        ),
+        torchscript="model.ts" if capture.script else None,
+        targets={t: target_record(r, f"targets/{t}") for t, r in results.items()},
+        tolerances={output: ToleranceRecord(**asdict(t)) for output, t in tolerances.items()},
+        classifiers=sorted(classifiers),
+        session=session,
+        provenance=provenance,
+    )
+    with write_atomically(dest) as folder:
+        shutil.copy2(capture.program, folder / "program.pt2")
+        shutil.copy2(capture.reference, folder / "reference.safetensors")
+        if capture.script:
+            shutil.copy2(capture.script, folder / "model.ts")
+        for target, result in results.items():
+            write_artifacts(folder / "targets" / target, result, capture.signature)
+        write_reports(folder, results)
+        (folder / "manifest.json").write_text(manifest.to_json())
+        write_mlmodel(folder, manifest, example_of(capture))
+        seal(folder)
+    return Bundle.open(dest)
+
+
+def example_of(capture: Capture) -> dict[str, Any]:
+    """An input example for MLflow: the reference's inputs at its smallest case with two rows."""
+    reference = Reference.load(capture.reference)
+
+    def size(case: Mapping[str, int]) -> tuple[bool, int]:
+        return min(case.values()) < 2, sum(case.values())
+
+    case = min(reference.cases, key=size)
+    return {
+        field.name: reference.inputs[field.collection][field.column.name][: case[field.rows]]
+        if field.rows
+        else reference.inputs[field.collection][field.column.name].reshape(1)
+        for field in fields(capture.signature, "input")
+    }
+
+
+def why_not(result: TargetResult) -> str:
+    """Every candidate's reason, for a target without a valid one; equal ones are said once."""
+    reasons: dict[str | None, list[str]] = {}
+    for name, report in result.reports.items():
+        reasons.setdefault(report.reason, []).append(name)
+    return "; ".join(
+        f"{result.target} {', '.join(names)}: {reason}" for reason, names in reasons.items()
+    )
+
+
+def write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
+    """Each candidate's own files, in a folder of its engine."""
+    for engine_name, compiled in result.compiled.items():
+        if compiled.error or not compiled.files:
+            continue
+        out = folder / engine_name
+        out.mkdir(parents=True)
+        for file in compiled.files:
+            shutil.copy2(compiled.folder / file, out / file)
+    _describe_arguments(folder, signature)
+
+
+def write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
+    _write_json(
+        folder / VALIDATION,
+        {
+            target: {engine_name: r.to_dict() for engine_name, r in result.reports.items()}
+            for target, result in results.items()
+        },
+    )
+    _write_json(
+        folder / BENCHMARK,
+        {
+            target: result.benchmark.to_dict()
+            for target, result in results.items()
+            if result.benchmark
+        },
+    )
+
+
+def _describe_arguments(artifacts: Path, signature: Signature) -> None:
+    """What programs without Python read, beside every native library."""
+    for place in {library.parent for library in artifacts.glob("*/*.so")}:
+        (place / "arguments.txt").write_text(describe(signature))
+
+
+def target_record(result: TargetResult, place: str) -> TargetRecord:
+    """The manifest's word on a target whose artifacts lie under `place`."""
+    candidates: dict[str, Candidate] = {}
+    for engine_name, compiled in result.compiled.items():
+        report = result.reports[engine_name]
+        status: Literal["valid", "invalid", "failed", "unverified"] = "invalid"
+        if compiled.error:
+            status = "failed"
+        elif report.valid or report.unverified:
+            status = "valid" if report.valid else "unverified"
+        timings = result.benchmark.timings if result.benchmark else {}
+        candidates[engine_name] = Candidate(
+            status=status,
+            reason=report.reason,
+            files=_bundle_files(place, engine_name, compiled),
+            options=dict(result.options.get(engine_name, {})),
+            compile_seconds=round(compiled.seconds, 3),
+            facts=compiled.facts,
+            worst={
+                output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
+                for output, d in report.worst.items()
+            },
+            benchmark={
+                case.removeprefix("n="): BenchmarkStats(
+                    median_us=rows[engine_name].median_us,
+                    p05_us=rows[engine_name].p05_us,
+                    p95_us=rows[engine_name].p95_us,
+                )
+                for case, rows in timings.items()
+                if engine_name in rows
+            },
+        )
+    return TargetRecord(
+        status=result.status,
+        chosen=result.chosen,
+        below=[
+            Below(rows=rows, engine=name)
+            for rows, name in (result.benchmark.below if result.benchmark else ())
+        ],
+        candidates=candidates,
+    )
+
+
+def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
+    if compiled.error:
+        return []
+    if compiled.files:
+        return [f"{place}/{engine_name}/{file}" for file in compiled.files]
+    portable = engine(engine_name).portable_file(Portable(Path("program.pt2"), Path("model.ts")))
+    return [str(portable)] if portable else []
+
+
+def _write_json(path: Path, data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,15 @@
+from .answers import Arrays as Arrays
+from .answers import Case as Case
+from .answers import Reference as Reference
+from .answers import check_inputs as check_inputs
+from .answers import compute_reference as compute_reference
+from .answers import eager_outputs as eager_outputs
+from .answers import label as label
+from .answers import make_cases as make_cases
+from .answers import random_inputs as random_inputs
+from .answers import row_major_inputs as row_major_inputs
+from .proof import Nonfinite as Nonfinite
+from .proof import count_nonfinite as count_nonfinite
+from .proof import proof_of as proof_of
+from .proof import too_much as too_much
+from .proof import weaknesses as weaknesses

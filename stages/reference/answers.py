@@ -1,0 +1,276 @@
+"""The reference: inputs, and the eager model's answers to them on ordinary row-major tensors.
+
+This route shares nothing with the SoA path but the numbers. Inputs are one pool of arrays per
+collection; a case takes the first n rows of it. It is stored as safetensors (no pickle).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from soa.dtypes import is_float, itemsize, torch_dtype
+from soa.files import as_record, parse_json
+from soa.layout import Column, Layout
+from soa.signature import BoundBlock, Signature
+from stages.errors import CaptureError, ReferenceDataError
+from stages.model import first_line, outputs_in_order, where_raised
+
+Arrays = dict[str, dict[str, torch.Tensor]]
+Case = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
+
+    Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
+    `notes` say what it does not show.
+    """
+
+    inputs: Arrays
+    cases: tuple[Case, ...]
+    outputs: tuple[dict[str, torch.Tensor], ...]
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: Path) -> None:
+        tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
+        for i, outputs in enumerate(self.outputs):
+            tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
+        metadata = {"cases": json.dumps(list(self.cases)), "notes": json.dumps(self.notes)}
+        # Not save_file: its error on a full disk is no OSError.
+        path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
+
+    @classmethod
+    def load(cls, path: Path, signature: Signature | None = None) -> Reference:
+        """What `save` wrote; ReferenceDataError if it is not that, or not of this signature."""
+        inputs: Arrays = {}
+        try:
+            with safe_open(path, framework="pt") as stored:
+                metadata = stored.metadata() or {}
+                cases = as_record(list[Case], parse_json(metadata["cases"]))
+                # Older references have no notes.
+                notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
+                outputs: dict[str, dict[str, torch.Tensor]] = {
+                    str(i): {} for i in range(len(cases))
+                }
+                for key in list(stored.keys()):
+                    kind, where, name = key.split("/", 2)
+                    if kind == "input":
+                        inputs.setdefault(where, {})[name] = stored.get_tensor(key)
+                    else:
+                        outputs[where][name] = stored.get_tensor(key)
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
+        found = cls(inputs, tuple(cases), tuple(outputs.values()), notes)
+        return found if signature is None else found._of(signature, path)
+
+    def _of(self, signature: Signature, path: Path) -> Reference:
+        """Itself, once everything in it is what a signature needs."""
+        for case, outputs in zip(self.cases, self.outputs, strict=True):
+            ranges = signature.ranges
+            good = case.keys() == set(signature.dims) and all(
+                0 <= n <= ranges[dim].max for dim, n in case.items()
+            )
+            for bound in signature.outputs if good else ():
+                value = outputs.get(bound.name)
+                good &= value is not None and value.shape == bound.shape(case[bound.rows])
+            if not good:
+                raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
+        return replace(self, inputs=check_inputs(signature, self.inputs))
+
+
+def label(case: Case) -> str:
+    """`n=33`, or `nodes=5,edges=20`."""
+    return ",".join(f"{dim}={n}" for dim, n in case.items())
+
+
+def make_cases(signature: Signature) -> tuple[Case, ...]:
+    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest.
+
+    With several dimensions the lists run side by side, the shorter ones starting again; then come
+    all at their largest, and each at its least where the others are at their largest.
+    """
+    per_dim: dict[str, list[int]] = {}
+    for dim in signature.dims:
+        rows = signature.ranges[dim]
+        sizes = {0, 1, 2, 37, *rows.typical, rows.min, rows.max}
+        for name, layout in signature.layouts.items():
+            if signature.rows_of[name] == dim:
+                for column in layout.columns:
+                    line = layout.alignment // itemsize(column.dtype)
+                    sizes |= {line - 1, line, line + 1}
+        per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)
+    longest = max(len(sizes) for sizes in per_dim.values())
+    cases = [{dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)]
+    for least in (None, *per_dim):
+        corner = {dim: sizes[0 if dim == least else -1] for dim, sizes in per_dim.items()}
+        if corner not in cases:
+            cases.append(corner)
+    return tuple(cases)
+
+
+def random_inputs(
+    signature: Signature, seed: int, ranges: Mapping[str, tuple[float, float]]
+) -> Arrays:
+    """Reference inputs drawn at random: normal floats, small integers, or uniform in `ranges`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(column: Column, n: int) -> torch.Tensor:
+        shape = () if column.kind == "scalar" else (n, *column.shape)
+        dtype = torch_dtype(column.dtype)
+        if column.name in ranges:
+            low, high = ranges[column.name]
+            values = torch.rand(shape, generator=generator, dtype=torch.float64)
+            return (low + (high - low) * values).to(dtype)
+        if is_float(column.dtype):
+            return torch.randn(shape, generator=generator).to(dtype)
+        high_int = 2 if column.dtype == "bool" else 100
+        return torch.randint(0, high_int, shape, generator=generator).to(dtype)
+
+    return {
+        name: {
+            c.name: draw(c, signature.ranges[signature.rows_of[name]].max)
+            for c in signature.layouts[name].columns
+        }
+        for name in signature.input_collections
+    }
+
+
+def check_inputs(
+    signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
+) -> Arrays:
+    """Inputs from the user, checked against the layouts; `rows` are needed, by default the max."""
+    checked: Arrays = {}
+    for name in signature.input_collections:
+        layout = signature.layouts[name]
+        dim = signature.rows_of[name]
+        n = signature.ranges[dim].max if rows is None else rows[dim]
+        if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
+            raise ReferenceDataError(
+                f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
+            )
+        columns = {**_written_columns(signature, name, n), **given[name]}
+        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.columns}
+    return checked
+
+
+def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
+    """Zeros for the columns of an input collection that the model itself writes."""
+    layout = signature.layouts[name]
+    written = [c for b in signature.outputs if b.block.collection == name for c in b.block.columns]
+    return {
+        c: torch.zeros(
+            () if layout[c].kind == "scalar" else (n, *layout[c].shape),
+            dtype=torch_dtype(layout[c].dtype),
+        )
+        for c in written
+    }
+
+
+def _check_column(
+    collection: str, column: Column, given: Mapping[str, Any], n: int
+) -> torch.Tensor:
+    where = f"reference column {collection}.{column.name}"
+    if column.name not in given:
+        raise ReferenceDataError(f"{where} is missing")
+    value = given[column.name]
+    try:
+        tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:
+        raise ReferenceDataError(f"{where}: {error}") from None
+    shape = () if column.kind == "scalar" else (n, *column.shape)
+    if column.kind != "scalar" and tensor.ndim and tensor.shape[0] > n:
+        tensor = tensor[:n]
+    if tuple(tensor.shape) != shape:
+        raise ReferenceDataError(f"{where} has shape {tuple(tensor.shape)}, needed {shape}")
+    if tensor.dtype != torch_dtype(column.dtype):
+        raise ReferenceDataError(
+            f"{where} is {tensor.dtype}, the layout says {column.dtype}: convert it first"
+        )
+    return tensor.clone()
+
+
+def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
+    """The model's own arguments for a case: ordinary contiguous tensors."""
+    return [
+        _row_major(bound, signature.layouts[bound.block.collection], arrays, case)
+        for bound in signature.inputs
+    ]
+
+
+def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
+    columns = arrays[bound.block.collection]
+    dtype = torch_dtype(bound.plan.dtype)
+    if bound.plan.kind == "scalars":
+        flat = torch.stack([columns[name].to(dtype) for name in bound.block.columns])
+        return flat.reshape(bound.plan.feature_shape).contiguous()
+    n = case[bound.rows]
+    parts = [
+        columns[name][:n].to(dtype).reshape(n, layout[name].components)
+        for name in bound.block.columns
+    ]
+    return torch.cat(parts, dim=1).reshape(n, *bound.plan.feature_shape).contiguous()
+
+
+def eager_outputs(
+    model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
+) -> dict[str, torch.Tensor]:
+    """Run the eager model; its outputs by block name, checked against the output blocks."""
+    with torch.no_grad():
+        values = outputs_in_order(model(*inputs), signature)
+    found: dict[str, torch.Tensor] = {}
+    for bound, value in zip(signature.outputs, values, strict=True):
+        shape = bound.shape(case[bound.rows])
+        ok = tuple(value.shape) == shape
+        if not ok and len(shape) >= 1 and shape[-1] == 1:
+            ok = tuple(value.shape) == shape[:-1]  # (n,) for (n, 1), () for (1,)
+        if not ok:
+            raise CaptureError(
+                f"output {bound.name!r}: the model returns shape {tuple(value.shape)} at "
+                f"{label(case)}, its columns {', '.join(bound.block.columns)} hold {shape}"
+            )
+        if value.is_floating_point() != is_float(bound.plan.dtypes[0]):
+            raise CaptureError(
+                f"output {bound.name!r}: the model returns {value.dtype}, "
+                f"its columns are {bound.plan.dtypes[0]}: convert it in the model"
+            )
+        found[bound.name] = value.detach().reshape(shape).clone()
+    return found
+
+
+def compute_reference(
+    model: torch.nn.Module,
+    signature: Signature,
+    inputs: Arrays,
+    cases: tuple[Case, ...],
+    known: tuple[Case, dict[str, torch.Tensor]] | None = None,
+) -> Reference:
+    """The eager model's answers at every case; raises CaptureError where the model fails.
+
+    `known`: a case and its answers, where the model has been asked already.
+    """
+    outputs = []
+    for case in cases:
+        if known is not None and case == known[0]:
+            outputs.append(known[1])
+            continue
+        try:
+            arguments = row_major_inputs(signature, inputs, case)
+            outputs.append(eager_outputs(model, signature, arguments, case))
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"the eager model itself fails at {label(case)} ({where_raised(error)}): "
+                f"{first_line(error)}; if it cannot take that many rows, say so in rows: (min, max)"
+            ) from error
+    return Reference(inputs, cases, tuple(outputs))

@@ -1,0 +1,253 @@
+"""What a reference proves, and where it proves nothing.
+
+An artifact that reads the wrong memory gives NaN where NaN is expected, and the constant where
+nothing else is expected. So the values that are NaN or infinite are counted, and refused above a
+limit; and the eager model is asked, once for every input column, what changes with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from registry.bundle import Bundle
+from soa.dtypes import torch_dtype
+from soa.signature import BoundBlock, Signature
+from stages.errors import ReferenceDataError
+from stages.reference.answers import Case, Reference, eager_outputs, label, row_major_inputs
+
+# Row counts to ask at where two rows show nothing: for rare values, and for rarer ones.
+_ROWS, _MORE_ROWS = 32, 1000
+
+_CURE = (
+    "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
+    "reference: factory)"
+)
+
+Member = tuple[str, str]  # collection, column
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """How many of one output's reference values are NaN or infinite, at the sizes with rows.
+
+    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` names
+    a size at which no value is finite.
+    """
+
+    output: str
+    by_size: dict[str, tuple[int, int]]
+    first: str = ""
+    empty: str = ""
+
+    @property
+    def count(self) -> int:
+        return sum(bad for bad, _ in self.by_size.values())
+
+    @property
+    def values(self) -> int:
+        return sum(total for _, total in self.by_size.values())
+
+    @property
+    def share(self) -> float:
+        return self.count / max(1, self.values)
+
+
+def count_nonfinite(signature: Signature, reference: Reference) -> tuple[Nonfinite, ...]:
+    """For each output, without the sizes of no rows in a dimension: a mean of none is NaN."""
+    return tuple(_count(signature, bound, reference) for bound in signature.outputs)
+
+
+def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
+    """The same of a version's stored reference, and what it is noted not to show."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    reference = Reference.load(bundle.file(bundle.manifest.reference), signature)
+    return count_nonfinite(signature, reference), reference.notes
+
+
+def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Nonfinite:
+    layout = signature.layouts[bound.block.collection]
+    columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
+    dtype = torch_dtype(bound.plan.dtypes[0])
+    by_size: dict[str, tuple[int, int]] = {}
+    first = empty = ""
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        if not all(case.values()):
+            continue
+        # In the columns' own dtype: what they cannot hold is infinite there.
+        value = outputs[bound.name].to(dtype).reshape(-1, len(columns))
+        finite = value.isfinite() if dtype.is_floating_point else value == value
+        bad = int((~finite).sum())
+        by_size[label(case)] = (bad, value.numel())
+        if bad and not first:
+            row, column = (~finite).nonzero()[0].tolist()
+            first = f"column {columns[column]!r}, row {row} at {label(case)}"
+        if bad == value.numel() and not empty:
+            empty = label(case)
+    return Nonfinite(bound.name, by_size, first, empty)
+
+
+def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
+    """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
+    for one in found:
+        few = one.share <= limit
+        if few and not one.empty:
+            continue
+        none = f", no value at all is finite at {one.empty}" if one.empty else ""
+        cure = _CURE
+        if few:
+            cure += ", or another reference: seed"
+        elif not one.empty:
+            cure += ", or raise reference: nonfinite"
+        return (
+            f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
+            f"proves nothing ({limit:.2%} may be){none}; the first is in {one.first}: {cure}"
+        )
+    return None
+
+
+def weaknesses(
+    model: torch.nn.Module, signature: Signature, reference: Reference
+) -> tuple[str, ...]:
+    """What the reference does not show, a sentence each.
+
+    Raises ReferenceDataError where it shows nothing: no input changes any output.
+    """
+    columns = [(b.block.collection, name) for b in signature.inputs for name in b.block.columns]
+    columns = list(dict.fromkeys(columns))
+    constant = [c for c in columns if _constant(reference.inputs[c[0]][c[1]])]
+    silent, moved, rows = _asked(
+        model, signature, reference, [c for c in columns if c not in constant]
+    )
+    if not moved:
+        why = (
+            "every row of its inputs is the same"
+            if len(constant) == len(columns)
+            else f"no input changes any output (asked at {rows})"
+        )
+        raise ReferenceDataError(
+            f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
+            f"would pass: {_CURE}"
+        )
+    notes = [f"input column {_name(c)} is the same in every row" for c in constant]
+    notes += [
+        f"input columns {' and '.join(map(_name, same))} hold the same values: to take one for the "
+        "other would not show"
+        for same in _same_values(reference, [c for c in columns if c not in constant])
+    ]
+    notes += [
+        f"input column {_name(c)} changes no output (other values were tried at {rows})"
+        for c in silent
+    ]
+    for bound in signature.outputs:
+        if bound.name in moved:
+            notes += _constant_columns(signature, bound, reference)
+        else:
+            notes.append(f"output {bound.name!r} is changed by no input (tried at {rows})")
+    return tuple(notes)
+
+
+def _asked(
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+) -> tuple[list[Member], set[str], str]:
+    """The columns that change no output, the outputs that change, and the size last asked at.
+
+    A column's values are drawn anew among themselves, so that each stays one that the model takes.
+    """
+    generator = torch.Generator().manual_seed(0)
+    names = {bound.name for bound in signature.outputs}
+    asked, heard, moved = set[Member](), set[Member](), set[str]()
+    case: Case = {}
+    for case in _sizes_to_ask(reference.cases):
+        expected = reference.outputs[reference.cases.index(case)]
+        for member in columns:
+            if member in heard and moved == names:
+                continue
+            collection, name = member
+            values = reference.inputs[collection][name]
+            n = case[signature.rows_of[collection]]
+            other = _drawn_anew(values, n, generator)
+            if other is None:
+                continue
+            inputs = {**reference.inputs, collection: {**reference.inputs[collection], name: other}}
+            asked.add(member)
+            try:
+                answers = eager_outputs(
+                    model, signature, row_major_inputs(signature, inputs, case), case
+                )
+                changed = {key for key in names if not _alike(answers[key], expected[key])}
+            except Exception:  # the model does look at it
+                changed = names
+            moved |= changed
+            if changed:
+                heard.add(member)
+    return [c for c in columns if c in asked - heard], moved, label(case)
+
+
+def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
+    """The smallest, which costs least; then larger ones, for what does not show there."""
+    ordered = sorted((c for c in cases if min(c.values()) >= 2), key=lambda c: sum(c.values()))
+    middle = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
+    large = [c for c in ordered if max(c.values()) <= _MORE_ROWS][-1:]
+    wanted = (ordered[0], middle, *large)
+    return [c for c in ordered if c in wanted]
+
+
+def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
+    """The first n rows in another order, some twice; None where these are all the same."""
+    if values.ndim == 0:
+        one = values.item()
+        other = (2 * one or 1.0) if isinstance(one, float) else int(one) ^ 1
+        return torch.tensor(other, dtype=values.dtype)
+    given = values[:n]
+    for _ in range(8):  # two rows may well be drawn as they are
+        drawn = given[torch.randint(n, (n,), generator=generator)]
+        if not _alike(drawn, given):
+            return drawn
+    return None
+
+
+def _constant(values: torch.Tensor) -> bool:
+    return values.ndim > 0 and _alike(values, values[:1].expand_as(values))
+
+
+def _constant_columns(signature: Signature, bound: BoundBlock, reference: Reference) -> list[str]:
+    """Columns of an output that have one value at the largest size."""
+    if bound.plan.kind == "scalars":
+        return []
+    layout = signature.layouts[bound.block.collection]
+    at = max(range(len(reference.cases)), key=lambda i: sum(reference.cases[i].values()))
+    values = reference.outputs[at][bound.name]
+    parts = values.reshape(len(values), -1).split(
+        [layout[name].components for name in bound.block.columns], dim=1
+    )
+    return [
+        f"output column {bound.block.collection}.{name} is the same in every row at "
+        f"{label(reference.cases[at])}"
+        for name, part in zip(bound.block.columns, parts, strict=True)
+        if _constant(part)
+    ]
+
+
+def _same_values(reference: Reference, columns: list[Member]) -> list[list[Member]]:
+    """Groups of columns that hold the same bytes."""
+    groups: dict[tuple[torch.Size, torch.dtype, str], list[Member]] = {}
+    for collection, name in columns:
+        values = reference.inputs[collection][name]
+        if values.ndim:
+            content = values.contiguous().view(torch.uint8).numpy()
+            digest = hashlib.sha256(content.data).hexdigest()
+            groups.setdefault((values.shape, values.dtype, digest), []).append((collection, name))
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal, where NaN is equal to NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _name(member: Member) -> str:
+    return ".".join(member)

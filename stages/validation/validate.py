@@ -1,0 +1,348 @@
+"""Validate: an artifact against the reference, through the runtime, from SoA memory.
+
+Each case runs the artifact as production does: bound to collections, outputs written in place.
+Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
+an element never written, a byte written outside the rows in use, an input that changes, or an
+answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
+touch: an artifact that reads past an end is killed, in the child process that validates it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.errors import out_of_memory
+from engines.processes import run_isolated
+from runtime.allocator import keep_freed_memory
+from runtime.checked import (
+    Deviation,
+    Side,
+    Tolerance,
+    combine,
+    compare,
+    poisoned,
+    same_bytes,
+    snapshot,
+    wrote_outside,
+)
+from runtime.opening import open_candidate
+from runtime.session import Session
+from soa.memory import Collection, fill_column, read_block
+from soa.signature import Signature
+from stages.model import Precision, tf32_switches
+from stages.reference import Arrays, Case, Reference, label
+
+# Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
+# in every integer type; the other is an ordinary number in most.
+_POISON = (0xFF, 0x5A)
+_SPARE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """One size: every output against the reference, and what else went wrong."""
+
+    rows: Case
+    outputs: dict[str, Deviation]
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """The verdict on one artifact. `reason` says why it is refused; None if it is valid.
+
+    `unverified`: it is not refused, but no device here could run it.
+    """
+
+    engine: str
+    valid: bool
+    reason: str | None
+    cases: tuple[CaseReport, ...] = ()
+    worst: dict[str, Deviation] = field(default_factory=dict)
+    seconds: float = 0.0
+    unverified: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
+        return cls(
+            data["engine"],
+            data["valid"],
+            data["reason"],
+            tuple(
+                CaseReport(
+                    c["rows"],
+                    {name: Deviation(**d) for name, d in c["outputs"].items()},
+                    tuple(c["faults"]),
+                )
+                for c in data["cases"]
+            ),
+            {name: Deviation(**d) for name, d in data["worst"].items()},
+            data["seconds"],
+            data["unverified"],
+        )
+
+    @classmethod
+    def not_run(cls, engine_name: str, target: str) -> ValidationReport:
+        reason = f"no device here runs {target}: it was not validated"
+        return cls(engine_name, False, reason, unverified=True)
+
+    @classmethod
+    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+        return cls(engine_name, False, reason)
+
+
+def validate_candidate(
+    name: str,
+    file: Path,
+    signature: Signature,
+    reference: Path,
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+    folder: Path,
+    timeout_s: float,
+    device: str = "cpu",
+    precision: Precision = "fp32",
+) -> ValidationReport:
+    """Open and validate in a child process: a segfault there refuses this candidate only.
+
+    Where memory runs out it is done once more, without keeping any that is free.
+    """
+    payload: dict[str, Any] = {
+        "name": name,
+        "file": str(file.absolute()),  # not where a link leads: that may be held for us
+        "signature": signature.to_dict(),
+        "reference": str(reference.absolute()),
+        "tolerances": {key: asdict(t) for key, t in tolerances.items()},
+        "classifiers": sorted(classifiers),
+        "device": device,
+        "precision": precision,
+    }
+    begun = time.monotonic()
+    outcome = run_isolated("stages.validation.validate:validate_here", payload, folder, timeout_s)
+    left_s = timeout_s - (time.monotonic() - begun)
+    if outcome.killed and left_s > 0:
+        payload["keep_memory"] = False
+        outcome = run_isolated("stages.validation.validate:validate_here", payload, folder, left_s)
+    if not outcome.ok:
+        why = outcome.error
+        if why in ("killed by SIGSEGV", "killed by SIGBUS"):
+            why = f"{why} {_last_case(outcome.log)}"
+        return ValidationReport.failed(
+            name, f"{why} (log: {outcome.log}, repeat with: {outcome.script})"
+        )
+    return ValidationReport.from_dict(outcome.value)
+
+
+def _last_case(log: Path) -> str:
+    """Which case ended the child, by what it had last said."""
+    said = [line for line in log.read_text(errors="replace").splitlines() if line[:3] == "at "]
+    if not said:
+        return "before its first run"
+    return f"{said[-1]}: it may have reached beyond the memory that it was given"
+
+
+def validate_here(
+    name: str,
+    file: str,
+    signature: dict[str, Any],
+    reference: str,
+    tolerances: dict[str, dict[str, float]],
+    classifiers: list[str],
+    device: str,
+    precision: Precision,
+    keep_memory: bool = True,
+) -> dict[str, Any]:
+    """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
+    if keep_memory:
+        keep_freed_memory()
+    torch.set_num_threads(1)
+    where = torch.device(device)
+    with tf32_switches(precision):
+        executable = open_candidate(name, Path(file), where)
+        kept = Signature.from_dict(signature)
+        report = validate_session(
+            Session(kept, executable, where),
+            name,
+            Reference.load(Path(reference), kept),
+            {key: Tolerance(**t) for key, t in tolerances.items()},
+            frozenset(classifiers),
+            say=lambda text: print(text, flush=True),
+        )
+    if keep_memory and out_of_memory(RuntimeError(report.reason)):
+        raise MemoryError(report.reason)
+    return report.to_dict()
+
+
+def validate_session(
+    session: Session,
+    name: str,
+    reference: Reference,
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str] = frozenset(),
+    say: Callable[[str], None] = lambda text: None,
+) -> ValidationReport:
+    """Run every case of the reference through a session, in this process."""
+    begun = time.monotonic()
+    cases = []
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        say(f"at {label(case)}")
+        cases.append(
+            _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
+        )
+    names = [bound.name for bound in session.signature.outputs]
+    worst = {
+        output: combine([case.outputs[output] for case in cases if output in case.outputs])
+        for output in names
+        if any(output in case.outputs for case in cases)
+    }
+    reason = _verdict(tuple(cases), tolerances)
+    return ValidationReport(
+        name, reason is None, reason, tuple(cases), worst, time.monotonic() - begun
+    )
+
+
+def _verdict(cases: tuple[CaseReport, ...], tolerances: Mapping[str, Tolerance]) -> str | None:
+    for case in cases:
+        if case.faults:
+            return f"at {label(case.rows)}: {case.faults[0]}"
+    bad: list[tuple[float, str]] = []
+    for case in cases:
+        for output, found in case.outputs.items():
+            allowed = tolerances[output]
+            if found.outside > allowed.max_outside:
+                what = (
+                    f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
+                    if found.nonfinite_mismatches
+                    else f"max abs deviation {found.max_abs:.3g}"
+                )
+                text = (
+                    f"output {output!r} at {label(case.rows)}, row {found.worst_row}: {what}, "
+                    f"{found.outside:.2%} of its elements outside atol {allowed.atol:g} + rtol "
+                    f"{allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
+                )
+                bad.append((found.outside, text))
+    return max(bad)[1] if bad else None
+
+
+def _validate_case(
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    expected: Mapping[str, torch.Tensor],
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str],
+) -> CaseReport:
+    signature = session.signature
+    try:
+        first = _run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
+        again = _run(session, inputs, case, _POISON[0], _POISON[0])
+        other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
+        roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        return CaseReport(case, {}, (f"the artifact failed: {type(error).__name__}: {text}",))
+    faults = [*first.faults, *roomy.faults]
+    if not _equal_bits(first, again):
+        faults.append("two runs on the same memory give different answers")
+    elif not _equal_bits(first, other):
+        faults.append(_why_poison_shows(session, inputs, case, first))
+    deviations: dict[str, Deviation] = {}
+    for bound in signature.outputs:
+        parts = [
+            compare(
+                run.outputs[bound.name],
+                expected[bound.name].reshape(bound.shape(case[bound.rows])),
+                tolerances[bound.name],
+                bound.name in classifiers,
+            )
+            for run in (first, roomy)
+        ]
+        deviations[bound.name] = max(parts, key=lambda d: (d.outside, d.max_abs))
+    return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+
+
+@dataclass(frozen=True)
+class _Run:
+    outputs: dict[str, torch.Tensor]
+    faults: list[str]
+
+
+def _run(
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    pad: int,
+    poison: int,
+    spare: int = 0,
+    guard: Side | None = None,
+) -> _Run:
+    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
+    signature = session.signature
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        n = case[signature.rows_of[name]]
+        collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
+        for column in collection.layout.columns:
+            fill_column(collection, column, inputs[name][column.name])
+        _poison_outputs(signature, name, collection, poison)
+        given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
+    written: dict[str, Collection] = {}
+    for name in signature.output_collections:
+        n = case[signature.rows_of[name]]
+        written[name] = given.get(name) or poisoned(
+            signature.layouts[name], n, n + spare, poison, session.device, guard
+        )
+    before = {name: snapshot(c) for name, c in {**given, **written}.items()}
+    session.run(given, written)
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+    faults = [
+        f"the artifact changed its input collection {name!r}"
+        for name, collection in given.items()
+        if name not in written and not same_bytes(before[name], collection)
+    ]
+    faults += [
+        f"the artifact wrote outside its columns or rows in collection {name!r}"
+        for name, collection in written.items()
+        if wrote_outside(signature, name, before[name], collection)
+    ]
+    outputs = {
+        bound.name: read_block(bound, written[bound.block.collection])
+        for bound in signature.outputs
+    }
+    return _Run(outputs, faults)
+
+
+def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
+    """Poison the columns that the model writes in a collection that it also reads."""
+    for bound in signature.outputs:
+        if bound.block.collection == name:
+            for column, k in bound.plan.components:
+                collection.component(column, k).view(torch.uint8).fill_(pattern)
+
+
+def _equal_bits(one: _Run, other: _Run) -> bool:
+    return all(
+        torch.equal(
+            one.outputs[name].contiguous().view(torch.uint8),
+            other.outputs[name].contiguous().view(torch.uint8),
+        )
+        for name in one.outputs
+    )
+
+
+def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: _Run) -> str:
+    """Which poison reached the answers: the padding of the inputs, or the outputs themselves."""
+    padded = _run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
+    if not _equal_bits(first, padded):
+        return "the answers depend on what lies in the padding of the inputs"
+    return "some output elements are never written"

@@ -1,0 +1,167 @@
+"""Layers in front of gathers, and frozen convolutions: less to compute, the same answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from engines import EngineError, Portable, Target, engine
+from engines.aoti.hoisting import hoist_linear
+from engines.exported.archive import load_program
+from runtime.checked.comparison import Tolerance
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
+from tests.models.building import Built, build
+
+aten = torch.ops.aten
+
+
+class Neighbours(nn.Module):
+    """EdgeConv as ParticleNet writes it: x_i beside x_j - x_i for four neighbours of each point."""
+
+    def __init__(self, width: int = 6, neighbours: int = 4) -> None:
+        super().__init__()
+        self.k = neighbours
+        self.first = nn.Conv2d(2 * width, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 3, 1)
+        nn.init.uniform_(self.norm.running_mean)  # type: ignore[arg-type]
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, width, points = x.shape
+        near = torch.arange(points).view(1, -1, 1) + torch.arange(self.k).view(1, 1, -1)
+        rows = ((near % points) + torch.arange(n).view(-1, 1, 1) * points).reshape(-1)
+        flat = x.transpose(0, 1).reshape(width, -1)
+        there = flat[:, rows].view(width, n, points, self.k).transpose(0, 1).contiguous()
+        here = x.view(n, width, points, 1).repeat(1, 1, 1, self.k)
+        edges = torch.cat((here, there - here), dim=1)
+        found: Tensor = self.second(torch.relu(self.norm(self.first(edges))))
+        return found.mean(dim=(2, 3))
+
+
+class Edges(nn.Module):
+    """A layer on both ends of an edge and on the edge itself, and one that stays where it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.message = nn.Linear(11, 5)
+        self.after = nn.Linear(5, 2)
+
+    def forward(self, nodes: Tensor, index: Tensor, edges: Tensor) -> Tensor:
+        ends = [nodes[index[:, 0]], nodes.index_select(0, index[:, 1]), edges]
+        found: Tensor = self.after(torch.relu(self.message(torch.cat(ends, dim=1))))
+        return found
+
+
+def exported(
+    model: nn.Module, arguments: tuple[Tensor, ...], dims: tuple[Dim, ...]
+) -> ExportedProgram:
+    shapes = tuple({0: dim} for dim in dims)
+    program = torch.export.export(model.eval(), arguments, dynamic_shapes=shapes, strict=False)
+    functional: ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+def layers(program: ExportedProgram) -> list[Tensor]:
+    """The inputs of the program's linear layers, as they are at export."""
+    kinds = (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.mm.default)
+    nodes = [n for n in program.graph.nodes if n.target in kinds]
+    return [n.args[1 if n.target is aten.mm.default else 0].meta["val"] for n in nodes]
+
+
+def test_a_layer_on_edges_becomes_one_on_points() -> None:
+    torch.manual_seed(0)
+    model = Neighbours()
+    program = exported(model, (torch.randn(3, 6, 9),), (Dim("n", max=50),))
+    assert hoist_linear(program) == 1
+    assert sorted(value.dim() for value in layers(program)) == [2, 4, 4, 4]
+    on_edges = [value for value in layers(program) if value.dim() == 4 and value.shape[3] == 4]
+    assert len(on_edges) == 1  # the second layer: there is a ReLU in front of it
+    for n in (1, 2, 50):
+        x = torch.randn(n, 6, 9)
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_layer_on_edges_becomes_one_on_nodes() -> None:
+    torch.manual_seed(0)
+    model = Edges()
+    given = (torch.randn(7, 4), torch.randint(0, 7, (30, 2)), torch.randn(30, 3))
+    program = exported(model, given, (Dim("n", max=100), *[Dim("e", max=800)] * 2))
+    assert hoist_linear(program) == 1
+    assert [value.shape[1] for value in layers(program)] == [4, 4, 3, 5]
+    for nodes, edges in ((1, 2), (60, 33)):
+        given = (
+            torch.randn(nodes, 4), torch.randint(0, nodes, (edges, 2)), torch.randn(edges, 3)
+        )  # fmt: skip
+        torch.testing.assert_close(program.module()(*given), model(*given), atol=1e-5, rtol=1e-4)
+
+
+class Kept(nn.Module):
+    """Layers that no move makes smaller, or that do not commute with what is before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.wide = nn.Conv2d(2, 3, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        squared = self.layer(x[:, :4] ** 2)
+        mixed = self.layer(x[:, torch.tensor([3, 0, 1, 1])])  # it picks features, not rows
+        twice = self.layer(x[:, :2].repeat(1, 2))  # features again
+        picture = self.wide(x.view(-1, 1, 2, 4).repeat(1, 2, 1, 1)).mean(dim=(2, 3))
+        summed: Tensor = squared + mixed + twice + picture
+        return summed
+
+
+def test_what_is_kept() -> None:
+    program = exported(Kept(), (torch.randn(5, 8),), (Dim("n", max=50),))
+    before = str(program.graph)
+    assert hoist_linear(program) == 0
+    assert str(program.graph) == before
+
+
+PARTICLES = Layout([eigen(f"f{i}", "float32", 9) for i in range(6)])
+SCORES = Layout([column(name, "float32") for name in ("a", "b", "c")])
+
+
+@pytest.fixture(scope="module")
+def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    torch.manual_seed(1)
+    signature = Signature.build(
+        {"points": PARTICLES, "scores": SCORES},
+        [Block("x", "points", tuple(c.name for c in PARTICLES.columns), shape=(6, 9))],
+        [Block("y", "scores", ("a", "b", "c"))],
+        {"n": RowRange(0, 100, ())},
+    )
+    return build(Neighbours(), signature, tmp_path_factory.mktemp("folded"), ("aoti-folded",))
+
+
+def test_a_frozen_artifact_is_valid(neighbours: Built) -> None:
+    report = validate_session(
+        neighbours.session("aoti-folded"),
+        "aoti-folded",
+        Reference.load(neighbours.capture.reference),
+        {"y": Tolerance(1e-5, 1e-4)},
+    )
+    assert report.reason is None
+
+
+def test_the_batch_norm_is_inside_the_convolution(neighbours: Built) -> None:
+    program = load_program(neighbours.capture.program)
+    means = [key for key in program.state_dict if key.endswith("running_mean")]
+    assert means  # the portable program has it as it was
+    assert not (neighbours.files["aoti-folded"].parent / "weights.bin").exists()
+
+
+def test_a_program_with_nothing_to_fold_is_refused(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="nothing to fold: the program has no convolution"):
+        engine("aoti-folded").compile(
+            Portable(mlp.capture.program, None), Target.parse("cpu"), {}, tmp_path
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,132 @@
+"""Weights beside the code: in their own strides, mapped read-only, refused if they differ."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.aoti.weights import writable, write_weights
+from engines.errors import RunError
+from engines.native.runner import NativeExecutable
+from soa import Block, Layout, RowRange, Signature, column
+from tests.models.building import Built, build
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def artifact(mlp: Built, tmp_path: Path) -> Path:
+    """A copy of the artifact's folder; returns its library."""
+    source = mlp.files["aoti"]
+    shutil.copytree(source.parent, tmp_path / "artifact")
+    return tmp_path / "artifact" / source.name
+
+
+def edit(library: Path, old: str, new: str) -> None:
+    index = library.parent / "weights.txt"
+    text = index.read_text()
+    assert text.count(old) == 1
+    index.write_text(text.replace(old, new))
+
+
+def test_each_tensor_lies_aligned_in_its_own_strides(tmp_path: Path) -> None:
+    matrix = torch.arange(12, dtype=torch.float32).reshape(3, 4).t()  # sizes 4 3, strides 1 4
+    half = torch.tensor([1.5, -2.0], dtype=torch.float16)
+    assert write_weights({"m": matrix, "h": half, "e": torch.empty(0, 3)}, tmp_path) == [
+        "weights.bin",
+        "weights.txt",
+    ]
+    assert (tmp_path / "weights.txt").read_text().splitlines() == [
+        "soa-weights 1",
+        "m float32 4 0 2 4 3 1 4",
+        "h float16 2 64 1 2 1",
+        "e float32 4 128 2 0 3 3 1",
+    ]
+    stored = (tmp_path / "weights.bin").read_bytes()
+    assert stored[:48] == torch.arange(12, dtype=torch.float32).numpy().tobytes()
+    assert stored[48:64] == bytes(16)
+    assert stored[64:68] == half.numpy().tobytes()
+
+
+def test_what_the_format_cannot_hold_stays_in_the_library() -> None:
+    assert writable({"a": torch.zeros(2, dtype=torch.int64)})
+    assert not writable({"a": torch.zeros(2, dtype=torch.complex64)})
+    assert not writable({"a": torch.eye(2).to_sparse()})
+
+
+def test_weights_are_mapped_read_only_and_shared(artifact: Path) -> None:
+    opened = NativeExecutable(artifact, CPU, instances=8)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mine = [line for line in maps if line.endswith(str(artifact.parent / "weights.bin"))]
+    assert len(mine) == 1  # once, for eight instances
+    assert mine[0].split()[1] == "r--s"
+    opened.close()
+
+
+def test_closing_unmaps(artifact: Path) -> None:
+    NativeExecutable(artifact, CPU).close()
+    assert str(artifact.parent) not in Path("/proc/self/maps").read_text().replace(
+        str(artifact), ""
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("soa-weights 1", "soa-weights 2", "not an index of weights"),
+        (" 2 48 6 6 1", " 2 48000 6 6 1", "does not fit weights.bin"),
+        (" 2 48 6 6 1", " 2 -48 6 6 1", "does not fit weights.bin"),
+        (" 2 48 6 6 1", " 2 48 6 6", "does not fit weights.bin"),
+        (" 2 48 6 6 1", " 99 48 6 6 1", "does not fit weights.bin"),
+    ],
+)
+def test_an_index_that_does_not_fit(artifact: Path, old: str, new: str, message: str) -> None:
+    edit(artifact, old, new)
+    with pytest.raises(RunError, match=message):
+        NativeExecutable(artifact, CPU)
+
+
+def test_weights_that_are_cut_off_or_missing(artifact: Path) -> None:
+    binary = artifact.parent / "weights.bin"
+    binary.write_bytes(binary.read_bytes()[:-100])
+    with pytest.raises(RunError, match=r"does not fit weights\.bin"):
+        NativeExecutable(artifact, CPU)
+    binary.unlink()
+    with pytest.raises(RunError, match=r"weights\.bin: No such file"):
+        NativeExecutable(artifact, CPU)
+
+
+def test_a_library_without_its_index_is_refused(artifact: Path) -> None:
+    (artifact.parent / "weights.txt").unlink()
+    with pytest.raises(RunError, match=r"holds no weights, and there is no weights\.txt"):
+        NativeExecutable(artifact, CPU)
+
+
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    signature = Signature.build(
+        {"a": Layout([column("x", "float32")]), "b": Layout([column("y", "float32")])},
+        [Block("x", "a", ("x",))],
+        [Block("y", "b", ("y",))],
+        {"n": RowRange(0, 50)},
+    )
+    made = build(Absolute(), signature, tmp_path, engines=("aoti",))
+    given, written = made.collections({"n": 33})
+    made.session("aoti").run(given, written)
+    assert torch.equal(written["b"]["y"], given["a"]["x"].abs())
+    assert (tmp_path / "aoti" / "weights.bin").read_bytes() == b""
+
+
+class Absolute(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.abs()
+
+
+def test_weights_of_another_model(artifact: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = (artifact.parent / "weights.txt").read_text().splitlines()
+    (artifact.parent / "weights.txt").write_text("\n".join(lines[:-1]) + "\n")
+    with pytest.raises(RunError, match="not this artifact's weights"):
+        NativeExecutable(artifact, CPU)
+    assert capfd.readouterr().err  # torch says which constant, on stderr

@@ -1,0 +1,103 @@
+"""An artifact for a CPU level holds no instruction above it, and runs right."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import Portable, Target, engine
+from engines.target import host_cpu_levels
+from runtime.checked.comparison import compare, default_tolerance
+from runtime.session.session import Session
+from tests.engines.disassembly import BEYOND, above, level_of
+from tests.models.building import TAGS, Built
+
+LEVELS = {"x86-64-v2": 2, "x86-64-v3": 3, "x86-64-v4": 4}
+# Precompiled headers take as long as two compiles, for every set of flags, and change no code.
+ONCE = {"aot_inductor.precompile_headers": False}
+
+
+@pytest.fixture(scope="module")
+def libraries(mlp: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The small model for every level that this host runs; its own default is already there."""
+    found: dict[str, Path] = {}
+    for arch in host_cpu_levels():
+        if arch not in LEVELS:
+            pytest.skip(f"the levels are x86-64's, this host is {arch}")
+        if Target("cpu", arch) == Target.parse("cpu"):
+            found[arch] = mlp.files["aoti"]
+            continue
+        out = tmp_path_factory.mktemp(arch)
+        source = Portable(mlp.capture.program, None)
+        options = ONCE if arch == "x86-64-v4" else {}  # v2 is compiled for elsewhere too
+        found[arch] = out / engine("aoti").compile(source, Target("cpu", arch), options, out)[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def shown(libraries: dict[str, Path]) -> dict[str, Path]:
+    if shutil.which("objdump") is None:
+        pytest.skip("objdump (binutils) is not installed")
+    return libraries
+
+
+@pytest.mark.parametrize("arch", LEVELS)
+def test_no_instruction_lies_above_the_level(shown: dict[str, Path], arch: str) -> None:
+    if arch not in shown:
+        pytest.skip(f"this host does not run {arch}")
+    assert list(itertools.islice(above(shown[arch], LEVELS[arch]), 5)) == []
+
+
+@pytest.mark.parametrize("arch", ["x86-64-v3", "x86-64-v4"])
+def test_a_higher_level_is_used_and_seen(shown: dict[str, Path], arch: str) -> None:
+    if arch not in shown:
+        pytest.skip(f"this host does not run {arch}")
+    assert any(above(shown[arch], LEVELS[arch] - 1))
+
+
+@pytest.mark.parametrize("arch", LEVELS)
+def test_each_level_computes_the_same(mlp: Built, libraries: dict[str, Path], arch: str) -> None:
+    if arch not in libraries:
+        pytest.skip(f"this host does not run {arch}")
+    session = Session(mlp.signature, engine("aoti").open(libraries[arch], torch.device("cpu")))
+    for n in (0, 1, 33, 1000):
+        given, written = mlp.collections({"n": n})
+        session.run(given, written)
+        rows = torch.stack([given["jets"][name] for name in "abcdef"], dim=1)
+        found = torch.stack([written["tags"][c.name] for c in TAGS.columns], dim=1)
+        tolerance = default_tolerance("float32")
+        assert compare(found, mlp.model(rows), tolerance, classifier=False).outside == 0
+
+
+@pytest.mark.parametrize(
+    ("listed", "level"),
+    [
+        ("0f 58 c1 \taddps  %xmm1,%xmm0", 2),
+        ("66 0f 38 00 c1 \tpshufb %xmm1,%xmm0", 2),
+        ("f3 48 0f b8 c7 \tpopcnt %rdi,%rax", 2),
+        ("f3 48 0f bc c7 \ttzcnt  %rdi,%rax", 2),
+        ("0f 46 c2 \tcmovbe %edx,%eax", 2),
+        ("66 2e 0f 1f 84 00 00 00 00 00 \tcs nopw 0x0(%rax,%rax,1)", 2),
+        ("c5 f8 77 \tvzeroupper", 3),
+        ("c5 f8 58 c1 \tvaddps %xmm1,%xmm0,%xmm0", 3),
+        ("c4 e2 75 b8 c2 \tvfmadd231ps %ymm2,%ymm1,%ymm0", 3),
+        ("c4 e2 79 13 c0 \tvcvtph2ps %xmm0,%xmm0", 3),
+        ("c4 e2 f9 f7 c7 \tshlx   %rax,%rdi,%rax", 3),
+        ("f3 48 0f bd c7 \tlzcnt  %rdi,%rax", 3),
+        ("0f 38 f0 07 \tmovbe  (%rdi),%eax", 3),
+        ("62 f1 74 48 58 c2 \tvaddps %zmm2,%zmm1,%zmm0", 4),
+        ("62 f1 74 28 58 c2 \tvaddps %ymm2,%ymm1,%ymm0", 4),
+        ("c5 f8 92 c8 \tkmovw  %eax,%k1", 4),
+        ("62 f2 75 48 52 c2 \tvdpbf16ps %zmm2,%zmm1,%zmm0", BEYOND),
+        ("62 f2 75 48 50 c2 \tvpdpbusd %zmm2,%zmm1,%zmm0", BEYOND),
+        ("62 f5 74 48 58 c2 \tvaddph %zmm2,%zmm1,%zmm0", BEYOND),
+        ("66 0f 38 dc c1 \taesenc %xmm1,%xmm0", BEYOND),
+        ("66 0f 3a 44 c1 00 \tpclmullqlqdq %xmm1,%xmm0", BEYOND),
+    ],
+)
+def test_levels_of_single_instructions(listed: str, level: int) -> None:
+    assert level_of(f"   17000:\t{listed}") == level

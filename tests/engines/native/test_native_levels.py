@@ -1,0 +1,76 @@
+"""An artifact for another CPU is refused natively, and in C++ and Python for the same reasons."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines.errors import RunError
+from engines.native.runner import NativeExecutable
+from engines.target import Target, host_cpu_levels, missing_flags
+from tests.engines.native import sanitize
+from tests.models.building import Built
+
+LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
+FAMILY = "another processor family"
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """`lacks x86-64-v3` and so on, to the features that C++ names."""
+    compiler = sanitize.compiler()
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("needs a C++ compiler and an x86-64 host")
+    program = tmp_path_factory.mktemp("levels") / "levels"
+    source = sanitize.HERE / "levels.cpp"
+    subprocess.run(
+        [compiler, "-std=c++17", f"-I{sanitize.NATIVE}", source, "-o", program], check=True
+    )
+    lines = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    return {key: value for key, _, value in (line.partition(": ") for line in lines.splitlines())}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_both_languages_ask_for_the_same_features(said: dict[str, str], level: str) -> None:
+    assert sorted(said[f"needs {level}"].split(", ")) == list(missing_flags(level, frozenset()))
+    found = said[f"lacks {level}"]
+    assert sorted(found.split(", ") if found else []) == list(missing_flags(level))
+
+
+def test_a_system_that_saves_no_wide_registers_has_no_wide_level(said: dict[str, str]) -> None:
+    assert said["saves x86-64-v2"] == ""
+    assert said["saves x86-64-v3"] == "avx, avx2, f16c, fma"
+    assert "avx512f" in said["saves x86-64-v4"]
+
+
+@pytest.mark.parametrize("arch", ["x86-64-v5", "aarch64", "x86-64-v", ""])
+def test_what_is_no_level_runs_nowhere(said: dict[str, str], arch: str) -> None:
+    assert said[f"needs {arch}"] == said[f"lacks {arch}"] == said[f"saves {arch}"] == FAMILY
+
+
+@pytest.mark.parametrize("arch", [*LEVELS, "aarch64"])
+def test_an_artifact_opens_where_its_target_runs(mlp: Built, tmp_path: Path, arch: str) -> None:
+    library = copied(mlp, tmp_path)
+    (library.parent / "target.txt").write_text(f"soa-target 1\ncpu/{arch}\n")
+    if arch in host_cpu_levels():
+        NativeExecutable(library, torch.device("cpu")).close()
+        return
+    lacking = f"this host cannot run cpu/{arch}: it lacks"
+    with pytest.raises(RunError, match=lacking):
+        NativeExecutable(library, torch.device("cpu"))
+
+
+def test_the_artifact_names_its_own_target(mlp: Built, tmp_path: Path) -> None:
+    library = copied(mlp, tmp_path)
+    text = (library.parent / "target.txt").read_text()
+    assert text == f"soa-target 1\n{Target.parse('cpu')}\n"
+
+
+def copied(mlp: Built, tmp_path: Path) -> Path:
+    source = mlp.files["aoti"]
+    return Path(shutil.copytree(source.parent, tmp_path / "artifact")) / source.name

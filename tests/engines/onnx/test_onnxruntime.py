@@ -1,0 +1,338 @@
+"""The onnxruntime engine: bound at the caller's memory, its copies counted, its refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines import EngineError, Portable, Target, engine
+from engines.errors import RunError
+from engines.exported.quiet import quiet_torch
+from engines.onnx.engine import OnnxCall
+from runtime.checked.comparison import Tolerance
+from runtime.session.binding import Binding
+from runtime.session.session import Session
+from soa import Block, Collection, Layout, RowRange, Signature, column
+from soa.memory.transfer import fill_column
+from stages.capture import Capture, capture
+from stages.compile import compile_candidate
+from stages.reference.answers import Reference, random_inputs
+from stages.validation.validate import validate_session
+from tests.models.building import TAGS, Built, build, mlp_signature
+from tests.models.mlps import Core
+
+CPU = torch.device("cpu")
+TIGHT = Tolerance(1e-6, 1e-6)
+
+
+def facts_of(built: Built) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        (built.files["onnxruntime"].parent / "facts.json").read_text()
+    )
+    return found
+
+
+def captured(model: nn.Module, folder: Path) -> Capture:
+    signature = mlp_signature()
+    model = model.eval().requires_grad_(False)
+    return capture(model, signature, random_inputs(signature, 1, {}), folder, "none")
+
+
+def compiled(program: Path, out: Path, **options: Any) -> list[str]:
+    out.mkdir(exist_ok=True)
+    return engine("onnxruntime").compile(Portable(program, None), Target.parse("cpu"), options, out)
+
+
+def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
+    given, written = mlp.collections({"n": n})
+    return session.bind(given, written), written["tags"]
+
+
+def values(tags: Collection) -> torch.Tensor:
+    return torch.stack([tags[c.name] for c in TAGS.columns])
+
+
+# -- what is bound, and what is copied -------------------------------------------------------------
+
+
+def test_the_graph_takes_the_arguments_and_gives_one_output_a_column(mlp: Built) -> None:
+    model = onnx.load(mlp.files["onnxruntime"])
+    assert [i.name for i in model.graph.input] == ["argument_0", "argument_1"]
+    assert [o.name for o in model.graph.output] == [f"argument_2.{k}" for k in range(3)]
+    facts = facts_of(mlp)
+    assert facts["opset"] == next(o.version for o in model.opset_import if o.domain == "")
+    assert facts["ir_version"] == model.ir_version
+
+
+def test_a_binding_reads_and_writes_the_callers_memory(mlp: Built) -> None:
+    given, written = mlp.collections({"n": 10}, spare=50)
+    binding = mlp.session("onnxruntime").bind(given, written)
+    binding()
+    before = values(written["tags"])[:, :10].clone()
+    fill_column(given["jets"], given["jets"].layout["a"], torch.full((10,), 7.0))
+    binding()  # nothing was bound anew
+    jets = torch.stack([given["jets"][c.name] for c in given["jets"].layout.columns], dim=1)
+    after = values(written["tags"])[:, :10]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after.T, mlp.model(jets[:10]), atol=1e-6, rtol=0)
+
+
+def test_the_bytes_counted_are_those_that_the_last_step_writes(mlp: Built, tmp_path: Path) -> None:
+    facts = facts_of(mlp)
+    assert (facts["copied_bytes_in"], facts["inputs_read_by"]) == (0, ["Slice"])
+    assert facts["copied_bytes_out_per_row"] == [3 * 4]
+    assert facts["copied_out_by"] == ["Split"]
+    n = 100
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = onnxruntime.InferenceSession(mlp.files["onnxruntime"], options)
+    session.run(
+        None,
+        {
+            "argument_0": torch.empty(n, 0).numpy(),
+            "argument_1": torch.rand(6, 128).numpy(),
+        },
+    )
+    events = json.loads(Path(session.end_profiling()).read_text())
+    steps = [e["args"] for e in events if e["name"].endswith("_kernel_time")]
+    assert steps[-1]["op_name"] == "Split"
+    assert int(steps[-1]["output_size"]) == n * facts["copied_bytes_out_per_row"][0]
+
+
+class Endings(nn.Module):
+    """Every way an output can end: computed in place, twice the same, passed on, constant."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = torch.exp(-x.abs())
+        whole = x.unflatten(1, (2, 3)).mean(-1)  # over an axis from the back, also at n = 0
+        return (
+            torch.sigmoid(x.sum(dim=1, keepdim=True)),
+            y[:, -1],
+            y[:, -1],
+            x[:, 1],
+            torch.ones_like(x[:, 0]),
+            whole + x[:, :2],
+            y[:, 0].double(),
+        )
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    names = ("computed", "first", "second", "passed", "constant", "both", "double")
+    out = Layout(
+        [column(name, "float64" if name == "double" else "float32") for name in names]
+        + [column("other", "float32")],
+        64,
+        "columns",
+    )
+    given = Layout([column(name, "float32") for name in "abcdef"])
+    signature = Signature.build(
+        {"jets": given, "out": out},
+        [Block("x", "jets", tuple("abcdef"))],
+        [Block(name, "out", ("both", "other") if name == "both" else (name,)) for name in names],
+        {"n": RowRange(0, 50)},
+    )
+    folder = tmp_path_factory.mktemp("endings")
+    return build(Endings(), signature, folder, ("onnxruntime",), route="none")
+
+
+def test_every_ending_is_right_and_only_moved_values_are_counted(endings: Built) -> None:
+    reference = Reference.load(endings.capture.reference)
+    tolerances = {b.name: TIGHT for b in endings.signature.outputs}
+    session = endings.session("onnxruntime")
+    report = validate_session(session, "onnxruntime", reference, tolerances)
+    assert report.reason is None
+    assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 50}
+    facts = facts_of(endings)
+    # first, second, passed, both and other end in a move, double in a conversion.
+    assert facts["copied_bytes_out_per_row"] == [5 * 4 + 8]
+    assert facts["copied_bytes_out_once"] == 0
+
+
+def test_rows_of_one_value_only(tmp_path: Path) -> None:
+    signature = mlp_signature(37, lowest=37)
+    made = build(Softmax(), signature, tmp_path, ("onnxruntime",), route="none")
+    reference = Reference.load(made.capture.reference)
+    report = validate_session(
+        made.session("onnxruntime"), "onnxruntime", reference, {"probabilities": TIGHT}
+    )
+    assert report.reason is None
+    assert facts_of(made)["copied_bytes_out_once"] == 37 * 3 * 4
+
+
+class Softmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x[:, :3], dim=-1)
+
+
+# -- many calls, many threads ----------------------------------------------------------------------
+
+
+def test_another_n_of_the_same_binding(mlp: Built) -> None:
+    session = mlp.session("onnxruntime")
+    binding, tags = bound(mlp, session, 1000)
+    for n in (1000, 1, 0, 33, 999):
+        for each in TAGS.columns:
+            tags[each.name].fill_(-1.0)
+        binding(n)
+        once, expected = bound(mlp, session, n)
+        once()
+        assert torch.equal(values(tags)[:, :n], values(expected))
+        assert torch.all(values(tags)[:, n:] == -1.0)
+
+
+def test_eight_threads_share_a_session_bit_equal_to_serial(mlp: Built) -> None:
+    session = mlp.session("onnxruntime")
+    serial: dict[int, torch.Tensor] = {}
+    for n in range(20):
+        binding, tags = bound(mlp, session, n)
+        binding()
+        serial[n] = values(tags)
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> int:
+        binding, tags = bound(mlp, session, 19)
+        start.wait()
+        wrong = 0
+        for event in range(500):
+            n = (event * 7 + seed) % 20
+            binding(n)
+            wrong += not torch.equal(values(tags)[:, :n], serial[n])
+        return wrong
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(8))) == 0
+
+
+def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
+    binding, _ = bound(mlp, mlp.session("onnxruntime"), 3)
+    assert isinstance(binding.prepared, OnnxCall)
+    with binding.prepared.lock, pytest.raises(RunError, match="another thread is running this"):
+        binding()
+    binding()
+
+
+def test_run_many_runs_each(mlp: Built) -> None:
+    session = mlp.session("onnxruntime")
+    many = [bound(mlp, session, n) for n in (1, 5)]
+    session.run_many([binding for binding, _ in many], threads=2)
+    assert all(values(tags).sum() > 0 for _, tags in many)
+
+
+def test_closed_sessions_refuse(mlp: Built) -> None:
+    session = mlp.session("onnxruntime")
+    binding, _ = bound(mlp, session, 3)
+    binding()
+    session.close()
+    for attempt in (binding, lambda: binding(2), lambda: bound(mlp, session, 3)):
+        with pytest.raises(RunError, match="the session is closed"):
+            attempt()
+
+
+def test_a_failing_run_is_one_line(mlp: Built) -> None:
+    executable = mlp.executable("onnxruntime")
+    wrong = [torch.empty(4, 0), torch.zeros(5, 32), torch.zeros(3, 32)]  # five columns of six
+    with pytest.raises(RunError, match=r"^ONNX Runtime failed: .*argument_1[^\n]*$"):
+        executable(wrong)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+class CumulativeMax(Core):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cummax(self.core(x), dim=1).values
+
+
+class Gelu(Core):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.gelu(self.core(x))
+
+
+def test_an_operation_that_onnx_does_not_have(tmp_path: Path) -> None:
+    program = captured(CumulativeMax(), tmp_path).program
+    with pytest.raises(EngineError, match=r"^ONNX has no operation for aten\.cummax$"):
+        compiled(program, tmp_path / "out")
+
+
+def test_opsets(tmp_path: Path) -> None:
+    program = captured(Gelu(), tmp_path).program
+    out = tmp_path / "out"
+    assert compiled(program, out, opset=18) == ["model.onnx", "model.onnx.data", "facts.json"]
+    assert json.loads((out / "facts.json").read_text())["opset"] == 18
+    for opset, message in [
+        (7, r"^opset 7 has no Erf[\w, ]*; this program was made in opset \d+$"),
+        (10_000, r"^this program was made in opset \d+ and does not convert to opset 10000$"),
+        ("18", r"^opset is a whole number; found '18'$"),
+    ]:
+        with pytest.raises(EngineError, match=message):
+            compiled(program, out, opset=opset)
+    with pytest.raises(EngineError, match="onnxruntime has no option 'opsets': it has opset"):
+        compiled(program, out, opsets=18)
+
+
+def test_an_onnx_file_of_somebody_else(tmp_path: Path) -> None:
+    file = tmp_path / "theirs.onnx"
+    with quiet_torch():
+        torch.onnx.export(Softmax(), (torch.rand(2, 3),), file, dynamo=True, verbose=False)
+    with pytest.raises(EngineError, match=r"^theirs\.onnx does not say which columns it writes"):
+        engine("onnxruntime").open(file, CPU)
+
+
+def test_what_is_not_installed_is_named_with_its_extra(
+    mlp: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(EngineError, match=r"onnxruntime is not installed: .*soa-pipeline\[cpu\]"):
+        mlp.executable("onnxruntime")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(EngineError, match=r"onnxscript is not installed: .*soa-pipeline\[onnx\]"):
+        compiled(mlp.capture.program, tmp_path)
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="a GPU build"
+)
+def test_a_build_without_the_devices_provider(mlp: Built) -> None:
+    with pytest.raises(EngineError, match=r"has no CUDAExecutionProvider; it has .*CPUExecution"):
+        engine("onnxruntime").open(mlp.files["onnxruntime"], torch.device("cuda"))
+
+
+# -- on a GPU; none has run them -------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_on_a_gpu_it_gives_the_cpus_answers(mlp: Built) -> None:
+    device = torch.device("cuda:0")
+    opened = engine("onnxruntime").open(mlp.files["onnxruntime"], device)
+    session = Session(mlp.signature, opened, device)
+    for n in (1, 33, 1000):
+        binding, expected = bound(mlp, mlp.session("onnxruntime"), n)
+        binding()
+        given, written = mlp.collections({"n": n})
+        there = {name: c.to(device) for name, c in {**given, **written}.items()}
+        session.run({"jets": there["jets"]}, {"tags": there["tags"]})
+        found = torch.stack([there["tags"][c.name].cpu() for c in TAGS.columns])
+        torch.testing.assert_close(found, values(expected), atol=1e-5, rtol=0)
+
+
+# -- the record ------------------------------------------------------------------------------------
+
+
+def test_the_facts_come_with_the_candidate(mlp: Built, tmp_path: Path) -> None:
+    made = compile_candidate(
+        "onnxruntime", mlp.capture, Target.parse("cpu"), {}, tmp_path, timeout_s=300
+    )
+    assert made.error is None
+    assert made.facts == facts_of(mlp)

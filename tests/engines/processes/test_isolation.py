@@ -1,0 +1,202 @@
+"""A crash, a hang or an error in a child is an outcome, with a log and a script to repeat it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.errors import out_of_memory
+from engines.processes.isolation import Outcome, run_isolated
+from tests.models.signals import disposed
+
+STEPS = "tests.engines.steps"
+
+
+def run(folder: Path, name: str, timeout_s: float = 60, **payload: Any) -> Outcome:
+    return run_isolated(f"{STEPS}:{name}", payload, folder, timeout_s)
+
+
+def repeat(outcome: Outcome) -> subprocess.CompletedProcess[str]:
+    """Run reproduce.sh alone: from another folder, with nothing of our environment."""
+    return subprocess.run(
+        [str(outcome.script)],
+        env={"PATH": "/usr/bin:/bin"},
+        cwd="/",
+        text=True,
+        capture_output=True,
+    )
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # a zombie has ended; whoever inherited it has not looked yet
+
+
+def ends(pid: int) -> bool:
+    for _ in range(600):
+        if not is_running(pid):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_value_comes_back_and_the_script_computes_it_again(tmp_path: Path) -> None:
+    outcome = run(tmp_path / "made" / "for it", "add", a=2, b=3)
+    assert outcome.ok
+    assert outcome.value == 5
+    assert outcome.log.read_text() == "adding\n"
+    answer = outcome.script.parent / "answer.json"
+    assert json.loads(answer.read_text()) == {"value": 5}
+    answer.unlink()
+    again = repeat(outcome)
+    assert (again.returncode, again.stdout) == (0, "adding\n")
+    assert json.loads(answer.read_text()) == {"value": 5}
+
+
+def test_it_is_another_process_with_the_environment_asked_for(tmp_path: Path) -> None:
+    outcome = run_isolated(
+        f"{STEPS}:where", {"variable": "A_SETTING"}, tmp_path, 60, {"A_SETTING": "it's on"}
+    )
+    assert outcome.value["pid"] != os.getpid()
+    assert outcome.value["value"] == "it's on"
+    assert "A_SETTING" not in os.environ
+    repeat(outcome)
+    assert json.loads((tmp_path / "answer.json").read_text())["value"]["value"] == "it's on"
+
+
+@pytest.mark.parametrize("name", ["kill_itself", "read_address_zero"])
+def test_a_segfault_is_an_outcome_that_the_script_repeats(tmp_path: Path, name: str) -> None:
+    outcome = run(tmp_path, name)
+    assert not outcome.ok
+    assert outcome.error == "killed by SIGSEGV"
+    if name == "kill_itself":
+        assert "about to crash" in outcome.log.read_text()
+    assert repeat(outcome).returncode == -signal.SIGSEGV
+
+
+def test_an_answer_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    assert run(tmp_path, "add", a=1, b=1).value == 2
+    assert run(tmp_path, "leave_silently").value is None
+
+
+def test_the_time_limit_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    timeout_s = 1.0
+    while not pids.exists():  # on a busy machine the child may take longer to begin
+        timeout_s *= 2
+        outcome = run(tmp_path / "step", "hang", timeout_s, pids=str(pids))
+        assert outcome.error == f"no answer within {timeout_s:g} s"
+    assert all(ends(int(pid)) for pid in pids.read_text().split())
+
+
+def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    def interrupt() -> None:
+        while not pids.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt, daemon=True)
+    watcher.start()
+    with disposed(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "step", "hang", 600, pids=str(pids))
+    watcher.join()
+    assert all(ends(int(pid)) for pid in pids.read_text().split())
+
+
+def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    payload = {"pids": str(pids)}
+    code = (
+        "from pathlib import Path; from engines.processes.isolation import run_isolated;"
+        f"run_isolated('{STEPS}:hang', {payload!r}, Path({str(tmp_path / 'step')!r}), 600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    while not pids.exists():
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    child, grandchild = map(int, pids.read_text().split())
+    assert ends(child)
+    os.kill(grandchild, signal.SIGKILL)  # a compiler that it started ends by itself
+
+
+def test_our_own_errors_come_back_as_they_are(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "raise_ours")
+    assert outcome.error == "model.so, line 3: this compiler is too old"
+    assert "Traceback" not in outcome.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("raise_theirs", "ValueError: first line"),
+        ("raise_nothing_said", "ValueError"),
+        ("absent", f"AttributeError: module '{STEPS}' has no attribute 'absent'"),
+    ],
+)
+def test_other_errors_leave_their_traceback_in_the_log(
+    tmp_path: Path, name: str, error: str
+) -> None:
+    outcome = run(tmp_path, name)
+    assert outcome.error is not None
+    assert outcome.error.rstrip(": ") == error
+    assert "Traceback (most recent call last)" in outcome.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("leave", "exit code 3 without an answer: the compiler gave up"),
+        ("leave_silently", "exit code 0 without an answer: nothing in its log"),
+        ("no_json", "exit code 1 without an answer: TypeError: Object of type object is not JSON"),
+    ],
+)
+def test_an_end_without_an_answer(tmp_path: Path, name: str, error: str) -> None:
+    outcome = run(tmp_path, name)
+    assert outcome.error is not None
+    assert outcome.error.startswith(error)
+
+
+def test_a_step_that_runs_out_of_memory(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "ask_for_too_much", limit=1 << 32)
+    assert outcome.error == (
+        "out of memory: give it more memory, or build for fewer rows (rows: max)"
+    )
+    assert outcome.killed  # it may end otherwise where there is more
+    assert "MemoryError" in outcome.log.read_text()
+
+
+def test_a_step_that_the_kernel_ends(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "ends_as_for_want_of_memory")
+    assert outcome.error == (
+        "killed by SIGKILL, as the kernel does where memory runs out: "
+        "give it more memory, or build for fewer rows (rows: max)"
+    )
+    assert outcome.killed
+
+
+def test_torch_says_it_in_words_of_its_own() -> None:
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(1 << 50)
+    assert out_of_memory(refused.value)
+    wrapped = ValueError("no tensor")
+    wrapped.__cause__ = refused.value
+    assert out_of_memory(wrapped)
+    assert out_of_memory(RuntimeError("g++: fatal error: Killed signal terminated program cc1plus"))
+    assert not out_of_memory(RuntimeError("the memory is fine"))

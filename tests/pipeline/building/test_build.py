@@ -1,0 +1,203 @@
+"""`pipeline build`: a second target for a registered version, from its bundle alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+from engines.target import Target, host_runs
+from pipeline.building.target import build
+from pipeline.deployment.repository import deploy
+from registry.errors import BundleError
+from registry.history.events import Event
+from registry.store.registry import Registry
+from runtime.errors import LoadError
+from serving.errors import ServingError
+from stages.errors import StageError
+from stages.packaging.annex import NO_BASELINE
+from tests.models.mlps import PointwiseFirst
+from tests.models.project import TARGET, Built, cli, refusal, resealed
+
+LOWER = "cpu/x86-64-v2"
+
+pytestmark = pytest.mark.skipif(
+    TARGET == LOWER or not host_runs(Target.parse(LOWER)),
+    reason="another CPU level takes a host of x86-64-v3",
+)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+Added = tuple[Registry, dict[str, Any], dict[str, str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Added:
+    """jets/1 in production, then native code for a lower level: the registry, what the command
+    said, and the files of the bundle before and after."""
+    folder = tmp_path_factory.mktemp("build")
+    shutil.copy(empty_database, folder / "registry.db")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    version = registry.register(jets.bundle)
+    cli("promote", "jets/1", "--to", "production", "--registry", registry.uri)
+    bundle = registry.local_path(version)
+    assert bundle is not None
+    before = tree(bundle)
+    where = ("--registry", registry.uri, "--work", folder / "work")
+    said = cli("build", "jets/1", "--target", LOWER, "--engine", "aoti", *where, "--json").stdout
+    return registry, json.loads(said), before, tree(bundle)
+
+
+def require_right(session: Any, n: int = 33) -> None:
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    features = torch.randn(n, 6)
+    for i, name in enumerate("abcdef"):
+        jets[name].copy_(features[:, i])
+    session.run(jets, tags)
+    expected = PointwiseFirst(1)(features).detach()
+    found = torch.stack([tags[name] for name in "xyz"], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built) -> None:
+    registry, answer, before, after = added
+    assert before == after
+    version = registry.find("jets/1")
+    assert answer == {
+        "version": "jets/1",
+        "digest": jets.bundle.digest,
+        "target": LOWER,
+        "annex": version.annexes[LOWER],
+        "status": "verified",
+        "chosen": "aoti",
+        "notes": [NO_BASELINE],
+    }
+    assert version.digest == jets.bundle.digest
+    assert (version.targets[LOWER], version.chosen[LOWER]) == ("verified", "aoti")
+    bundle = registry.open(version)
+    record = bundle.annexes[LOWER].record
+    assert record.base == jets.bundle.digest
+    assert record.tools["torch"] == torch.__version__
+    assert record.record.candidates["aoti"].worst["probabilities"].outside == 0
+    (timed,) = (bundle.benchmark() or {})[LOWER]["timings"].values()
+    assert set(timed) == {"aoti"}  # no baseline is made up
+    assert (bundle.validation() or {})[LOWER]["aoti"]["valid"]
+
+
+def test_it_is_built_for_its_level(added: Added) -> None:
+    registry = added[0]
+    bundle = registry.open(registry.find("jets/1"))
+    files = bundle.manifest.targets[LOWER].candidates["aoti"].files
+    (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
+    assert target.read_text() == f"soa-target 1\n{LOWER}\n"
+
+
+def test_the_commands_see_it(added: Added) -> None:
+    registry = added[0]
+    where = ("--registry", registry.uri)
+    assert f"{LOWER} verified (aoti)" in " ".join(cli("ls", *where).stdout.split())
+    shown = " ".join(cli("show", "jets/1", *where).stdout.split())  # lines are as long as names
+    assert f"{LOWER}: verified" in shown
+    assert f"annex {registry.find('jets/1').annexes[LOWER]}" in shown
+    assert NO_BASELINE in shown
+    shown = json.loads(cli("show", "jets/1", *where, "--json").stdout)
+    assert shown["annexes"][LOWER]["target"] == LOWER
+    assert shown["version"]["annexes"] == dict(registry.find("jets/1").annexes)
+    reports = json.loads(cli("validate", "jets/1", "--target", LOWER, *where, "--json").stdout)
+    assert [report["valid"] for report in reports[LOWER]] == [True]
+    timed = json.loads(
+        cli("bench", "jets/1", "--target", LOWER, "--seconds", "0.01", *where, "--json").stdout
+    )
+    assert timed[LOWER]["fastest"] == "aoti"
+    history: list[dict[str, Any]] = json.loads(cli("history", "jets", *where, "--json").stdout)
+    assert [event["kind"] for event in history[:2]] == ["promotion", "build"]
+    assert f"{LOWER} (aoti), annex" in cli("history", "jets", *where).stdout
+
+
+def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
+    registry = added[0]
+    pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
+    refused = f"it has: {TARGET}; {LOWER} was built since it was promoted"
+    with pytest.raises(LoadError, match=refused):
+        pipeline.load("jets/1", registry=registry, target=LOWER)
+    with pytest.raises(ServingError, match=refused):
+        deploy(registry, "jets/1", tmp_path / "out", target=LOWER)
+    assert deploy(registry, "jets/1", tmp_path / "out").service.target == TARGET
+    cli("pull", "jets/1", tmp_path / "before", "--registry", registry.uri)
+    with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
+        pipeline.load(tmp_path / "before", target=LOWER)
+
+    said = cli("promote", "jets/1", "--to", "production", "--registry", registry.uri, "--json")
+    gates = [d["detail"] for d in json.loads(said.stdout)["decisions"]]
+    assert f"{LOWER} is verified (aoti)" in gates
+    assert any(d.startswith(f"{LOWER}: output probabilities has a fraction of 0") for d in gates)
+    session = pipeline.load("jets@production", registry=registry, target=LOWER)
+    assert session.origin is not None
+    assert session.origin.target == LOWER
+    require_right(session)
+    best = pipeline.load("jets@production", registry=registry)
+    assert best.origin is not None
+    assert best.origin.target == TARGET
+
+    cli("pull", "jets/1", tmp_path / "after", "--registry", registry.uri)
+    moved = (tmp_path / "after").rename(tmp_path / "moved")
+    require_right(pipeline.load(moved, target=LOWER))
+    (library,) = (moved / "annexes" / LOWER).rglob("*.so")
+    content = library.read_bytes()
+    library.unlink()  # a session still runs from the old file
+    library.write_bytes(content + b"\0")
+    with pytest.raises(BundleError, match="truncated or altered"):
+        pipeline.load(moved)
+
+
+@pytest.mark.parametrize("target", [LOWER, TARGET])
+def test_a_target_is_built_once(added: Added, target: str, own_working_folder: Path) -> None:
+    registry = added[0]
+    before: list[Event] = list(registry.history("jets"))
+    said = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
+    assert said.startswith(f"jets/1 has {target} already")
+    assert "\n" not in said
+    assert list(registry.history("jets")) == before
+
+
+def test_mistakes(registry: Registry) -> None:
+    where = ("--registry", registry.uri)
+    said = refusal("build", "jets/1", "--target", "cpu/x86-64-v9", *where)
+    assert said.startswith("unknown target 'cpu/x86-64-v9': use cpu, ")
+    said = refusal("build", "jets/1", "--target", "rocm/gfx90a", *where)
+    assert said.startswith("this host cannot run rocm/gfx90a: ")
+    said = refusal("build", "jets/1", "--target", LOWER, "--engine", "gcc", *where)
+    assert said.startswith("unknown engine 'gcc': use one of aoti, ")
+    said = refusal("build", "jets/9", "--target", LOWER, *where)
+    assert said == "jets/9: no such version; there are: 1"
+
+
+def test_what_does_not_validate_is_not_added(
+    empty: Registry, jets: Built, heavy: Built, tmp_path: Path
+) -> None:
+    """The program of another model, sealed as this one's: only running it shows."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
+
+    version = empty.register(resealed(jets.bundle, tmp_path / "edited", edit))
+    with pytest.raises(StageError) as caught:
+        build(empty, version.ref, LOWER, ["exported"], tmp_path / "work")
+    assert str(caught.value).startswith(f"no artifact of 'jets' for {LOWER} is valid: {LOWER} ")
+    assert "exported: output 'probabilities' at n=" in str(caught.value)
+    assert empty.find("jets/1") == version
+    assert list(empty.history("jets")) == []
+    assert not list((tmp_path / "store").rglob("annexes"))

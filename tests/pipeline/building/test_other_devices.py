@@ -1,0 +1,77 @@
+"""A target whose device is not here: what is portable is packaged, and nothing vouches for it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from engines.target import Target, host_runs
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.errors import LoadError
+from tests.models.project import TARGET, Built, cli, refusal, write_project
+
+ROCM = "rocm/gfx90a"
+
+pytestmark = pytest.mark.skipif(host_runs(Target.parse(ROCM)), reason="this host has that GPU")
+
+
+@pytest.fixture(scope="module")
+def built(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """In a registry of its own; what jets has compiled and validated for the CPU is there."""
+    project = write_project(tmp_path_factory.mktemp("rocm"))
+    shutil.copytree(jets.project.work, project.work)
+    config = project.variant(
+        "both.yaml",
+        ("targets: [cpu]", f"targets: [cpu, {ROCM}]"),
+        ("[aoti, torchscript, exported]", "[exported, torchscript]"),
+    )
+    answer = project.run(config)
+    return Built(project, answer, Bundle.open(answer["bundle"]))
+
+
+def test_the_portable_candidates_are_packaged_unverified(built: Built) -> None:
+    record = built.bundle.manifest.targets[ROCM]
+    assert record.status == "unverified"
+    assert {name: c.status for name, c in record.candidates.items()} == {
+        "exported": "unverified",
+        "torchscript": "unverified",
+    }
+    assert record.chosen == "exported"
+    assert record.candidates["exported"].files == ["program.pt2"]
+    assert record.candidates["torchscript"].files == ["model.ts"]
+    assert record.candidates["exported"].reason == (
+        "no device here runs rocm/gfx90a: it was not validated"
+    )
+    assert built.bundle.manifest.targets[TARGET].status == "verified"
+    version = Registry(built.project.registry).find("jets")
+    assert version.targets[ROCM] == "unverified"
+
+
+def test_production_needs_it_by_name(built: Built) -> None:
+    where = ("--registry", built.project.registry)
+    cli("promote", "jets/1", "--to", "production", *where, code=1)
+    cli("promote", "jets/1", "--to", "production", "--allow-unverified", ROCM, *where)
+    assert Registry(built.project.registry).find("jets@production").number == 1
+
+
+def test_production_still_does_not_run_it(built: Built) -> None:
+    with pytest.raises(LoadError, match=r"device 'cuda': torch sees 0 GPUs here"):
+        pipeline.load(built.bundle.path, device="cuda", mode="test")
+
+
+def test_a_version_that_was_proven_nowhere_is_refused(built: Built) -> None:
+    project = built.project
+    config = project.variant("alone.yaml", ("targets: [cpu]", f"targets: [{ROCM}]"))
+    said = refusal("run", config, "--work", project.work, "--registry", project.registry)
+    assert said.startswith("no artifact of 'jets' is valid: ")
+    assert "no device here runs rocm/gfx90a: it was not validated" in said
+
+
+def test_the_report_says_so(built: Built, tmp_path: Path) -> None:
+    shown = cli("show", "jets/1", "--registry", built.project.registry).stdout
+    assert f"{ROCM}: unverified" in shown
+    assert "exported: no device here runs rocm/gfx90a: it was not validated" in shown

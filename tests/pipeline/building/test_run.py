@@ -1,0 +1,250 @@
+"""`pipeline run`: the first time, again, after a change, and after it was broken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from registry.bundle.bundle import Bundle
+from registry.errors import NotFoundError
+from registry.store.registry import Registry
+from tests.models import mlps
+from tests.models.project import CONFIG, TARGET, Built, Project, cli, refusal, write_project
+
+# Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
+COMMAND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from soa_pipeline import main
+sys.argv[0] = "pipeline"
+main()
+"""
+
+
+_STEPS = (("compile", "for"), ("validate", "on"))
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    """Every file and folder with its time of change."""
+    return {str(path): path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+def test_first_run(jets: Built) -> None:
+    engines = ("aoti", "torchscript", "exported")
+    each = [f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS]
+    last = [f"benchmark on {TARGET}", "package", "register"]
+    assert jets.answer["worked"] == ["capture", *each, *last]
+    assert jets.answer["version"] == "jets/1"
+    found = Registry(jets.project.registry).find("jets")
+    assert found.digest == jets.bundle.digest == jets.answer["digest"]
+    assert dict(found.targets) == {TARGET: "verified"}
+    record = jets.bundle.manifest.targets[TARGET]
+    assert jets.answer["targets"] == {TARGET: {"status": "verified", "chosen": record.chosen}}
+    assert {name: c.status for name, c in record.candidates.items()} == dict.fromkeys(
+        engines, "valid"
+    )
+
+
+def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
+    """With the default inputs half of it is NaN: refused, and allowed by name alone."""
+    columns = "columns: [a, b, c, d, e, f]"
+    logs = f"{columns}, preprocess: {{features: [[a, log], b, c, d, e, f]}}"
+    config = CONFIG.replace(columns, logs).replace("aoti, torchscript, ", "")
+    project = write_project(tmp_path / "project", config=config)
+    at = ("--work", project.work, "--registry", empty.uri)
+    line = refusal("run", project.config, *at)
+    assert "output 'probabilities'" in line
+    assert re.search(r"column 'x', row \d+ at n=\d+", line)
+    assert "reference: ranges" in line
+    with pytest.raises(NotFoundError):
+        empty.versions("jets")
+    # A seed with which the first row is finite: where none is, no limit helps.
+    allowed = "reference: {seed: 5, nonfinite: 0.6}\ntargets:"
+    said = cli("run", project.variant("allowed.yaml", ("targets:", allowed)), *at).stdout
+    show = ("show", "jets", "--registry", empty.uri)
+    (output,) = json.loads(cli(*show, "--json").stdout)["reference"]["outputs"]
+    bad, values = output["by_size"]["n=1000"]
+    assert 0.4 < bad / values < 0.6
+    for text in (said, cli(*show).stdout):
+        assert f"{bad} at n=1000" in " ".join(text.split())
+    done = json.loads(cli("promote", "jets", "--to", "staging", *at[2:], "--json").stdout)
+    (gate,) = [d for d in done["decisions"] if d["gate"] == "reference"]
+    assert gate["limit"] == "not finite <= 0.6"
+
+
+def test_second_run_does_no_work(jets: Built) -> None:
+    project = jets.project
+    before = snapshot(project.folder)
+    answer = project.run()
+    mine = Path(answer["bundle"])  # in this process's copy of the project
+    assert mine.is_relative_to(project.work) and Bundle.open(mine).digest == jets.bundle.digest
+    assert answer == {**jets.answer, "worked": [], "bundle": str(mine)}
+    text = cli("run", project.config, "--work", project.work, "--registry", project.registry)
+    assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
+    assert text.stderr == ""
+    assert snapshot(project.folder) == before
+
+
+def test_form_of_the_config_does_not_count(jets: Built) -> None:
+    config = jets.project.variant(
+        "form.yaml",
+        ("name: jets\n", "# who reads this?\nname:   'jets'\n"),
+        ("[a, b, c, d, e, f]", "\n      [a, b,\n       c, d, e, f]"),
+        ("description: a small tagger\n", ""),
+        ("targets: [cpu]\n", "targets:\n- cpu # this host's\ndescription: a small tagger\n"),
+    )
+    assert jets.project.run(config)["worked"] == []
+
+
+def test_changed_weights_make_a_new_version(heavy: Built) -> None:
+    assert heavy.answer["version"] == "jets/2"
+    assert heavy.answer["worked"][0] == "capture"
+    assert heavy.project.run()["worked"] == []
+
+
+def test_other_numbers_in_the_same_files_are_another_model(tmp_path: Path) -> None:
+    project = write_project(tmp_path / "project")
+    config = project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    first = project.run(config)
+    save_file(mlps.PointwiseFirst(2, 48).state_dict(), project.folder / "weights.safetensors")
+    again = project.run(config)
+    assert again["worked"][0] == "capture"
+    assert (again["version"], again["digest"] == first["digest"]) == ("jets/2", False)
+
+
+def test_changed_tolerance_is_judged_again_but_not_compiled(
+    heavy: Built, registry: Registry
+) -> None:
+    config = heavy.project.variant(
+        "tolerance.yaml",
+        ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
+    )
+    answer = heavy.project.run(config, registry.uri)
+    assert answer["worked"] == [f"validate exported on {TARGET}", "package", "register"]
+    assert answer["version"] == "jets/2"
+    assert answer["digest"] != heavy.answer["digest"]
+    assert heavy.project.run()["worked"] == []
+
+
+def test_another_registry_only_registers(jets: Built, empty: Registry) -> None:
+    assert jets.project.run(registry=empty.uri)["worked"] == ["register"]
+    assert empty.find("jets").digest == jets.bundle.digest
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedProcess[str]]]:
+    """A run that got Ctrl-C as soon as it began to compile."""
+    project = write_project(tmp_path / "project", seed=3)
+    project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    arguments = ["run", project.config, "--work", project.work, "--registry", project.registry]
+    command = [sys.executable, "-c", COMMAND, *map(str, arguments)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    ) as process:
+        watchdog = threading.Timer(120, process.kill)
+        watchdog.start()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = ""
+        for line in process.stderr:
+            said += line
+            if line.startswith("compile"):
+                process.send_signal(signal.SIGINT)
+        output = process.stdout.read()
+        code = process.wait()
+        watchdog.cancel()
+    yield project, subprocess.CompletedProcess(command, code, output, said)
+
+
+def test_ctrl_c_and_the_next_run_resumes(
+    interrupted: tuple[Project, subprocess.CompletedProcess[str]],
+) -> None:
+    project, broken_off = interrupted
+    assert broken_off.returncode == 1
+    assert broken_off.stderr.endswith("Aborted!\n")
+    assert "Traceback" not in broken_off.stderr
+    assert broken_off.stdout.replace("building the model\n", "") == ""
+    registry = Registry(project.registry)
+    assert registry.list() == []
+    with pytest.raises(NotFoundError):
+        registry.find("jets")
+    finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
+    assert finished == {"capture"}
+    assert not list(project.work.rglob("bundle"))
+
+    (capture,) = project.work.glob("capture/*/program.pt2")
+    before = capture.stat().st_mtime_ns
+    resumed = project.run()
+    assert resumed["worked"] == [
+        f"compile exported for {TARGET}",
+        f"validate exported on {TARGET}",
+        f"benchmark on {TARGET}",
+        "package",
+        "register",
+    ]
+    assert resumed["version"] == "jets/1"
+    assert capture.stat().st_mtime_ns == before
+
+
+def test_compiler_that_fails_is_one_failed_candidate(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with the other engine, and says how to repeat the failure."""
+    monkeypatch.setenv("CXX", "/bin/false")
+    project = heavy.project
+    config = project.variant("aoti.yaml", ("[exported]", "[aoti, exported]"))
+    result = cli("run", config, "--work", project.work, "--registry", empty.uri)
+    assert f"aoti for {TARGET} failed: " in result.stderr
+    assert "registered jets/1" in result.stdout
+    record = empty.open(empty.find("jets")).manifest.targets[TARGET]
+    assert (record.status, record.chosen) == ("verified", "exported")
+    failed = record.candidates["aoti"]
+    assert (failed.status, failed.files) == ("failed", [])
+    assert failed.reason is not None
+    script = failed.reason.rpartition("repeat with: ")[2].rstrip(")")
+    assert Path(script).with_name("log.txt").read_text()
+    answer = Path(script).with_name("answer.json")
+    answer.unlink()
+    subprocess.run([script], check=True, capture_output=True, timeout=120)
+    assert "error" in answer.read_text()
+
+
+def test_no_version_where_every_engine_fails(
+    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/bin/false")
+    project = heavy.project
+    config = project.variant("only.yaml", ("[exported]", "[aoti]"))
+    line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
+    assert line.startswith(f"no artifact of 'jets' is valid: {TARGET} aoti: ")
+    assert "repeat with: " in line
+    assert empty.list() == []
+
+
+def test_no_version_where_the_model_reads_padding(tmp_path: Path, empty: Registry) -> None:
+    """Right on row-major memory, and so in eager mode: only SoA memory shows what it does."""
+    project = write_project(tmp_path / "project")
+    config = project.variant(
+        "config.yaml",
+        ("model.py:talkative", "model.py:ReadsPadding"),
+        ("[aoti, torchscript, exported]", "[torchscript, exported]"),
+    )
+    line = refusal("run", config, "--work", project.work, "--registry", empty.uri)
+    assert line.startswith("no artifact of 'jets' is valid: ")
+    assert f"{TARGET} torchscript, exported: at n=1: the answers depend on what lies" in line
+    assert empty.list() == []
+    assert not list(project.work.rglob("bundle"))

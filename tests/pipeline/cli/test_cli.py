@@ -1,0 +1,303 @@
+"""The commands that look at versions and move aliases: for people, and with --json for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.main import main
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.loader import load
+from tests.models.project import PASSED, TARGET, Built, cli, described, refusal, resealed
+
+COMMANDS = (
+    "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
+    "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
+    "serve", "doctor", "cache",
+)  # fmt: skip
+SCRIPT = Path(sys.executable).with_name("pipeline")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def two(registry: Registry, jets: Built, tmp_path: Path) -> Registry:
+    """jets/2 in production, jets/1 before it."""
+    registry.register(described(jets.bundle, tmp_path / "two", "the second"))
+    for ref in ("jets/1", "jets/2"):
+        registry.promote(registry.find(ref), "production", PASSED)
+    return registry
+
+
+def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
+    """What a machine reads: standard output is JSON, whole and nothing else."""
+    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
+
+
+def said(*arguments: object, registry: Registry, code: int = 0) -> str:
+    return cli(*arguments, "--registry", registry.uri, code=code).stdout
+
+
+def process(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The installed command, in a process of its own."""
+    command = [str(SCRIPT)] if SCRIPT.exists() else [sys.executable, "-m", "soa_pipeline"]
+    return subprocess.run(
+        [*command, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        timeout=120,
+    )
+
+
+def test_help_says_what_each_command_does() -> None:
+    text = cli("--help").stdout
+    assert set(main.commands) == set(COMMANDS)
+    for command in COMMANDS:
+        assert f"  {command} " in text
+        own = cli(command, "--help").stdout
+        assert own.startswith(f"Usage: main {command} ")
+        assert own.count("--json") == 1
+        assert own.count("--registry") == (command != "cache")  # it is the host's
+
+
+def test_help_waits_for_no_heavy_import() -> None:
+    check = (
+        "import sys, pipeline.cli\n"
+        "print([m for m in ('torch', 'mlflow', 'numpy', 'pydantic') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_nothing_yet(tmp_path: Path) -> None:
+    """Looking creates no registry."""
+    uri = f"sqlite:///{tmp_path}/none/registry.db"
+    assert (
+        "registry is empty: fill it with `pipeline run CONFIG`"
+        in cli("ls", "--registry", uri).stdout
+    )
+    assert cli("ls", "--registry", uri, "--json").stdout == "{}\n"
+    assert "nothing is registered in" in refusal("show", "jets", "--registry", uri)
+    assert not (tmp_path / "none").exists()
+
+
+def test_show_says_what_an_engine_recorded(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        facts = {"opset": 20, "copied_bytes_out_per_row": [12, 4], "copied_out_by": []}
+        manifest["targets"][TARGET]["candidates"]["exported"]["facts"] = facts
+
+    bundle = resealed(jets.bundle, tmp_path / "facts", edit)
+    text = said("show", bundle.path, registry=registry)
+    assert "  exported: opset 20; copied bytes out per row 12, 4\n" in text
+
+
+def test_ls(two: Registry) -> None:
+    text = said("ls", registry=two)
+    assert "jets/1" in text
+    assert "@previous" in text
+    assert f"{TARGET} verified" in text
+    versions = answer("ls", registry=two)["jets"]
+    assert [v["version"] for v in versions] == ["jets/1", "jets/2"]
+    assert [v["aliases"] for v in versions] == [["previous"], ["production"]]
+    assert [v["targets"] for v in versions] == [{TARGET: "verified"}] * 2
+    assert answer("ls", "jets", registry=two) == {"jets": versions}
+    assert "no such model" in refusal("ls", "tracks", "--registry", two.uri)
+
+
+def test_ls_of_a_model_without_a_version(registry: Registry) -> None:
+    cli("rm", "jets/1", "--yes", "--registry", registry.uri)
+    assert said("ls", "jets", registry=registry) == "jets has no version\n"
+    assert "registry is empty" in said("ls", registry=registry)
+    assert answer("ls", "jets", registry=registry) == {"jets": []}
+
+
+def test_show(two: Registry, jets: Built) -> None:
+    text = said("show", "jets@previous", registry=two)
+    assert text.startswith("jets/1\n")
+    for fact in ("a small tagger", jets.bundle.digest, "@previous", "scripted", "n: 0 … 1000"):
+        assert fact in text
+    for engine in jets.bundle.manifest.targets[TARGET].candidates:
+        assert engine in text
+    shown = answer("show", "jets", registry=two)
+    assert shown["version"]["version"] == "jets/2"
+    assert shown["manifest"]["description"] == "the second"
+    folder = answer("show", jets.bundle.path, registry=two)
+    assert folder["version"] is None
+    assert folder["manifest"]["provenance"]["config"]["name"] == "jets"
+    assert str(jets.bundle.path) in said("show", jets.bundle.path, registry=two)
+
+
+def test_promote_and_rollback(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    registry.register(described(jets.bundle, tmp_path / "two", "the second"))
+    assert "nothing to roll back to" in refusal("rollback", "jets", "--registry", registry.uri)
+    text = said("promote", "jets/1", "--to", "production", registry=registry)
+    assert "REFUSED" not in text
+    assert text.endswith("jets/1 is now jets@production\n")
+    # The two are equally fast; how far apart two measurements lie is this machine's affair.
+    options = ("--to", "production", "--max-slowdown", "1000")
+    done = answer("promote", "jets/2", *options, registry=registry)
+    assert (done["promoted"], done["alias"], done["replaced"]) == (
+        "jets/2",
+        "production",
+        "jets/1",
+    )
+    gates = ["digests", "verified", "tolerance", "reference", "speed"]
+    assert [d["gate"] for d in done["decisions"]] == gates
+    assert all(d["passed"] for d in done["decisions"])
+    assert said("rollback", "jets", registry=registry) == "jets/1 is jets@production again\n"
+    assert answer("rollback", "jets", registry=registry) == {"production": "jets/2"}
+
+
+def test_mlflow_sees_the_same(two: Registry, jets: Built) -> None:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=two.uri, registry_uri=two.uri)
+    (model,) = client.search_registered_models()
+    assert model.name == "jets"
+    assert {alias: int(number) for alias, number in model.aliases.items()} == {
+        "production": 2,
+        "previous": 1,
+    }
+    found = {v.version: v for v in client.search_model_versions("name = 'jets'")}
+    listed = answer("ls", registry=two)["jets"]
+    assert sorted(int(number) for number in found) == [1, 2]
+    for v in listed:
+        theirs = client.get_model_version("jets", v["version"].partition("/")[2])
+        assert theirs.tags["digest"] == v["digest"]
+        assert theirs.tags[f"target.{TARGET.replace('/', '.')}"] == "verified"
+        assert theirs.source == v["source"]
+    before = client.get_model_version_by_alias("jets", "previous")
+    assert before.run_id is not None
+    run = client.get_run(before.run_id)
+    assert run.data.metrics
+    names = {file.path for file in client.list_artifacts(run.info.run_id, "bundle")}
+    assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/program.pt2"} <= names
+
+
+def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path) -> None:
+    found = answer("validate", "jets", registry=registry)
+    assert [r["engine"] for r in found[TARGET]] == list(
+        jets.bundle.manifest.targets[TARGET].candidates
+    )
+    assert all(r["valid"] for r in found[TARGET])
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
+        record = manifest["targets"][TARGET]
+        engines = ("aoti", "exported")
+        below = [{"rows": 10, "engine": "exported"}]  # chosen too, for few rows
+        record.update(chosen="aoti", below=below)
+        record.update(candidates={name: record["candidates"][name] for name in engines})
+
+    other = resealed(jets.bundle, tmp_path / "other", edit)
+    text = cli("validate", other.path, "--target", TARGET, code=1)
+    assert "refused" in text.stdout
+    assert "exported: output 'probabilities' at n=" in text.stdout
+
+
+def test_bench(registry: Registry, jets: Built) -> None:
+    found = answer("bench", "jets", "--seconds", "0.01", registry=registry)[TARGET]
+    assert set(found["timings"]["n=1000"]) == set(jets.bundle.manifest.targets[TARGET].candidates)
+    assert found["fastest"] in found["timings"]["n=1000"]
+    text = said("bench", jets.bundle.path, "--seconds", "0.01", registry=registry)
+    assert f"{found['fastest']}" in text
+    assert "(chosen)" in text
+
+
+@pytest.mark.parametrize("command", ["validate", "bench"])
+def test_target_that_is_not_there(registry: Registry, command: str) -> None:
+    def asked(target: str) -> str:
+        return refusal(command, "jets", "--target", target, "--registry", registry.uri)
+
+    assert f"has no target cuda/sm_90; it has: {TARGET}" in asked("cuda/sm_90")
+    assert "unknown target 'gpu'" in asked("gpu")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "jets", "--seconds"),
+        ("promote", "jets", "--to", "staging", "--max-slowdown"),
+        ("gc", "--dry-run", "--older-than"),
+    ],
+    ids=lambda command: command[-1],
+)
+@pytest.mark.parametrize("number", ["-1", "nan", "inf"])
+def test_numbers_that_mean_nothing(
+    registry: Registry, command: tuple[str, ...], number: str
+) -> None:
+    result = cli(*command, number, "--registry", registry.uri, code=2)
+    assert (result.stdout, result.stderr.count("\n")) == ("", 1)
+    assert command[-1] in result.stderr
+
+
+@pytest.mark.parametrize("time", ["yesterday", "9999-12-31T23:59-12:00"])
+def test_a_time_that_is_none(registry: Registry, time: str) -> None:
+    result = cli("history", "jets", "--at", time, "--registry", registry.uri, code=2)
+    assert "is not a time" in result.stderr
+
+
+def test_pull(two: Registry, jets: Built, tmp_path: Path) -> None:
+    text = said("pull", "jets@previous", tmp_path / "one", registry=two)
+    assert text == f"jets/1 is in {tmp_path / 'one'}\n"
+    assert Bundle.open(tmp_path / "one").digest == jets.bundle.digest
+    done = answer("pull", "jets", tmp_path / "two-copy", registry=two)
+    assert done["version"] == "jets/2"
+    assert done["folder"] == str(tmp_path / "two-copy")
+    again = refusal("pull", "jets", tmp_path / "one", "--registry", two.uri)
+    assert again == f"{tmp_path / 'one'}: exists already"
+
+
+def test_doctor(registry: Registry, tmp_path: Path) -> None:
+    findings = {f["what"]: f for f in answer("doctor", registry=registry)}
+    assert findings["torch"]["status"] == findings["registry"]["status"] == "ok"
+    assert findings["registry"]["found"].endswith("1 models")
+    assert "torch" in said("doctor", registry=registry)
+    broken = tmp_path / "broken.db"
+    broken.write_bytes(b"this is no database" * 100)
+    found = json.loads(cli("doctor", "--registry", f"sqlite:///{broken}", "--json", code=1).stdout)
+    (bad,) = [f for f in found if f["what"] == "registry"]
+    assert (bad["status"], bad["cure"]) == ("missing", "check --registry")
+    assert "not a database" in bad["found"]
+
+
+def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> None:
+    """Exit codes, and which stream says what; the registry is named by the variable."""
+    listed = process("ls", "--json", PIPELINE_REGISTRY=two.uri)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert [v["version"] for v in json.loads(listed.stdout)["jets"]] == ["jets/1", "jets/2"]
+    wrong = process("show", "jets@nobody", "--registry", two.uri)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr == (
+        "pipeline: jets@nobody: jets has no such alias; its aliases: @previous, @production\n"
+    )
+    for words, says in ((("promote", "jets"), "Missing option '--to'"), (("--fast",), "'--fast'")):
+        usage = process(*words)
+        assert (usage.returncode, usage.stdout, usage.stderr.count("\n")) == (2, "", 1)
+        assert says in usage.stderr
+    again = process(
+        "run", jets.project.config, "--work", jets.project.work,
+        "--registry", jets.project.registry, "--json",
+    )  # fmt: skip
+    assert (again.returncode, again.stderr) == (0, "")
+    assert json.loads(again.stdout)["worked"] == []
+
+
+def test_what_was_pulled_runs(two: Registry, tmp_path: Path) -> None:
+    cli("pull", "jets@production", tmp_path / "copy", "--registry", two.uri)
+    session = load(tmp_path / "copy")
+    n = 33
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    session.run(jets, tags)
+    total = sum(tags[name] for name in ("x", "y", "z"))
+    assert total == pytest.approx(1.0, abs=1e-5)

@@ -1,0 +1,129 @@
+"""A full disk, a real one: a small tmpfs in a mount namespace of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from registry.store.registry import Registry
+from tests.models.project import PASSED, Built, write_project
+
+ROOT = Path(__file__).parents[3]
+
+DRIVER = """
+import json, os, subprocess, sys
+from pathlib import Path
+from click.testing import CliRunner
+from pipeline.cli import main
+
+disk, cases = sys.argv[1], json.loads(sys.argv[2])
+for size, commands in cases:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk], check=True)
+    for command in commands:
+        if command == ["free some space"]:
+            subprocess.run(["mount", "-o", "remount,size=100M", disk], check=True)
+            continue
+        result = CliRunner().invoke(main, command)
+        unexpected = not isinstance(result.exception, (SystemExit, type(None)))
+        files = sorted(str(p.relative_to(disk)) for p in Path(disk).rglob("*") if p.is_file())
+        said = repr(result.exception) if unexpected else result.stderr
+        print(json.dumps([result.exit_code, result.stdout, said, files]), flush=True)
+    subprocess.run(["umount", "--lazy", disk], check=True)
+"""
+# Mounts of its own, which end with the process; without root, in a user namespace.
+NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_disks() -> None:
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare(1)")
+    command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+Case = tuple[int, list[list[str]]]
+
+
+def on_small_disks(disk: Path, cases: list[Case]) -> list[tuple[int, str, str, list[str]]]:
+    """Each case on a fresh disk of so many bytes: exit code, stdout, stderr, files left."""
+    disk.mkdir()
+    done = subprocess.run(
+        [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(cases)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, (found, done.stderr[-2000:])
+    return found
+
+
+def test_during_run(jets: Built, tmp_path: Path) -> None:
+    """In each file that capture writes, and in the first stage after it."""
+    project = write_project(tmp_path / "project")
+    project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
+    disk = tmp_path / "disk"
+    names = ("model.ts", "program.pt2", "reference.safetensors")
+    sizes = [jets.bundle.file(name).stat().st_size for name in names]
+    run = ["run", str(project.config), "--work", str(disk / "work")]
+    run += ["--registry", project.registry]
+    filled = [sum(sizes[:i]) + sizes[i] // 2 for i in range(len(sizes))]
+    found = on_small_disks(disk, [(size, [run]) for size in (*filled, sum(sizes) + 12_000)])
+    assert len(found) == len(filled) + 1
+    for code, output, said, files in found:
+        assert (code, output) == (1, ""), said
+        line = said.splitlines()[-1]
+        assert line.startswith("pipeline: the disk is full"), said
+        assert line.endswith(": free some space and run again")
+        assert not any("bundle" in file for file in files)
+    for _, _, _, files in found[:-1]:
+        assert not any(file.endswith("done.json") for file in files)
+    assert not Path(project.registry.removeprefix("sqlite:///")).exists()
+
+
+def test_during_pull_and_register(
+    registry: Registry, jets: Built, empty_database: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
+    size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
+    registry.promote(registry.find("jets"), "production", PASSED)
+    pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
+    # Two names, since one process refuses a file that was replaced behind its back.
+    one, two = (["--registry", f"sqlite:///{disk}/{name}.db"] for name in ("one", "two"))
+    run = ["run", str(jets.project.config), "--work", str(jets.project.work)]
+    more = ["free some space"]
+    database = empty_database.stat().st_size
+    half, no_note, no_tables, later, no_bundle, listed, at_last = on_small_disks(
+        disk,
+        [
+            (size // 2, [pull]),
+            (pages, [pull]),  # the bundle just fits, and the note of its promotion does not
+            (database // 2, [[*run, *one], more, [*run, *one]]),
+            (database + size // 2, [[*run, *two], ["ls", "--json", *two], more, [*run, *two]]),
+        ],
+    )
+    for code, output, said, left in (half, no_note):
+        assert (code, output, left) == (1, "", [])
+        assert said.count("\n") == 1
+        assert "No space left on device" in said or "the disk is full" in said
+    for code, output, said, left in (no_tables, no_bundle):
+        assert (code, output) == (1, "")
+        assert said.splitlines()[-1].startswith("pipeline: "), said
+        assert "full" in said or "No space left" in said
+        assert not any("manifest.json" in file for file in left)
+    assert json.loads(listed[1]) == {}
+    for code, output, _, _ in (later, at_last):
+        assert code == 0
+        assert "registered jets/1" in output

@@ -1,0 +1,130 @@
+"""The commands that keep a registry in order, on versions that were built."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+from pipeline.cli.housekeeping import in_bytes
+from registry.store import upload
+from registry.store.registry import Registry
+from tests.models.project import PASSED, Built, cli, described, refusal
+
+
+def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
+    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
+
+
+@pytest.fixture
+def away(tmp_path: Path, empty_database: Path) -> Registry:
+    (tmp_path / "away").mkdir()
+    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
+    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
+
+
+def test_pushed_and_promoted_again(registry: Registry, away: Registry, tmp_path: Path) -> None:
+    """The gates of the other registry count for nothing here."""
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    folder = tmp_path / "pulled"
+    cli("pull", "jets@production", folder, "--registry", registry.uri)
+    assert cli("push", folder, "--registry", away.uri).stdout == f"{folder} is jets/1 now\n"
+    again = cli("push", folder, "--registry", away.uri).stdout
+    assert again == f"{folder} is jets/1 already\n"
+    done = answer("push", folder, registry=away)
+    assert (done["version"], done["new"], done["added"]) == ("jets/1", False, [])
+    assert done["origin"]["version"] == "jets/1"
+    assert "never promoted to production" in refusal_of_production(away)
+    shown = cli("show", "jets/1", "--registry", away.uri).stdout
+    assert "pushed by" in shown
+    assert pipeline.push(away, folder, "second").version.ref == "second/1"
+
+
+def refusal_of_production(registry: Registry) -> str:
+    with pytest.raises(pipeline.LoadError) as caught:
+        pipeline.load("jets/1", registry=registry)
+    return str(caught.value)
+
+
+def test_rm(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    registry.register(described(jets.bundle, tmp_path / "two", "the second"))
+    registry.promote(registry.find("jets/1"), "staging", PASSED)
+    where = ("--registry", registry.uri)
+    assert "is @staging: move that" in refusal("rm", "jets/1", "--yes", *where)
+    assert "by its number, as jets/3" in refusal("rm", "jets", "--yes", *where)
+    assert "a version of the registry is needed" in refusal("rm", "./jets", "--yes", *where)
+    asked = cli("rm", "jets/2", *where, code=1)  # nobody answers
+    assert "remove jets/2 (" in asked.stderr
+    assert asked.stdout == ""
+    assert len(registry.versions("jets")) == 2
+    said = cli("rm", "jets/2", "--yes", "--reason", "a trial", *where).stdout
+    assert said.startswith("jets/2 is removed (")
+    assert "removal" in cli("history", "jets", *where).stdout
+    events = answer("history", "jets", registry=registry)
+    assert (events[-1]["kind"], events[-1]["reason"]) == ("removal", "a trial")
+    assert "no such version" in refusal("rm", "jets/2", "--yes", *where)
+    pipeline.load("jets/1", mode="test", registry=registry)
+
+
+def test_gc(empty: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: object, **more: object) -> None:
+        raise Killed
+
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "require_open", killed)
+        patch.setattr(upload, "discard", lambda *arguments: None)
+        with pytest.raises(Killed):
+            empty.register(jets.bundle)
+    where = ("--registry", empty.uri)
+    assert cli("gc", *where).stdout == "nothing to remove\n"
+    runs = tmp_path / "store" / "artifacts"
+    size = sum(path.stat().st_size for path in runs.rglob("*") if path.is_file())
+    assert size > sum(jets.bundle.file(name).stat().st_size for name in jets.bundle.files)
+    said = cli("gc", "--older-than", 0, "--dry-run", *where).stdout
+    assert "never ended" in said
+    assert said.endswith(f"{in_bytes(size)} would be removed\n")
+    done = answer("gc", "--older-than", 0, registry=empty)
+    assert (done["bytes"], [each["kind"] for each in done["found"]]) == (size, ["registration"])
+    assert cli("gc", "--older-than", 0, *where).stdout == "nothing to remove\n"
+
+
+def test_bytes_for_people() -> None:
+    said = [in_bytes(count) for count in (0, 999, 1000, 1_234_567, 5_600_000_000_000)]
+    assert said == ["0 B", "999 B", "1 kB", "1.23 MB", "5.6e+03 GB"]
+
+
+def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Path) -> None:
+    """An alias of the other registry is a wish: here, a policy says what production needs."""
+    version = registry.find("jets/1")
+    registry.promote(version, "production", PASSED)
+    registry.set_alias(version, "golden")
+    out = tmp_path / "jets.tar"
+    said = cli("export", "jets", out, "--registry", registry.uri).stdout
+    assert said == f"jets/1 and 2 events are in {out}\n"
+    done = answer("import", out, registry=away)
+    assert done == {
+        "from": registry.uri,
+        "versions": {"jets/1": "jets/1"},
+        "events": 2,
+        "promoted": {},
+        "refused": {},
+    }
+    (tmp_path / "policy.yaml").write_text("approvals: [ada]\n")
+    cli("policy", tmp_path / "policy.yaml", "--registry", away.uri)
+    done = answer("import", out, "--with-aliases", registry=away, code=1)
+    assert done["promoted"] == {"golden": "jets/1"}
+    assert "approvals" in done["refused"]["production"]
+    assert away.find("jets/1").aliases == ("golden",)
+    cli("approve", "jets/1", "--as", "ada", "--registry", away.uri)
+    said = cli("import", out, "--with-aliases", "--registry", away.uri).stdout
+    assert "jets/1 is now @production" in said
+    kinds = [event.kind for event in away.history("jets")]
+    assert kinds == ["import"] * 2 + ["promotion", "refusal", "approval"] + ["promotion"] * 2

@@ -1,0 +1,140 @@
+"""`pipeline sign` and `pipeline verify`, and the gate that a policy's `signed_by` makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.policy_file import load_policy
+from pipeline.promotion.promoting import assess
+from registry.bundle.bundle import Bundle
+from registry.bundle.manifest import Manifest
+from registry.errors import RegistryError
+from registry.store.registry import Registry
+from registry.trust.signing import read_public_key
+from tests.models import bundles
+from tests.models.authorities import certify
+from tests.models.keys import KeyPair, make_keys
+from tests.models.project import cli, refusal
+
+FAR = "rocm/gfx90a"
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> KeyPair:
+    return make_keys(tmp_path, "release")
+
+
+@pytest.fixture
+def one(empty: Registry, tmp_path: Path) -> Registry:
+    """jets/1, for a device that is somewhere else: nothing is measured."""
+    data = bundles.provable(bundles.manifest_data())
+    (record,) = data["targets"].values()
+    for engine in record["candidates"].values():
+        engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]
+    data["targets"] = {FAR: {**record, "status": "unverified"}}
+    bundles.write_bundle(tmp_path / "jets", Manifest.model_validate(data))
+    empty.register(Bundle.open(tmp_path / "jets"))
+    return empty
+
+
+def test_folder(one: Registry, release: KeyPair, tmp_path: Path) -> None:
+    folder = tmp_path / "jets"
+    verify = ("verify", folder, "--key", release.public)
+    assert "not signed" in refusal(*verify)
+    assert "is signed" in cli("sign", folder, "--key", release.private).stdout
+    assert "is signed by" in cli(*verify).stdout
+    (folder / "program.pt2").write_bytes(b"other")
+    assert "truncated or altered" in refusal(*verify)
+
+
+def test_version(
+    one: Registry, release: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = ("--registry", one.uri)
+    monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
+    assert "not signed" in refusal("verify", "jets/1", *where)
+    said = json.loads(cli("sign", "jets/1", "--key", release.private, *where, "--json").stdout)
+    assert said["key"] == read_public_key(release.public).fingerprint
+    assert json.loads(cli("verify", "jets/1", *where, "--json").stdout) == said
+    cli("pull", "jets/1", tmp_path / "pulled", *where)
+    assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
+
+
+def test_nobody_to_trust(one: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIPELINE_TRUSTED_KEYS", raising=False)
+    assert "whose signature?" in cli("verify", "jets/1", "--registry", one.uri, code=2).stderr
+
+
+def test_password(one: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = make_keys(tmp_path, "closed", password="sesame")
+    command = ("sign", tmp_path / "jets", "--key", closed.private)
+    assert "needs a password" in refusal(*command)
+    monkeypatch.setenv("PIPELINE_SIGNING_PASSWORD", "sesame")
+    cli(*command)
+
+
+def test_the_gate(one: Registry, release: KeyPair, tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("signed_by: [release.pem]\n")
+    one.set_policy(load_policy(tmp_path / "policy.yaml").policy)
+
+    def asked(alias: str) -> list[bool]:
+        found = assess(one, "jets/1", alias, allow_unverified=frozenset({FAR})).decisions
+        return [decision.passed for decision in found if decision.gate == "signature"]
+
+    assert asked("staging") == []
+    assert asked("production") == [False]
+    with pytest.raises(RegistryError, match="'signature' cannot be overridden"):
+        assess(one, "jets/1", "production", override=frozenset({"signature"}), reason="hurry")
+    one.sign(one.find("jets/1"), make_keys(tmp_path, "other").private)
+    assert asked("production") == [False]
+    one.sign(one.find("jets/1"), release.private)
+    assert asked("production") == [True]
+
+
+def test_two_policies_ask_for_different_keys(
+    one: Registry, release: KeyPair, tmp_path: Path
+) -> None:
+    """One signature cannot be good for both: what adds up is never loosened."""
+    make_keys(tmp_path, "other")
+    for name in ("release", "other"):
+        (tmp_path / f"{name}.yaml").write_text(f"signed_by: [{name}.pem]\n")
+    one.set_policy(load_policy(tmp_path / "release.yaml").policy)
+    one.sign(one.find("jets/1"), release.private)
+    found = assess(one, "jets/1", "production", policy=tmp_path / "other.yaml").decisions
+    (decision,) = [each for each in found if each.gate == "signature"]
+    assert not decision.passed
+
+
+def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
+    root = certify(tmp_path, "root", authority=True)
+    ada = certify(tmp_path, "ada", root)
+    where = ("--registry", one.uri)
+    signed = cli("sign", "jets/1", "--key", ada.private, "--certificate", ada.pem, *where).stdout
+    assert signed.startswith("jets/1 is signed; the key is ")
+    said = cli("verify", "jets/1", "--root", root.pem, *where).stdout
+    assert said.startswith("jets/1 is signed by CN=ada, certified by root ")
+    found = json.loads(cli("verify", "jets/1", "--key", root.pem, *where, "--json").stdout)
+    assert found["signer"] == "CN=ada"
+    other = make_keys(tmp_path, "other")
+    assert "no root certificate is trusted" in refusal(
+        "verify", "jets/1", "--key", other.public, *where
+    )
+    chain = ("--chain", root.pem)
+    assert "--chain goes with" in cli("sign", "jets/1", "--key", ada.private, *chain, code=2).stderr
+
+    # A policy may name the root, and the gate says what it found.
+    (tmp_path / "policy.yaml").write_text("signed_by: [root.crt.pem]\n")
+    asked = load_policy(tmp_path / "policy.yaml")
+    assert asked.policy.signed_by == (root.pem.read_text(),)
+    by_gate = {
+        d.gate: d
+        for d in assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+    }
+    assert by_gate["signature"].passed
+    one.sign(one.find("jets/1"), other.private)
+    found = assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+    (refused,) = [d for d in found if d.gate == "signature"]
+    assert not refused.passed

@@ -1,0 +1,202 @@
+"""From a config to what the stages take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engines.target import Target
+from pipeline.config import assemble
+from pipeline.config.schema import Config, load_config
+from runtime.checked.comparison import default_tolerance
+from soa.signature import RowRange
+from stages.errors import ReferenceDataError
+from stages.model.expressions import Expression, Features, Step
+from stages.reference.answers import Arrays
+
+CONFIG = """
+name: hits
+model: {factory: model.py:build, kwargs: {a: 1}, weights: weights.safetensors}
+collections:
+  hits:
+    alignment: 64
+    columns:
+      - {name: e, dtype: float32}
+      - {name: dir, dtype: float32, eigen: [3]}
+      - {name: cov, dtype: float32, eigen: [2, 2]}
+      - {name: layer, dtype: uint16}
+      - {name: run, dtype: uint32, scalar: true}
+  scores:
+    storage: columns
+    columns:
+      - {name: s, dtype: float16}
+      - {name: id, dtype: int32}
+      - {name: p, dtype: float32}
+      - {name: q, dtype: float32}
+inputs:
+  - {name: all, collection: hits, columns: [cov, e, layer], dtype: float32, shape: [2, 3]}
+  - {name: run, collection: hits, columns: [run], dtype: float32}
+outputs:
+  - {name: score, collection: scores, columns: [s]}
+  - {name: id, collection: scores, columns: [id]}
+  - name: p
+    collection: scores
+    columns: [p, q]
+    tolerance: {atol: 0.5, rtol: 0.25}
+    classifier: true
+rows: {n: {min: 1, max: 50, typical: [10, 20]}}
+reference: {factory: data.py:reference, seed: 7}
+targets: [cpu, cpu/x86-64-v2, cpu/x86-64-v3]
+gates: {max_outside: 0.125}
+"""
+
+
+@pytest.fixture
+def config(folder: Path) -> Config:
+    return write(folder, CONFIG)
+
+
+def write(folder: Path, text: str) -> Config:
+    (folder / "c.yaml").write_text(text)
+    return load_config(folder / "c.yaml")
+
+
+def test_signature(config: Config) -> None:
+    signature = assemble.signature_of(config)
+    hits = signature.layouts["hits"]
+    assert [(c.name, c.dtype, c.kind, c.shape) for c in hits.columns] == [
+        ("e", "float32", "column", ()),
+        ("dir", "float32", "eigen", (3,)),
+        ("cov", "float32", "eigen", (2, 2)),
+        ("layer", "uint16", "column", ()),
+        ("run", "uint32", "scalar", ()),
+    ]
+    assert (hits.alignment, hits.storage) == (64, "buffer")
+    assert signature.layouts["scores"].storage == "columns"
+    every, run = signature.inputs
+    assert every.block.columns == ("cov", "e", "layer")
+    assert every.shape(5) == (5, 2, 3)
+    assert run.plan.kind == "scalars"
+    assert [bound.name for bound in signature.outputs] == ["score", "id", "p"]
+    assert dict(signature.ranges) == {"n": RowRange(1, 50, (10, 20))}
+
+
+def test_source_has_absolute_paths(config: Config, folder: Path) -> None:
+    source = assemble.source_of(config)
+    assert source.factory == f"{folder}/model.py:build"
+    assert source.weights == folder / "weights.safetensors"
+    assert source.kwargs == {"a": 1}
+
+
+def test_expressions_become_what_the_model_is_built_with(folder: Path) -> None:
+    old = "dtype: float32, shape: [2, 3]}"
+    new = "dtype: float32, preprocess: {exists: e, pad: -1, features: FEATURES}}"
+    features = "[cov, [cov, log, {clip: [-5, 5]}, {ratio: e}], [e, {add: [cov, {above: 0}]}]]"
+    config = write(folder, CONFIG.replace(old, new.replace("FEATURES", features)))
+    assert assemble.source_of(config).preprocess == (
+        Features(
+            (("cov", (2, 2)), ("e", ()), ("layer", ())),
+            (
+                Expression("cov"),
+                Expression(
+                    "cov",
+                    (
+                        Step("log"),
+                        Step("clip", (-5.0, 5.0)),
+                        Step("ratio", operand=Expression("e")),
+                    ),
+                ),
+                Expression(
+                    "e", (Step("add", operand=Expression("cov", (Step("above", (0.0,)),))),)
+                ),
+            ),
+            "e",
+            -1.0,
+        ),
+        None,
+    )
+    plain = assemble.source_of(write(folder, CONFIG))
+    assert plain.preprocess == (None, None)
+    assert plain.fingerprint().get("preprocess") is None
+
+
+def test_tolerances_are_the_configs_else_the_dtypes(config: Config) -> None:
+    found = assemble.tolerances_of(config, assemble.signature_of(config))
+    half, exact, given = found["score"], found["id"], found["p"]
+    default = default_tolerance("float16")
+    assert (half.atol, half.rtol) == (default.atol, default.rtol)
+    assert half.atol > 0
+    assert (exact.atol, exact.rtol) == (0.0, 0.0)
+    assert (given.atol, given.rtol) == (0.5, 0.25)
+    assert {t.max_outside for t in found.values()} == {0.125}
+    assert assemble.classifiers_of(config) == {"p"}
+
+
+def test_each_target_once(config: Config) -> None:
+    """`cpu` is one of the two others on every x86-64 host."""
+    best = Target.parse("cpu")
+    if best.arch == "aarch64":
+        pytest.skip("an x86-64 level is what `cpu` has to be here")
+    found = assemble.targets_of(config)
+    assert found[0] == best
+    assert sorted(map(str, found)) == ["cpu/x86-64-v2", "cpu/x86-64-v3"]
+
+
+DATA = """
+import numpy as np
+
+def reference(rows, seed):
+    n = rows["n"]
+    return {"hits": {
+        "e": np.full(n, seed, np.float32),
+        "dir": np.zeros((n, 3), np.float32),
+        "cov": np.zeros((n, 2, 2), np.float32),
+        "layer": np.arange(n, dtype=np.uint16),
+        "run": np.array(3, np.uint32),
+    }}
+"""
+
+
+def reference(folder: Path, data: str) -> Arrays:
+    """Each time in a folder of its own: a file is imported once in a process."""
+    (folder / "data.py").write_text(data)
+    config = write(folder, CONFIG)
+    return assemble.reference_inputs(config, assemble.signature_of(config))
+
+
+def test_reference_of_ones_own(folder: Path) -> None:
+    found = reference(folder, DATA)["hits"]
+    assert found["e"].tolist() == [7.0] * 50
+    assert found["cov"].shape == (50, 2, 2)
+    assert found["layer"].tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("np.zeros((n, 3), np.float32)", "np.zeros((n, 2), np.float32)", r"hits\.dir has shape"),
+        ("np.float32)", "np.float64)", r"hits\.e is torch\.float64, the layout says float32"),
+        ('"run": np.array(3, np.uint32),', "", r"hits\.run is missing"),
+        ('{"hits"', '{"hots"', "no collection 'hits'"),
+        ("n = rows", "n = 3 + rows[1]", "reference failed: KeyError: 1"),
+        ("np.full(n", "np.full(n - 1", r"hits\.e has shape \(49,\), needed \(50,\)"),
+    ],
+)
+def test_reference_that_does_not_fit(folder: Path, old: str, new: str, text: str) -> None:
+    with pytest.raises(ReferenceDataError, match=text) as caught:
+        reference(folder, DATA.replace(old, new, 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_random_reference_follows_the_seed_and_the_ranges(folder: Path) -> None:
+    def drawn(settings: str) -> list[float]:
+        text = CONFIG.replace("{factory: data.py:reference, seed: 7}", settings)
+        config = write(folder, text)
+        inputs = assemble.reference_inputs(config, assemble.signature_of(config))
+        return list(inputs["hits"]["e"].tolist())
+
+    one = drawn("{seed: 1}")
+    assert one == drawn("{seed: 1}")
+    assert one != drawn("{seed: 2}")
+    assert all(20 <= e <= 30 for e in drawn("{ranges: {e: [20.0, 30.0]}}"))

@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import copy
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import engines
+from pipeline.config.schema import Config, load_config
+from pipeline.config.yaml_lines import CoreLoader
+from pipeline.errors import ConfigError
+
+FULL = (Path(__file__).parent / "full.yaml").read_text()
+MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
+
+
+def load(folder: Path, text: str) -> Config:
+    path = folder / "c.yaml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_every_key_is_read(folder: Path) -> None:
+    config = load(folder, FULL)
+    assert config.name == "jet-tagger"
+    assert config.model.kwargs == {"widths": [24, 32], "dropout": 0.001}
+    assert config.model.torchscript_route == "script"
+    assert list(config.collections) == ["jets", "tags"]
+    jets = config.collections["jets"]
+    assert [c.eigen for c in jets.columns] == [None, (3,), (2, 3), None]
+    assert [c.scalar for c in jets.columns] == [False, False, False, True]
+    assert (jets.alignment, jets.storage, jets.rows) == (64, "columns", "n")
+    assert config.inputs[0].shape == (2, 2)
+    assert config.inputs[0].dtype == "float16"
+    tolerance = config.outputs[0].tolerance
+    assert tolerance is not None
+    assert (tolerance.atol, tolerance.rtol) == (1e-5, 1e-4)
+    assert config.rows["n"].typical == (10, 1000)
+    assert config.reference.ranges == {"pt": (20.0, 500.0)}
+    assert config.compile.timeout_s == 60.0
+    assert config.gates.required_targets == ("cpu/x86-64-v3",)
+    assert (config.session.threads, config.session.instances) == (2, 8)
+    assert config.gates.max_outside == 1e-6
+
+
+def test_defaults(folder: Path) -> None:
+    config = load(folder, MINIMAL)
+    assert config.targets == ("cpu",)
+    assert config.engines == engines.DEFAULT_ENGINES
+    assert "tensorrt" not in config.engines
+    assert config.rows["n"].min == 0
+    assert config.collections["c"].alignment == 128
+    assert config.collections["c"].storage == "buffer"
+    assert config.outputs[0].tolerance is None
+    assert (config.gates.max_slowdown, config.gates.max_outside) == (1.1, 0.0)
+    assert config.gates.required_targets is None
+    assert (config.session.threads, config.session.instances) == (1, None)
+    assert config.reference.seed == 1
+
+
+def test_a_config_cannot_be_changed(folder: Path) -> None:
+    config = load(folder, MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        config.name = "other"  # type: ignore[misc]
+
+
+# What is wrong, as (text to replace, by what, the problem's line, what the problem says).
+def test_files_are_found_from_the_configs_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "configs").mkdir()
+    path = folder / "configs" / "c.yaml"
+    text = FULL.replace("model.py", "../model.py").replace("weights.s", "${WHERE:-..}/weights.s")
+    path.write_text(text.replace("  ranges: {pt: [20, 500.0]}", "  factory: ../data.py:make"))
+    monkeypatch.chdir(folder)
+    files = load_config("configs/c.yaml").files
+    assert files.factory == f"{folder / 'model.py'}:build"
+    assert files.weights == folder / "weights.safetensors"
+    assert files.reference_factory == f"{folder / 'data.py'}:make"
+    assert files.program is None
+
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "weights.safetensors").touch()
+    monkeypatch.setenv("WHERE", str(folder / "elsewhere"))
+    config = load_config("configs/c.yaml")
+    assert config.files.weights == folder / "elsewhere" / "weights.safetensors"
+    # The config stays as written, so that its digest is the same on every host.
+    assert config.model.weights == "${WHERE:-..}/weights.safetensors"
+    monkeypatch.setenv("WHERE", "")
+    assert load_config("configs/c.yaml").files.weights == folder / "weights.safetensors"
+
+
+def test_a_factory_in_a_module_stays_as_it_is(folder: Path) -> None:
+    config = load(folder, MINIMAL.replace("program: model.pt2", "factory: 'pkg.mod:build'"))
+    assert config.files.factory == "pkg.mod:build"
+
+
+def test_program_and_torchscript_files(folder: Path) -> None:
+    assert load(folder, MINIMAL).files.program == folder / "model.pt2"
+    text = MINIMAL.replace("program: model.pt2", "torchscript: model.ts")
+    assert load(folder, text).files.torchscript == folder / "model.ts"
+
+
+def test_the_digest_is_of_what_the_config_says(folder: Path, tmp_path_factory: Any) -> None:
+    digest = load(folder, MINIMAL).digest()
+    assert len(digest) == 64
+    same = [
+        "# a comment\n" + MINIMAL,
+        MINIMAL + "targets: [cpu]\n",  # a default, spelled out
+        "".join(sorted(MINIMAL.splitlines(keepends=True)[4:]))
+        + "".join(MINIMAL.splitlines(keepends=True)[:4]),
+        yaml.safe_dump(yaml.load(MINIMAL, CoreLoader), default_flow_style=True),
+    ]
+    assert [load(folder, text).digest() for text in same] == [digest] * len(same)
+    other = tmp_path_factory.mktemp("other")
+    (other / "model.pt2").write_text("not the same")
+    assert load(other, MINIMAL).digest() == digest
+    for old, new in [("max: 16", "max: 17"), ("[4]", "[5]"), ("name: tiny", "name: tinny")]:
+        assert load(folder, MINIMAL.replace(old, new)).digest() != digest
+
+
+def test_the_digest_counts_the_order_of_collections(folder: Path) -> None:
+    def ordered(*names: str) -> str:
+        collections = "".join(f"  {c}: {{columns: [{{name: {c}, dtype: int8}}]}}\n" for c in names)
+        return (
+            f"name: t\nmodel: {{program: model.pt2}}\ncollections:\n{collections}"
+            "inputs: [{name: i, collection: a, columns: [a]}]\n"
+            "outputs: [{name: o, collection: b, columns: [b]}]\n"
+            "rows: {n: {max: 16, typical: [4]}}\n"
+        )
+
+    assert load(folder, ordered("a", "b")).digest() != load(folder, ordered("b", "a")).digest()
+
+
+def test_reading_a_config_needs_no_torch() -> None:
+    code = (
+        "import pipeline.config, sys\n"
+        "heavy = {'torch', 'mlflow', 'numpy'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    root = Path(__file__).parents[3]
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
+
+
+class CoreDumper(yaml.SafeDumper):
+    """Quotes what YAML 1.2 would take for something else than text."""
+
+
+CoreDumper.yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
+
+identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
+DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64"]
+numbers = st.floats(0, 1e6, allow_subnormal=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def collections(draw: st.DrawFn) -> dict[str, Any]:
+    columns = []
+    for name in draw(st.lists(identifiers, min_size=1, max_size=4, unique=True)):
+        column: dict[str, Any] = {"name": name, "dtype": draw(st.sampled_from(DTYPES))}
+        shape = draw(st.none() | st.lists(st.integers(1, 4), min_size=1, max_size=2))
+        if shape is not None:
+            column["eigen"] = shape
+        columns.append(column)
+    found = {"columns": columns, "rows": draw(st.sampled_from(["n", "m"]))}
+    if draw(st.booleans()):
+        found["alignment"] = 2 ** draw(st.integers(3, 9))
+    if draw(st.booleans()):
+        found["storage"] = draw(st.sampled_from(["buffer", "columns"]))
+    return found
+
+
+def block(name: str, collection: str, columns: list[dict[str, Any]]) -> dict[str, Any]:
+    size = sum(math.prod(c.get("eigen", ())) for c in columns)
+    names = [c["name"] for c in columns]
+    return {
+        "name": name,
+        "collection": collection,
+        "columns": names,
+        "dtype": "float32",
+        "shape": [size],
+    }
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    found = draw(st.dictionaries(identifiers, collections(), min_size=2, max_size=3))
+    blocks = draw(
+        st.lists(identifiers, min_size=len(found), max_size=len(found), unique=True).map(
+            lambda names: [
+                block(name, collection, found[collection]["columns"])
+                for name, collection in zip(names, found, strict=True)
+            ]
+        )
+    )
+    outputs = blocks[-1:]
+    if draw(st.booleans()):
+        outputs[0]["tolerance"] = {"atol": draw(numbers), "rtol": draw(numbers)}
+    low = draw(st.integers(0, 10))
+    high = draw(st.integers(max(low, 2), 10**6))
+    rows = {"min": low, "max": high, "typical": [draw(st.integers(low, high))]}
+    return {
+        "name": draw(st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)),
+        "description": draw(st.text()),
+        "model": {"factory": "m.n:f", "kwargs": draw(st.dictionaries(st.text(), plain))},
+        "collections": found,
+        "inputs": blocks[:-1],
+        "outputs": outputs,
+        "rows": {dim: copy.copy(rows) for dim in {c["rows"] for c in found.values()}},
+        "gates": {"max_slowdown": 1 + draw(numbers)},
+    }
+
+
+def written(value: Any) -> Any:
+    """What a dumped model says beyond its defaults, with lists as YAML has them."""
+    if isinstance(value, dict):
+        return {key: written(inner) for key, inner in value.items()}
+    return [written(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=configs(), flow=st.booleans())
+def test_a_valid_config_survives_the_way_through_yaml(
+    folder: Path, data: dict[str, Any], flow: bool
+) -> None:
+    text = yaml.dump(data, Dumper=CoreDumper, default_flow_style=flow, sort_keys=False)
+    config = load(folder, text)
+    assert config.model_dump() == Config.model_validate(data).model_dump()
+    assert written(config.model_dump(exclude_unset=True)) == data
+    assert config.digest() == Config.model_validate(data).digest()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=configs(), choice=st.randoms(use_true_random=False))
+def test_an_unknown_key_anywhere_is_found_on_its_line(
+    folder: Path, data: dict[str, Any], choice: Any
+) -> None:
+    mappings = [data, data["model"], data["gates"], *data["rows"].values(), *data["inputs"]]
+    for collection in data["collections"].values():
+        mappings += [collection, *collection["columns"]]
+    choice.choice(mappings)["unheard_of"] = 1
+    # Free text aside: it may hold line breaks that only splitlines sees.
+    data["description"] = ""
+    data["model"]["kwargs"] = {}
+    text = yaml.dump(data, Dumper=CoreDumper, default_flow_style=False, sort_keys=False)
+    lines = [i for i, line in enumerate(text.splitlines(), 1) if "unheard_of: 1" in line]
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text)
+    [problem] = caught.value.problems
+    assert problem.startswith(f"{folder / 'c.yaml'}:{lines[0]}: ")
+    assert "unheard_of: unknown key" in problem

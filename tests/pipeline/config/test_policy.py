@@ -1,0 +1,271 @@
+"""Policies from the file to the gate, and the history that the command shows.
+
+The versions are bundles for a target that this host does not run: nothing is measured, the gates
+that need a measurement refuse or are excused by name, and a promotion takes no time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.policy_file import load_policy
+from pipeline.config.schema import load_config
+from pipeline.errors import ConfigError
+from pipeline.promotion.promoting import assess, promote
+from registry.bundle.bundle import Bundle
+from registry.bundle.manifest import Manifest
+from registry.errors import PromotionRefused, RegistryError
+from registry.history.events import Event
+from registry.promotion.policy import Policy
+from registry.store.registry import Registry
+from tests.models import bundles
+from tests.models.keys import make_keys
+from tests.models.project import PASSED, cli, refusal
+
+ROOT = Path(__file__).parents[3]
+FAR = "rocm/gfx90a"
+EXCUSED = frozenset({FAR})
+
+
+@pytest.fixture
+def two(empty: Registry, tmp_path: Path) -> Registry:
+    """jets/1 and jets/2, for a device that is somewhere else."""
+    data = bundles.provable(bundles.manifest_data())
+    (record,) = data["targets"].values()
+    for engine in record["candidates"].values():
+        engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]
+    data["targets"] = {FAR: {**record, "status": "unverified"}}
+    for seed in range(2):
+        bundles.write_bundle(tmp_path / str(seed), Manifest.model_validate(data), seed)
+        empty.register(Bundle.open(tmp_path / str(seed)))
+    return empty
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "policy.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_page_shows_every_key(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "gates.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "big.safetensors").write_bytes(b"")
+    make_keys(tmp_path, "release")
+    found = load_policy(write(tmp_path, text))
+    assert set(found.policy.model_dump(exclude_defaults=True)) == set(Policy.model_fields)
+    demo = load_config(ROOT / "configs" / "demo.yaml")
+    assert set(found.policy.max_outside_by_output) <= {output.name for output in demo.outputs}
+    assert found.reference is not None
+    assert found.reference.path == tmp_path / "big.safetensors"
+    assert found.origin.startswith("policy.yaml (")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("max_slowdwon: 1", 1, "max_slowdwon: unknown key (did you mean 'max_slowdown'?); allowed"),
+        ("\nmax_slowdown: fast", 2, "max_slowdown: found 'fast'; expected a number"),
+        ("max_outside: 1.5", 1, "max_outside: found 1.5; it should be less than or equal to 1"),
+        ("max_outside_by_output: {y: -1}", 1, "max_outside_by_output.y: found -1; it should be g"),
+        ("min_time_in_staging: 24", 1, "min_time_in_staging: found 24; expected text (quote it)"),
+        ("min_time_in_staging: soon", 1, "min_time_in_staging: found 'soon'; write a number and"),
+        ("approvals: []", 1, "approvals: found no entry; expected at least 1"),
+        ("approvals: Ada", 1, "approvals: found 'Ada'; expected a list"),
+        ("targets: [gpu]", 1, "targets[0]: unknown target 'gpu'"),
+        ("targets: [cpu]", 1, "targets[0]: found 'cpu'; write it in full, as 'cpu/x86-64-v"),
+        ("reference: big.safetensors", 1, "reference: big.safetensors does not exist"),
+        ("signed_by:\n- nobody.pem", 2, "signed_by[0]: "),
+    ],
+)
+def test_mistakes(tmp_path: Path, text: str, line: int, problem: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_policy(path)
+    (said,) = caught.value.problems
+    assert said.startswith(f"{path}:{line}: {problem}"), said
+
+
+def events(registry: Registry) -> list[tuple[str, int | None]]:
+    return [(event.kind, event.version) for event in registry.history("jets")]
+
+
+def answers(decisions: Any) -> dict[str, str]:
+    return {decision.gate: decision.answer for decision in decisions}
+
+
+def test_dry_run_changes_nothing(two: Registry) -> None:
+    asked = ("promote", "jets/1", "--to", "production", "--dry-run", "--registry", two.uri)
+    text = cli(*asked, code=1).stdout
+    assert "REFUSED" in text
+    assert text.endswith("it would be refused; nothing was changed\n")
+    assert json.loads(cli(*asked, "--json", code=1).stdout)["would_promote"] is False
+    text = cli(*asked, "--allow-unverified", FAR).stdout
+    assert text.endswith("it would pass; nothing was changed\n")
+    for gate in ("digests", "verified", "tolerance", "speed"):
+        assert gate in text
+    assert two.history("jets") == []
+    assert two.find("jets/1").aliases == ()
+
+
+@pytest.mark.parametrize("alias", ["previous", "latest", "a b"])
+def test_dry_run_refuses_what_the_command_refuses(two: Registry, alias: str) -> None:
+    asked = ("promote", "jets/1", "--to", alias, "--allow-unverified", FAR, "--registry", two.uri)
+    assert refusal(*asked, "--dry-run") == refusal(*asked)
+
+
+def test_the_reason_stays(two: Registry) -> None:
+    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri, "--reason", "why so")
+    cli(*asked, code=1)
+    cli(*asked, "--allow-unverified", FAR)
+    assert [(e.kind, e.reason) for e in two.history("jets")] == [
+        ("refusal", "why so"),
+        ("promotion", "why so"),
+    ]
+    assert cli("history", "jets", "--registry", two.uri).stdout.count("why so") == 2
+
+
+def test_override_by_name_and_reason(two: Registry) -> None:
+    promote(two, "jets/1", "production", allow_unverified=EXCUSED)
+    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
+    excused = ("--allow-unverified", FAR)
+    assert "speed: not measured beside jets/1" in cli(*asked, *excused, code=1).stderr
+    over = ("--override", "speed")
+    assert "takes a reason" in refusal(*asked, *excused, *over)
+    assert "'digests' cannot be overridden" in refusal(
+        *asked, *excused, "--override", "digests", "--reason", "r"
+    )
+    with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: verified"):
+        assess(two, "jets/2", "production", override=frozenset({"sped"}), reason="r")
+
+    why = "the clocks were wrong that day"
+    text = cli(*asked, *excused, *over, "--reason", why).stdout
+    assert "overridden" in text
+    assert f"(overridden: {why})" in text
+    assert two.find("jets@production").number == 2
+    last = two.history("jets")[-1]
+    assert answers(last.decisions)["speed"] == "overridden"
+    text = cli("history", "jets", "--registry", two.uri).stdout
+    assert f"{why}; speed overridden" in " ".join(text.split())
+    assert "refused by speed" in " ".join(text.split())
+
+
+def test_altered_version_cannot_be_overridden(two: Registry) -> None:
+    folder = two.local_path(two.find("jets/1"))
+    assert folder is not None
+    (folder / "program.pt2").write_bytes(b"")
+    with pytest.raises(PromotionRefused, match=r"digests: .*program\.pt2 is truncated"):
+        promote(
+            two, "jets/1", "production", override=frozenset({"speed", "verified"}), reason="hurry"
+        )
+    assert events(two) == [("refusal", 1)]
+
+
+def test_all_policies_are_shown(two: Registry, tmp_path: Path) -> None:
+    uri = ("--registry", two.uri)
+    cli("policy", write(tmp_path, "max_slowdown: 1.01\n"), *uri)
+    cli("policy", write(tmp_path, "approvals: [ada]\n"), "--model", "jets", *uri)
+    for which in ((), ("--model", "jets")):
+        text = cli("policy", *which, *uri).stdout
+        assert "max_slowdown: 1.01" in text and 'approvals: ["ada"]' in text
+    assert "no such model" in refusal("policy", "--model", "tracks", *uri)
+
+
+def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None:
+    """Neither by a local file, nor by the options."""
+    strict = write(tmp_path, f"targets: [{FAR}]\nmax_slowdown: 1.01\n")
+    uri = ("--registry", two.uri)
+    assert "no policy" in cli("policy", *uri).stdout
+    assert "max_slowdown: 1.01" in cli("policy", strict, *uri).stdout
+    (shown,) = json.loads(cli("policy", *uri, "--json").stdout)
+    assert shown["targets"] == [FAR]
+    loose = tmp_path / "loose.yaml"
+    loose.write_text("max_slowdown: 1000\n")
+    found = assess(
+        two,
+        "jets/1",
+        "production",
+        allow_unverified=EXCUSED,
+        max_slowdown=1000.0,
+        policy=loose,
+    )
+    assert not found.passed
+    assert answers(found.decisions)["verified"] == "REFUSED"
+    (speed,) = [d for d in found.decisions if d.gate == "speed"]
+    assert speed.limit == "ratio <= 1.01"
+    assert [origin.split(",")[0].split(" (")[0] for origin in found.policies] == [
+        "the registry's policy",
+        "loose.yaml",
+    ]
+
+
+def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
+    """They count on the way to production only; what was shown is in the record."""
+    uri = ("--registry", two.uri)
+    cli("policy", write(tmp_path, "approvals: [Ada, Bob]\nmin_time_in_staging: 0.05s"), *uri)
+    with pytest.raises(PromotionRefused) as caught:
+        promote(two, "jets/1", "production", allow_unverified=EXCUSED)
+    refused = {d.gate: d.detail for d in caught.value.decisions if not d.passed}
+    assert set(refused) == {"staging", "approvals"}
+    assert refused["staging"].startswith("not in staging by a promotion")
+
+    promote(two, "jets/1", "staging", allow_unverified=EXCUSED)
+    text = cli("approve", "jets/1", "--as", "Ada", "--reason", "the plots", *uri).stdout
+    assert text.startswith("jets/1 is approved by Ada (recorded by ")
+    cli("approve", "jets/2", "--as", "Bob", *uri)  # of another version
+    found = assess(two, "jets/1", "production", allow_unverified=EXCUSED)
+    missing = {d.gate: d.detail for d in found.decisions if not d.passed}
+    assert missing == {
+        "approvals": "approved by Ada; needed: Ada, Bob; missing: Bob (pipeline approve)"
+    }
+    cli("approve", "jets/1", "--as", "Bob", *uri)
+    done = promote(two, "jets/1", "production", allow_unverified=EXCUSED)
+    assert done.version.ref == "jets/1"
+    (origin,) = two.history("jets")[-1].policies
+    assert origin.startswith("the registry's policy, set by ")
+    assert events(two) == [
+        ("refusal", 1),
+        ("promotion", 1),
+        ("approval", 1),
+        ("approval", 2),
+        ("approval", 1),
+        ("promotion", 1),
+    ]
+
+
+def test_history_command(two: Registry) -> None:
+    uri = ("--registry", two.uri)
+    assert "nothing has happened to jets" in cli("history", "jets", *uri).stdout
+    for ref in ("jets/1", "jets/2"):
+        two.promote(two.find(ref), "production", PASSED)
+    cli("rollback", "jets", "--reason", "the rate went up", *uri)
+    text = " ".join(cli("history", "jets", *uri).stdout.split())
+    assert "history of jets, times in UTC" in text
+    assert "the rate went up" in text
+    listed: list[dict[str, Any]] = json.loads(cli("history", "jets", *uri, "--json").stdout)
+    assert [e["kind"] for e in listed] == ["promotion", "promotion", "rollback"]
+    assert [e["replaced"] for e in listed] == [None, 1, 2]
+    assert listed[2]["reason"] == "the rate went up"
+
+    def at(event: Event, *more: str) -> str:
+        return cli("history", "jets", "--at", event.time.isoformat(), *uri, *more).stdout
+
+    first, second, third = two.history("jets")
+    assert at(first).startswith("jets@production was jets/1 at ")
+    assert "jets@previous was jets/1 at " in at(second)
+    assert json.loads(at(third, "--json"))["aliases"] == {
+        "previous": "jets/2",
+        "production": "jets/1",
+    }
+    # The same moment: in UTC without saying so, and in another zone.
+    plain = second.time.replace(tzinfo=None).isoformat()
+    for text in (plain, f"{plain}+00:00", f"{plain}Z"):
+        assert "jets@production was jets/2" in cli("history", "jets", "--at", text, *uri).stdout
+    assert "does not go back to" in cli("history", "jets", "--at", f"{plain}+02:00", *uri).stdout
+    assert "is not a time" in cli("history", "jets", "--at", "yesterday", *uri, code=2).stderr
+    assert "no such model" in refusal("history", "tracks", *uri)

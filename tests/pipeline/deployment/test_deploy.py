@@ -1,0 +1,250 @@
+"""`pipeline deploy`: a promoted version as a repository; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from pipeline.cli.serving import _sigterm_as_ctrl_c
+from pipeline.promotion.pulling import pull
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.loader import load
+from tests.models.project import PASSED, TARGET, Built, cli, refusal, resealed
+from tests.models.signals import disposed
+
+
+@pytest.fixture
+def promoted(registry: Registry) -> Registry:
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    return registry
+
+
+def deploy(registry: Registry, ref: object, *more: object) -> dict[str, object]:
+    said = cli("deploy", ref, *more, "--registry", registry.uri, "--json").stdout
+    answer: dict[str, object] = json.loads(said)
+    return answer
+
+
+def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None:
+    answer = deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2)
+    assert answer == {
+        "version": "jets/1",
+        "digest": jets.bundle.digest,
+        "target": TARGET,
+        "requests": "columns",
+        "backend": "python",
+        "folder": str(tmp_path / "a" / "jets"),
+        "max_batch_size": 1000,
+        "preferred_batch_size": [1000],
+    }
+    shutil.move(tmp_path / "a", tmp_path / "b")  # nothing in it knows where it lies
+    folder = tmp_path / "b" / "jets"
+    assert sorted(p.name for p in folder.iterdir()) == ["1", "config.pbtxt"]
+    assert sorted(p.name for p in (folder / "1").iterdir()) == ["bundle", "model.py"]
+    assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
+    config = text_format.Parse(
+        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (config.name, config.backend, config.instance_group[0].count) == ("jets", "python", 2)
+    assert Bundle.open(folder / "1" / "bundle").digest == jets.bundle.digest
+    load(folder / "1" / "bundle", mode="production").close()
+
+
+def test_a_pulled_folder_is_as_good(promoted: Registry, tmp_path: Path) -> None:
+    pull(promoted, "jets@production", tmp_path / "pulled")
+    here = deploy(promoted, "jets@production", "--out", tmp_path / "a")
+    there = deploy(promoted, tmp_path / "pulled", "--out", tmp_path / "b")
+    assert there["version"] == "jets/1" and there["digest"] == here["digest"]
+    one, other = ((tmp_path / x / "jets/config.pbtxt").read_text() for x in "ab")
+    assert one == other
+
+
+def test_people_are_told_how_requests_are_batched(promoted: Registry, tmp_path: Path) -> None:
+    text = cli("deploy", "jets", "--out", tmp_path / "a", "--registry", promoted.uri).stdout
+    assert f"jets/1 ({TARGET}) is in {tmp_path}/a/jets" in text
+    assert "requests are merged up to 1000 rows; preferred: 1000" in text
+
+
+def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--requests", "blocks", "--registry", promoted.uri)
+    text = cli("deploy", "jets", *where).stdout
+    assert "requests are not merged: a block (F, n) has its rows last" in text
+    config = text_format.Parse(
+        (tmp_path / "a" / "jets" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert config.max_batch_size == 0
+    assert {e.name: list(e.dims) for e in config.input} == {"features": [6, -1]}
+
+
+def test_requests_that_would_gain_nothing_run_alone(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """By the version's own benchmark, here with rows of 10 ms; unless somebody asks for it."""
+
+    def slow(_: Path, manifest: dict[str, Any]) -> None:
+        for record in manifest["targets"].values():
+            for candidate in record["candidates"].values():
+                stats = dict.fromkeys(("median_us", "p05_us", "p95_us"), 1e4)
+                more = dict.fromkeys(stats, 3.2e5)
+                candidate["benchmark"] = {"1": stats, "32": more}
+
+    version = registry.register(resealed(jets.bundle, tmp_path / "slow", slow))
+    registry.promote(version, "production", PASSED)
+    where = ("--registry", registry.uri, "--replace", "--out", tmp_path / "a")
+    text = cli("deploy", version.ref, *where).stdout
+    assert "requests are not merged: by its benchmark a row takes 10 ms alone and 10 ms" in text
+
+    def config() -> Any:
+        written = (tmp_path / "a" / "jets" / "config.pbtxt").read_text()
+        return text_format.Parse(written, model_config_pb2.ModelConfig())
+
+    assert config().max_batch_size == 1000  # a client may cut a request into several
+    assert not config().HasField("dynamic_batching")
+    cli("deploy", version.ref, *where, "--merge")
+    assert config().max_batch_size == 1000
+    assert list(config().dynamic_batching.preferred_batch_size) == [32]
+
+
+def test_merging_is_refused_or_forgone_as_asked(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--registry", promoted.uri, "--out", tmp_path / "a")
+    said = refusal("deploy", "jets", *where, "--merge", "--requests", "blocks")
+    assert said.startswith("jets: --merge cannot be: a block (F, n) has its rows last")
+    assert not (tmp_path / "a").exists()
+    assert "requests are not merged: --alone" in cli("deploy", "jets", *where, "--alone").stdout
+
+
+def test_a_repository_for_tritons_own_backend(promoted: Registry, tmp_path: Path) -> None:
+    deploy(promoted, "jets", "--out", tmp_path, "--backend", "pytorch", "--requests", "rows")
+    folder = tmp_path / "jets"
+    assert sorted(p.name for p in (folder / "1").iterdir()) == ["model.pt"]
+    config = text_format.Parse(
+        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
+    )
+    assert (config.backend, config.default_model_filename) == ("pytorch", "model.pt")
+    assert {e.name: list(e.dims) for e in config.input} == {"features__0": [6]}
+    assert {e.name: list(e.dims) for e in config.output} == {"probabilities__0": [3]}
+    assert config.max_batch_size == 1000 and config.HasField("dynamic_batching")
+
+
+def test_a_backend_that_the_version_has_nothing_for(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    said = refusal("deploy", "jets", *where, "--backend", "onnxruntime")
+    assert said.startswith(f"jets has no valid artifact of onnxruntime for {TARGET}")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_backend_that_another_target_has_an_artifact_for(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """As where a target was built later, for fewer engines than the config lists."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        other = {**record["candidates"], "onnxruntime": record["candidates"]["exported"]}
+        manifest["targets"]["cpu/x86-64-v2"] = {**record, "candidates": other}
+
+    ref = registry.register(resealed(jets.bundle, tmp_path / "edited", edit)).ref
+    registry.promote(registry.find(ref), "production", PASSED)
+    where = ("--out", tmp_path / "a", "--registry", registry.uri)
+    said = refusal("deploy", ref, *where, "--backend", "onnxruntime")
+    assert f"no valid artifact of onnxruntime for {TARGET}" in said
+    assert "cpu/x86-64-v2 has one: --target cpu/x86-64-v2" in said
+    assert "config" not in said
+
+
+def test_a_plan_is_for_gpus(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
+    assert refusal("deploy", "jets", *where) == (
+        "Triton's tensorrt backend runs on NVIDIA GPUs alone: name them, as --device cuda:0"
+    )
+    assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.skipif(find_spec("tensorrt") is not None, reason="TensorRT's library is installed")
+def test_a_plan_without_tensorrt(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
+    assert refusal("deploy", "jets", *where, "--device", "cuda:0") == (
+        "TensorRT's Python library cannot be imported (No module named 'tensorrt'): "
+        "pip install 'soa-pipeline[cuda]'"
+    )
+    assert "unknown target 'sm_90'" in refusal(
+        "deploy", "jets", *where, "--device", "cuda:0", "--target", "sm_90"
+    )
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_is_there_is_not_overwritten(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    cli("deploy", "jets", *where)
+    assert "exists already: remove it, or replace it with --replace" in refusal(
+        "deploy", "jets", *where
+    )
+    (tmp_path / "a" / "jets" / "config.pbtxt").write_text("old")
+    cli("deploy", "jets", *where, "--replace")
+    assert (tmp_path / "a" / "jets" / "config.pbtxt").read_text() != "old"
+
+
+def test_a_path_that_tritons_python_cannot_start_from(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a b", "--registry", promoted.uri)
+    assert "a space in it: name another" in refusal("deploy", "jets@production", *where)
+    where = ("--out", tmp_path / "$(it)", "--registry", promoted.uri)
+    assert "a path with a $ in it" in refusal("deploy", "jets@production", *where)
+    assert not (tmp_path / "a b").exists() and not (tmp_path / "$(it)").exists()
+
+
+def test_what_is_no_model_is_not_replaced(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path, "--registry", promoted.uri, "--replace")
+    (tmp_path / "jets").mkdir()
+    (tmp_path / "jets" / "mine").touch()
+    assert "jets holds no config.pbtxt" in refusal("deploy", "jets@production", *where)
+    assert [path.name for path in (tmp_path / "jets").iterdir()] == ["mine"]
+
+
+def test_what_no_gate_let_pass(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", registry.uri)
+    assert "never promoted to production" in refusal("deploy", "jets/1", *where)
+    assert "no promotion vouches for" in refusal("deploy", jets.bundle.path, *where)
+    assert not (tmp_path / "a").exists()
+
+
+def test_devices_and_targets_that_it_does_not_have(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--out", tmp_path / "a", "--registry", promoted.uri)
+    said = refusal("deploy", "jets", *where, "--device", "cuda:0")
+    assert said == f"jets has no verified target for cuda:0; it has: {TARGET}"
+    said = refusal("deploy", "jets", *where, "--target", "cpu/aarch64")
+    assert said.startswith("jets has no verified target cpu/aarch64 for cpu; it has:")
+    for option, number in (("instances", 0), ("instances", 10**30), ("queue-delay-us", 10**30)):
+        said = refusal("deploy", "jets", *where, f"--{option}", number)
+        assert "at least 1 instance" in said
+    assert not (tmp_path / "a").exists()
+
+
+def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
+    where = ("--registry", promoted.uri, "--tritonserver", tmp_path / "none")
+    said = refusal("serve", "jets", *where)
+    assert said == f"{tmp_path}/none is no tritonserver: there is no such executable file"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
+    """As Ctrl-C does; a terminal that goes must not leave a Triton behind."""
+    with disposed(number, signal.SIG_DFL):
+        with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
+            signal.raise_signal(number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_was_ignored_when_it_started_stays_ignored(number: signal.Signals) -> None:
+    """nohup has SIGHUP ignored, and means it."""
+    with disposed(number, signal.SIG_IGN), _sigterm_as_ctrl_c():
+        signal.raise_signal(number)

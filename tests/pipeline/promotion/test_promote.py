@@ -1,0 +1,252 @@
+"""Promotion: each gate refuses with its number and changes nothing; and what passes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from pipeline.promotion.promoting import assess, promote
+from registry.errors import NotFoundError, PromotionRefused
+from registry.store.registry import Registry
+from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
+
+Edit = Callable[[Path, dict[str, Any]], None]
+
+
+def state(registry: Registry) -> dict[str, Any]:
+    """All that a promotion may change."""
+    return {v.ref: (v.aliases, dict(v.tags)) for v in registry.versions("jets")}
+
+
+def refused(registry: Registry, ref: str, gate: str, **options: Any) -> str:
+    """The detail of the one gate that refuses; nothing may have changed."""
+    before = state(registry)
+    with pytest.raises(PromotionRefused) as caught:
+        promote(registry, ref, "production", **options)
+    assert state(registry) == before
+    (no,) = [decision for decision in caught.value.decisions if not decision.passed]
+    assert no.gate == gate
+    assert str(caught.value) == f"{ref} to @production refused: {gate}: {no.detail}"
+    return no.detail
+
+
+def test_altered_file(registry: Registry) -> None:
+    folder = registry.local_path(registry.find("jets"))
+    assert folder is not None
+    program = bytearray((folder / "program.pt2").read_bytes())
+    program[len(program) // 2] ^= 1
+    (folder / "program.pt2").write_bytes(program)
+    detail = refused(registry, "jets/1", "digests")
+    assert "program.pt2 is truncated or altered" in detail
+
+
+def test_command_names_the_gate_and_exits_with_1(registry: Registry) -> None:
+    folder = registry.local_path(registry.find("jets"))
+    assert folder is not None
+    (folder / "reference.safetensors").write_bytes(b"")
+    asked = ("promote", "jets/1", "--to", "production", "--registry", registry.uri)
+    text = cli(*asked, code=1)
+    assert "REFUSED" in text.stdout
+    line = text.stderr.splitlines()[-1]
+    assert line.startswith("pipeline: jets/1 to @production refused: digests: ")
+    assert "reference.safetensors is truncated or altered (0 bytes" in line
+    answer = json.loads(cli(*asked, "--json", code=1).stdout)
+    assert answer["promoted"] is None
+    assert [d["gate"] for d in answer["decisions"] if not d["passed"]] == ["digests"]
+
+
+def registered(registry: Registry, built: Built, folder: Path, edit: Edit) -> str:
+    return registry.register(resealed(built.bundle, folder, edit)).ref
+
+
+def test_target_that_no_device_has_run(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    """As a cross-built package is: nothing but its status speaks against it."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"]["cuda/sm_90"] = {**manifest["targets"][TARGET], "status": "unverified"}
+        manifest["provenance"]["config"]["gates"]["required_targets"] = ["cuda/sm_90"]
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    before = state(registry)
+    with pytest.raises(PromotionRefused) as caught:
+        promote(registry, ref, "production")
+    assert state(registry) == before
+    answers = {d.gate: (d.passed, d.found) for d in caught.value.decisions}
+    assert answers["verified"] == (False, "unverified")
+    assert answers["tolerance"] == (False, "not run")
+    assert "cuda/sm_90 is unverified, verified is needed: run it there, or allow it by name" in str(
+        caught.value
+    )
+    with pytest.raises(PromotionRefused):
+        promote(registry, ref, "production", allow_unverified=frozenset({TARGET}))
+
+    allowed = ("--allow-unverified", "cuda/sm_90", "--registry", registry.uri)
+    done = cli("promote", ref, "--to", "production", *allowed, "--json")
+    decisions = {d["gate"]: d["detail"] for d in json.loads(done.stdout)["decisions"]}
+    assert "no device of this kind has run it; allowed by name" in decisions["verified"]
+    assert registry.find("jets@production").ref == ref
+
+
+def test_target_where_everything_failed(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET].update(status="failed", chosen=None)
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    for allow in (frozenset[str](), frozenset({TARGET})):  # failed is not unverified
+        with pytest.raises(PromotionRefused) as caught:
+            promote(registry, ref, "production", allow_unverified=allow)
+        (verified,) = [d for d in caught.value.decisions if d.gate == "verified"]
+        assert verified.detail == f"{TARGET} is failed, verified is needed"
+    assert registry.find(ref).aliases == ()
+
+
+def test_required_target_that_is_absent(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["provenance"]["config"]["gates"]["required_targets"] = ["cpu/x86-64-v2"]
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    with pytest.raises(PromotionRefused, match=f"cpu/x86-64-v2 is not in the bundle.*{TARGET}"):
+        promote(registry, ref, "production")
+
+
+def test_artifact_of_another_model(
+    registry: Registry, jets: Built, heavy: Built, tmp_path: Path
+) -> None:
+    """Sealed and called verified; only running it again here shows what it is."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        shutil.copy(heavy.bundle.file("program.pt2"), folder / "program.pt2")
+        manifest["targets"][TARGET]["chosen"] = "exported"
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    detail = refused(registry, ref, "tolerance")
+    assert f"{TARGET}: output probabilities has a fraction of 0.9" in detail or (
+        f"{TARGET}: output probabilities has a fraction of 1 " in detail
+    )
+    assert "limit 0; largest deviation 0." in detail
+
+
+def test_reference_with_one_other_number(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        path = folder / "reference.safetensors"
+        with safe_open(path, framework="pt") as stored:
+            metadata = stored.metadata()
+        tensors = load_file(path)
+        largest = max(
+            (k for k in tensors if k.startswith("output/")), key=lambda k: len(tensors[k])
+        )
+        tensors[largest][500, 1] += 0.25
+        save_file(tensors, path, metadata)
+        manifest["targets"][TARGET]["chosen"] = "exported"
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    detail = refused(registry, ref, "tolerance")
+    assert detail.endswith("limit 0; largest deviation 0.25")
+
+
+@pytest.mark.parametrize("limit", [None, 0.0, 0.99])
+def test_reference_that_is_mostly_nan(
+    registry: Registry, jets: Built, tmp_path: Path, limit: float | None
+) -> None:
+    """Made before there was a limit; and no limit helps where a size has no finite value."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        path = folder / "reference.safetensors"
+        with safe_open(path, framework="pt") as stored:
+            metadata = stored.metadata()
+        tensors = load_file(path)
+        for key in tensors:
+            if key.startswith("output/"):
+                tensors[key][:] = float("nan")
+        save_file(tensors, path, metadata)
+        manifest["provenance"]["config"]["reference"] = {"seed": 1}
+        if limit is not None:
+            manifest["provenance"]["config"]["reference"]["nonfinite"] = limit
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    with pytest.raises(PromotionRefused) as caught:
+        promote(registry, ref, "production")
+    answers = {d.gate: d for d in caught.value.decisions}
+    assert not answers["reference"].passed
+    assert "no value at all is finite at n=1" in answers["reference"].detail
+    assert "column 'x', row 0" in answers["reference"].detail
+
+
+def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    """From the registry's policy to the gate: each row beside the portable program."""
+    names = load_file(jets.bundle.file("reference.safetensors"))
+    torch.manual_seed(5)
+    save_file(
+        {name: torch.randn(1500) for name in names if name.startswith("input/")},
+        tmp_path / "many.safetensors",
+    )
+    (tmp_path / "policy.yaml").write_text("reference: many.safetensors\n")
+    cli("policy", tmp_path / "policy.yaml", "--model", "jets", "--registry", registry.uri)
+    (tmp_path / "many.safetensors").unlink()  # the registry has its own
+    found = assess(registry, "jets/1", "staging")
+    (gate,) = [d for d in found.decisions if d.gate == "reference set"]
+    assert (gate.passed, gate.found) == (True, "outside 0")
+    assert f"{TARGET}: {jets.bundle.manifest.targets[TARGET].chosen} beside" in gate.detail
+    assert found.passed
+
+
+def test_slower_than_the_version_in_place(registry: Registry, heavy: Built) -> None:
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    registry.register(heavy.bundle)
+    detail = refused(registry, "jets/2", "speed")
+    assert f"{TARGET} at n=1000: median " in detail
+    assert "us of jets/1, ratio " in detail
+    assert float(detail.partition("ratio ")[2].partition(",")[0]) > 1.1
+    assert detail.endswith("limit 1.1")
+
+    more = ("--max-slowdown", "100000", "--registry", registry.uri)
+    done = json.loads(cli("promote", "jets/2", "--to", "production", *more, "--json").stdout)
+    assert (done["promoted"], done["replaced"]) == ("jets/2", "jets/1")
+    (speed,) = [d for d in done["decisions"] if d["gate"] == "speed"]
+    assert speed["limit"] == "ratio <= 100000"
+    assert registry.find("jets@previous").ref == "jets/1"
+
+
+def test_version_in_place_is_broken(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    """There is nothing to compare with: the gate says so, and there is no promotion in passing."""
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    folder = registry.local_path(registry.find("jets/1"))
+    assert folder is not None
+    (folder / "model.ts").unlink()
+    ref = registry.register(described(jets.bundle, tmp_path / "other", "other")).ref
+    before = state(registry)
+    said: list[str] = []
+    with pytest.raises(PromotionRefused, match="not measured beside jets/1") as refused:
+        promote(registry, ref, "production", say=said.append)
+    assert [d.gate for d in refused.value.decisions if not d.passed] == ["speed"]
+    assert any("model.ts is missing" in text and "jets/1" in text for text in said)
+    assert state(registry) == before
+
+
+def test_alias_of_ones_own_compares_with_its_holder(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """`staging` has its own version in place; who was in production stays there."""
+    other = registry.register(described(jets.bundle, tmp_path / "other", "other"))
+    registry.promote(registry.find("jets/1"), "production", PASSED)
+    said: list[str] = []
+    done = promote(registry, other.ref, "staging", say=said.append)
+    assert done.replaced is None
+    assert not any("beside" in line for line in said)
+    assert [d.found for d in done.decisions if d.gate == "speed"] == ["no version in place"]
+    aliases = {v.ref: v.aliases for v in registry.versions("jets")}
+    assert aliases == {"jets/1": ("production",), "jets/2": ("staging",)}
+
+
+@pytest.mark.parametrize("ref", ["jets/7", "jets@nobody", "tracks"])
+def test_no_such_version(registry: Registry, ref: str) -> None:
+    with pytest.raises(NotFoundError):
+        promote(registry, ref, "production")

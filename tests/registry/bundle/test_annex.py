@@ -1,0 +1,229 @@
+"""Annexes: targets that are added to a version later, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from registry import (
+    Annex,
+    AnnexRecord,
+    Bundle,
+    BundleError,
+    Decision,
+    Registry,
+    RegistryError,
+    Version,
+)
+from registry.bundle.annex import attach, open_folder
+from registry.bundle.bundle import seal
+from tests.models.bundles import V3, write_annex
+
+V4, ROCM = "cpu/x86-64-v4", "rocm/gfx90a"
+
+MakeBundle = Callable[..., Path]
+
+
+@pytest.fixture
+def version(registry: Registry, bundle: Bundle) -> Version:
+    return registry.register(bundle)
+
+
+@pytest.fixture
+def annex(bundle: Bundle, tmp_path: Path) -> Annex:
+    return write_annex(tmp_path / "annex", bundle, V4)
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_a_target_is_added_and_the_bundle_stays_as_it_is(
+    registry: Registry, version: Version, annex: Annex
+) -> None:
+    folder = registry.local_path(version)
+    assert folder is not None
+    before = tree(folder)
+    found = registry.add_target(version, annex)
+    assert tree(folder) == before
+    assert found.digest == version.digest
+    assert found.annexes == {V4: annex.digest}
+    assert found.targets == {V3: "verified", V4: "verified"}
+    assert found.chosen == {V3: "aoti", V4: "aoti"}
+    assert registry.find("jets/1") == found
+
+    opened = registry.open(found)
+    assert opened.digest == version.digest
+    assert list(opened.manifest.targets) == [V3, V4]
+    library = opened.file(opened.manifest.targets[V4].candidates["aoti"].files[0])
+    assert library.read_bytes() == (annex.path / "aoti/model.so").read_bytes()
+    assert opened.file("program.pt2") == folder / "program.pt2"
+    assert opened.validation() == {"rows": [0, 1, 31], V4: {"seed": 0}}
+    opened.verify()
+    base = registry.open(found, annexes=())
+    assert base.manifest == Bundle.open(folder).manifest
+    assert list(base.manifest.targets) == [V3]
+
+
+def test_the_history_says_so(registry: Registry, version: Version, annex: Annex) -> None:
+    registry.add_target(version, annex)
+    (event,) = registry.history("jets")
+    assert event.title == f"build of {V4} for jets/1"
+    assert (event.state, event.engine, event.annexes) == ("done", "aoti", {V4: annex.digest})
+    assert event.digests == {"jets/1": version.digest}
+
+
+def test_what_is_there_is_not_replaced(
+    registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
+) -> None:
+    found = registry.add_target(version, annex)
+    folder = registry.local_path(version)
+    assert folder is not None
+    before = tree(folder.parent)
+    for stale in (version, found):  # one that was asked for before the first was added, and after
+        with pytest.raises(RegistryError) as caught:
+            registry.add_target(stale, write_annex(tmp_path / "other", bundle, V4, seed=1))
+        shutil.rmtree(tmp_path / "other")
+        assert str(caught.value) == (
+            f"jets/1 has {V4} already: built later, annex {annex.digest[:12]}…, and what was built "
+            "stays as it is"
+        )
+    with pytest.raises(RegistryError, match=f"jets/1 has {V3} already, verified in its bundle"):
+        registry.add_target(found, write_annex(tmp_path / "third", bundle, V3))
+    assert tree(folder.parent) == before
+    assert len(registry.history("jets")) == 1
+
+
+@pytest.mark.parametrize("status", ["unverified", "failed"])
+def test_what_was_not_proven_is_superseded(
+    registry: Registry,
+    make_bundle: MakeBundle,
+    manifest_data: dict[str, Any],
+    tmp_path: Path,
+    status: str,
+) -> None:
+    candidates = {"exported": {"status": "unverified", "files": ["program.pt2"]}}
+    chosen = "exported" if status == "unverified" else None
+    record = {"status": status, "chosen": chosen, "candidates": candidates}
+    made = Bundle.open(make_bundle(targets=manifest_data["targets"] | {ROCM: record}))
+    version = registry.register(made)
+    assert version.targets[ROCM] == status
+    found = registry.add_target(version, write_annex(tmp_path / "annex", made, ROCM))
+    assert (found.targets[ROCM], found.chosen[ROCM]) == ("verified", "aoti")
+    assert registry.open(found).manifest.targets[ROCM].chosen == "aoti"
+    assert registry.open(found, annexes=()).manifest.targets[ROCM].status == status
+
+
+def test_an_annex_of_another_bundle(
+    registry: Registry, version: Version, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    other = Bundle.open(make_bundle(seed=1))
+    with pytest.raises(BundleError, match=r"belongs to another bundle \(jets, "):
+        registry.add_target(version, write_annex(tmp_path / "annex", other, V4))
+    assert registry.find("jets/1") == version
+
+
+def test_altered_files(registry: Registry, version: Version, annex: Annex) -> None:
+    found = registry.add_target(version, annex)
+    library = registry.open(found).file(f"annexes/{V4}/aoti/model.so")
+    library.write_bytes(b"\0" * 5000)
+    with pytest.raises(BundleError, match=r"aoti/model\.so is truncated or altered"):
+        registry.open(found)
+    assert registry.open(found, annexes=()).digest == version.digest
+    seal(library.parents[1])  # whole in itself, and not what was registered
+    with pytest.raises(BundleError, match=r"jets/1: the files in .* are another annex"):
+        registry.open(found)
+
+
+def test_files_that_no_tag_names_are_garbage(
+    registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
+) -> None:
+    """As a builder leaves them that was killed before it was done."""
+    folder = registry.local_path(version)
+    assert folder is not None
+    left = write_annex(tmp_path / "left", bundle, V4, seed=1)
+    shutil.copytree(left.path, folder.parent / "annexes/cpu.x86-64-v4" / left.digest)
+    assert list(registry.open(version).manifest.targets) == [V3]
+    assert registry.add_target(version, annex).annexes == {V4: annex.digest}
+
+
+def test_a_copy_takes_them_along(
+    registry: Registry, version: Version, annex: Annex, tmp_path: Path
+) -> None:
+    found = registry.add_target(version, annex)
+    registry.fetch(found, tmp_path / "copy")
+    moved = (tmp_path / "copy").rename(tmp_path / "elsewhere")
+    opened = open_folder(moved)
+    assert opened.digest == version.digest
+    assert opened.file(f"annexes/{V4}/aoti/model.so") == moved / f"annexes/{V4}/aoti/model.so"
+    assert list(open_folder(moved, only={}).manifest.targets) == [V3]
+    assert list(open_folder(moved, only={V4: annex.digest}).manifest.targets) == [V3, V4]
+    with pytest.raises(BundleError, match="another annex"):
+        open_folder(moved, only={V4: "0" * 64})
+    with pytest.raises(BundleError, match="annexes/rocm/gfx90a/ is missing"):
+        open_folder(moved, only={ROCM: annex.digest})
+    shutil.copytree(moved / "annexes/cpu/x86-64-v4", moved / "annexes/cpu/x86-64-v2")
+    with pytest.raises(BundleError, match=f"is the annex of {V4}"):
+        open_folder(moved)
+    shutil.rmtree(moved / "annexes/cpu/x86-64-v2")
+    (moved / "annexes/note.txt").touch()
+    with pytest.raises(BundleError, match=r"annexes/note\.txt is not an annex"):
+        open_folder(moved)
+
+
+def test_a_copy_that_is_registered_leaves_them_behind(
+    registry: Registry, version: Version, annex: Annex, tmp_path: Path
+) -> None:
+    """They were added to another version; this one has nothing that says so."""
+    copy = registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
+    again = registry.register(copy, "again")
+    assert (again.digest, again.annexes, list(again.targets)) == (version.digest, {}, [V3])
+    assert list(registry.open(again).manifest.targets) == [V3]
+    assert list(registry.fetch(again, tmp_path / "third").manifest.targets) == [V3]
+    assert not (tmp_path / "third" / "annexes").exists()
+
+
+def test_a_promotion_remembers_what_its_gates_saw(
+    registry: Registry, version: Version, annex: Annex, passed: list[Decision]
+) -> None:
+    registry.promote(version, "production", passed)
+    found = registry.add_target(version, annex)
+    let_pass = []
+    for seen in ((), (V4,), ()):
+        record = registry.promote(found, "production", passed, annexes=seen).promotion("production")
+        assert record is not None
+        let_pass.append(dict(record.annexes))
+    assert let_pass == [{}, {V4: annex.digest}, {V4: annex.digest}]  # once let pass, it stays
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("target", "cpu", "target"),
+        ("target", "../v4", "target"),
+        ("base", "0123", "base"),
+        ("record", {"status": "failed"}, "an annex is of a verified target"),
+        ("more", 1, "more"),
+    ],
+)
+def test_a_record_that_makes_no_sense(annex: Annex, field: str, value: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AnnexRecord.model_validate(annex.record.model_dump() | {field: value})
+
+
+def test_a_file_that_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
+    candidates = {"aoti": {"status": "valid", "files": ["reference.safetensors"]}}
+    record = {"status": "verified", "chosen": "aoti", "candidates": candidates}
+    annex = write_annex(tmp_path / "annex", bundle, V4, record=record)
+    with pytest.raises(BundleError, match=r"annex\.json names reference\.safetensors \(aoti\)"):
+        attach(bundle, [annex])

@@ -1,0 +1,217 @@
+"""What happened to a model: written once, in order, and read back; also as MLflow shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from registry import Bundle, Decision, PromotionRefused, Registry, RegistryError, Version
+from registry.history.events import Event, History, aliases_at, approvers, gaps, promoted_since
+
+MakeBundle = Callable[..., Path]
+SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
+
+
+@pytest.fixture
+def three(registry: Registry, make_bundle: MakeBundle) -> list[Version]:
+    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
+
+
+def mlflow_of(registry: Registry) -> MlflowClient:
+    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+
+
+def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
+    assert registry.history("jets") == []
+    registry.promote(three[0], "production", passed, policies=["the config"])
+    with pytest.raises(PromotionRefused):
+        registry.promote(three[1], "production", [*passed, SLOW])
+    overridden = replace(SLOW, override="a new detector, slower on purpose")
+    registry.promote(three[1], "production", [*passed, overridden])
+    registry.approve(three[2], "Ada", "looked at the plots")
+    registry.rollback("jets", "the rate went up")
+    registry.set_alias(three[2], "golden")
+
+    events = registry.history("jets")
+    assert [event.number for event in events] == [1, 2, 3, 4, 5, 6]
+    assert [event.title for event in events] == [
+        "promotion of jets/1 to @production",
+        "refusal of jets/2 to @production",
+        "promotion of jets/2 to @production",
+        "approval of jets/3 by Ada",
+        "rollback of jets/1 to @production",
+        "alias of jets/3 to @golden",
+    ]
+    assert {event.state for event in events} == {"done"}
+    assert [event.replaced for event in events] == [None, 1, 1, None, 2, None]
+    assert events[0].policies == ("the config",)
+    assert events[1].before == events[1].after == {"production": 1}
+    assert events[1].decisions == (*passed, SLOW)
+    assert events[2].decisions[1].override == "a new detector, slower on purpose"
+    assert events[2].digests == {"jets/1": three[0].digest, "jets/2": three[1].digest}
+    assert events[4].after == {"production": 1, "previous": 2}
+    assert events[4].reason == "the rate went up"
+    assert all("@" in event.by for event in events)
+    assert approvers(events, 3, three[2].digest) == {"Ada": events[3].by}
+    assert approvers(events, 3, three[1].digest) == approvers(events, 2, three[1].digest) == {}
+    for before, event in pairwise(events):
+        assert before.time < event.time
+
+
+def test_seen_by_mlflow(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
+    with pytest.raises(PromotionRefused):
+        registry.promote(three[1], "production", [*passed, SLOW])
+    (run,) = mlflow_of(registry).search_runs(["1"], "tags.`soa.event` = 'refusal'")
+    assert run.info.run_name == "refusal of jets/2 to @production"
+    assert run.info.status == "FINISHED"
+    note = run.data.tags["mlflow.note.content"]
+    assert "| speed | REFUSED | ratio 1.5 | ratio <= 1.1 | ratio 1.5, limit 1.1 |" in note
+    assert f"jets/2 is bundle {three[1].digest[:12]}" in note
+
+
+def test_what_was_where_at_a_time(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    for version in three:
+        registry.promote(version, "production", passed)
+    registry.rollback("jets")
+    events = registry.history("jets")
+    found = [aliases_at(events, event.time) for event in events]
+    assert found == [
+        {"production": 1},
+        {"production": 2, "previous": 1},
+        {"production": 3, "previous": 2},
+        {"production": 2, "previous": 3},
+    ]
+    tick = timedelta(milliseconds=1)
+    assert aliases_at(events, events[0].time - tick) is None
+    assert aliases_at(events, events[2].time - tick) == {"production": 2, "previous": 1}
+    assert aliases_at(events, datetime.now(UTC)) == found[3]
+
+
+def test_a_record_longer_than_a_tag(registry: Registry, three: list[Version]) -> None:
+    many = [
+        Decision("tolerance", True, "outside 0", "outside <= 0", f"output número {i} " * 40)
+        for i in range(60)
+    ]
+    registry.promote(three[0], "production", many)
+    (event,) = registry.history("jets")
+    assert event.decisions == tuple(many)
+
+
+def test_alias_that_others_moved(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    registry.promote(three[0], "production", passed)
+    mlflow_of(registry).set_registered_model_alias("jets", "production", "3")
+    registry.promote(three[1], "production", passed)
+    first, found, last = registry.history("jets")
+    assert found.kind == "found"
+    assert (found.before, found.after) == (first.after, {"production": 3})
+    assert last.after == {"production": 2, "previous": 3}
+
+
+def test_a_registry_older_than_its_history(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    client = mlflow_of(registry)
+    client.set_registered_model_alias("jets", "production", "2")
+    client.set_registered_model_alias("jets", "previous", "1")
+    assert registry.rollback("jets").ref == "jets/1"
+    assert [event.kind for event in registry.history("jets")] == ["found", "rollback"]
+
+
+def test_a_run_that_somebody_deleted_still_counts(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    for version in three:
+        registry.promote(version, "staging", passed)
+    client = mlflow_of(registry)
+    (run,) = client.search_runs(["1"], "run_name = 'promotion of jets/3 to @staging'")
+    client.delete_run(run.info.run_id)
+    assert [event.number for event in registry.history("jets")] == [1, 2, 3]
+    registry.set_alias(three[0], "golden")
+    events = registry.history("jets")
+    assert [event.number for event in events] == [1, 2, 3, 4]
+    assert gaps(events) == []
+    assert gaps([events[0], events[3]]) == [2, 3]
+
+
+def test_a_clock_that_is_behind(registry: Registry, three: list[Version]) -> None:
+    client = mlflow_of(registry)
+    history = History(client, "1", "jets")
+    first = history.append(Event("approval", "jets", {}, {}, version=1, approver="Ada"), None)
+    ahead = replace(first, time=datetime.now(UTC) + timedelta(hours=1))
+    second = history.append(Event("approval", "jets", {}, {}, version=2, approver="Bob"), ahead)
+    assert second.number == 2
+    assert second.time - ahead.time <= timedelta(milliseconds=1)
+
+
+def test_a_record_that_is_not_ours(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    registry.promote(three[0], "staging", passed)
+    client = mlflow_of(registry)
+    (run,) = client.search_runs(["1"], "tags.`soa.event` = 'promotion'")
+    client.set_tag(run.info.run_id, "soa.record.000", "{}")
+    with pytest.raises(RegistryError, match="the record of its history in MLflow's run") as caught:
+        registry.history("jets")
+    assert "\n" not in str(caught.value)
+
+
+def test_refused_when_another_came_into_its_place(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    registry.promote(three[0], "production", passed, replacing=0)
+    registry.promote(three[1], "production", passed, replacing=1)
+    with pytest.raises(PromotionRefused, match="@production was jets/1 when the gates measured"):
+        registry.promote(three[2], "production", passed, replacing=1)
+    with pytest.raises(PromotionRefused, match="was none when the gates measured and is jets/2"):
+        registry.promote(three[2], "production", passed, replacing=0)
+    assert [event.kind for event in registry.history("jets")][-2:] == ["refusal", "refusal"]
+    assert registry.find("jets@production").number == 2
+
+
+def test_digests_are_never_overridden(registry: Registry, three: list[Version]) -> None:
+    altered = Decision("digests", False, "altered", "as sealed", "a file is altered", "because")
+    with pytest.raises(PromotionRefused, match="digests: a file is altered"):
+        registry.promote(three[0], "staging", [altered])
+
+
+@pytest.mark.parametrize("name", ["", " ", "two\nlines", "n" * 101])
+def test_names_that_cannot_approve(registry: Registry, three: list[Version], name: str) -> None:
+    with pytest.raises(RegistryError, match="cannot be a name"):
+        registry.approve(three[0], name)
+
+
+def moved(number: int, kind: Any, alias: str, version: int, aliases: dict[str, int]) -> Event:
+    time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)
+    return Event(kind, "jets", {}, aliases, alias, version, number=number, time=time, state="done")
+
+
+def test_since_when_in_staging() -> None:
+    """From the promotion that brought it there, as long as it stays."""
+    here, there = {"staging": 1}, {"staging": 2}
+    events = [
+        moved(1, "promotion", "staging", 1, here),
+        moved(2, "promotion", "staging", 1, here),
+        moved(3, "refusal", "production", 1, here),
+    ]
+    assert promoted_since(events, "staging", 1) == events[0].time
+    assert promoted_since(events, "staging", 2) is None
+    events += [moved(4, "promotion", "staging", 2, there), moved(5, "alias", "staging", 1, here)]
+    assert promoted_since(events, "staging", 1) is None  # nobody asked a gate
+    assert promoted_since(events, "staging", 2) is None  # gone again
+    nothing = replace(moved(6, "promotion", "staging", 1, here), state="void", before=here)
+    assert promoted_since([*events, nothing], "staging", 1) is None
+    events += [moved(6, "promotion", "staging", 1, here)]
+    assert promoted_since(events, "staging", 1) == events[5].time
+    void = replace(moved(7, "promotion", "staging", 2, there), state="void", before=here)
+    assert promoted_since([*events, void], "staging", 1) == events[5].time

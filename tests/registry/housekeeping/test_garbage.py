@@ -1,0 +1,238 @@
+"""What nothing refers to is removed, and what somebody is writing is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from registry import Bundle, BundleError, Decision, Registry, RegistryError
+from registry.housekeeping.garbage import collect
+from registry.store import upload
+from registry.store.artifacts import annex_place
+from registry.trust.signing import sign
+from tests.models.bundles import write_annex
+from tests.models.keys import make_keys
+from tests.registry.history.test_moves import Killed
+
+MakeBundle = Callable[..., Path]
+CUDA = "cuda/sm_90"
+NOW = timedelta(0)
+
+
+def killed(*arguments: object, **more: object) -> None:
+    raise Killed
+
+
+def leave(registry: Registry, bundle: Bundle, at: str) -> None:
+    """A registration that is killed: nothing tidies up after it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MlflowClient, at, killed)
+        patch.setattr(upload, "discard", lambda *arguments: None)
+        with pytest.raises(Killed):
+            registry.register(bundle)
+
+
+def stored_files(registry: Registry) -> list[Path]:
+    root = Path(registry.uri.removeprefix("sqlite:///")).parent
+    return [p for p in root.rglob("*") if p.is_file() and not p.name.startswith("registry.db")]
+
+
+def client_of(registry: Registry) -> MlflowClient:
+    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+
+
+def test_nothing(tmp_path: Path, registry: Registry) -> None:
+    assert collect(registry) == []
+    missing = Registry(f"sqlite:///{tmp_path}/none/registry.db")
+    assert collect(missing) == []
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ("log_batch", "never ended"),  # its files are there, and its run goes on
+        ("set_terminated", "never ended"),
+        ("create_model_version", "no version refers to it"),
+    ],
+)
+def test_a_killed_registration(registry: Registry, bundle: Bundle, at: str, why: str) -> None:
+    leave(registry, bundle, at)
+    size = sum(path.stat().st_size for path in stored_files(registry))
+    assert size > 10_000
+    assert collect(registry) == []  # it may be at work
+    (foreseen,) = collect(registry, older_than=NOW, dry_run=True)
+    assert (foreseen.kind, foreseen.bytes) == ("registration", size)
+    assert foreseen.what.startswith("jets: ")
+    assert why in foreseen.what
+    assert sum(path.stat().st_size for path in stored_files(registry)) == size
+    assert collect(registry, older_than=NOW) == [foreseen]
+    assert stored_files(registry) == []
+    assert collect(registry, older_than=NOW) == []
+    assert registry.register(bundle).ref == "jets/1"
+    assert collect(registry, older_than=NOW) == []
+    registry.open(registry.find("jets/1")).verify()
+
+
+def test_a_failed_registration(
+    registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has removed its files by itself; its run is left, and is taken at once."""
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", killed)
+        with pytest.raises(Killed):
+            registry.register(bundle)
+    assert [(each.what, each.bytes) for each in collect(registry)] == [("jets: failed", 0)]
+    assert collect(registry) == []
+
+
+def test_files_that_come_while_others_are_removed(
+    registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A registration that was taken for abandoned goes on writing until it asks."""
+    leave(registry, bundle, "log_batch")
+    (artifacts,) = {p.parents[1] for p in stored_files(registry) if p.name == "program.pt2"}
+    plain = os.rmdir
+
+    def slower(path: str, *, dir_fd: int | None = None) -> None:
+        if path == artifacts.name:
+            monkeypatch.setattr(os, "rmdir", plain)
+            (artifacts / "report.html").write_text("just made")
+        plain(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", slower)
+    assert len(collect(registry, older_than=NOW)) == 1
+    assert stored_files(registry) == []
+
+
+def test_a_registration_that_is_at_work(
+    registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Taken for abandoned, it makes no version of files that are gone, and says why."""
+    plain = upload.upload
+
+    def slow(*arguments: object) -> str:
+        source = plain(*arguments)  # type: ignore[arg-type]
+        assert len(collect(registry, older_than=NOW)) == 1
+        return source
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "upload", slow)
+        with pytest.raises(BundleError, match="`pipeline gc` took it for abandoned"):
+            registry.register(bundle)
+    assert registry.list() == []
+    assert stored_files(registry) == []
+    assert collect(registry, older_than=NOW) == []
+    assert registry.register(bundle).ref == "jets/1"
+
+
+def test_an_annex_that_was_never_finished(
+    registry: Registry, bundle: Bundle, tmp_path: Path
+) -> None:
+    version = registry.register(bundle)
+    done = write_annex(tmp_path / "done", bundle, "cpu/x86-64-v4")
+    registry.add_target(version, done)
+    left = write_annex(tmp_path / "left", bundle, CUDA)
+    with registry._access.client(write=True) as client:
+        upload.upload_annex(client, str(version.run_id), left)
+    assert collect(registry) == []
+    (found,) = collect(registry, older_than=NOW)
+    assert found.kind == "annex"
+    assert found.where.endswith(annex_place(CUDA, left.digest))
+    assert found.bytes == sum(p.stat().st_size for p in left.path.rglob("*") if p.is_file())
+    assert collect(registry, older_than=NOW) == []
+    registry.open(registry.find("jets/1")).verify()
+    assert registry.add_target(version, left).annexes.keys() == {CUDA, "cpu/x86-64-v4"}
+
+
+def test_an_annex_that_is_being_written(
+    registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = registry.register(bundle)
+    annex, plain = write_annex(tmp_path / "annex", bundle, CUDA), upload.upload_annex
+
+    def slow(*arguments: object) -> None:
+        plain(*arguments)  # type: ignore[arg-type]
+        assert len(collect(registry, older_than=NOW)) == 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "upload_annex", slow)
+        with pytest.raises(RegistryError, match="`pipeline gc` took it for abandoned"):
+            registry.add_target(version, annex)
+    assert registry.find("jets/1").annexes == {}
+    assert list(registry.history("jets")) == []
+    assert registry.add_target(version, annex).annexes == {CUDA: annex.digest}
+
+
+def test_what_versions_have_stays(
+    registry: Registry,
+    make_bundle: MakeBundle,
+    bundle: Bundle,
+    passed: list[Decision],
+    tmp_path: Path,
+) -> None:
+    """With aliases and without, signed, promoted, of several models; and other people's runs."""
+    for seed in range(3):
+        made = registry.register(Bundle.open(make_bundle(seed)))
+    registry.promote(made, "production", passed)
+    other = registry.register(bundle, "other")
+    registry.sign(other, make_keys(tmp_path, "release").private)
+    client = client_of(registry)
+    theirs = client.create_run(client.create_experiment("training"), tags={"digest": "abc"})
+    client.create_run(client.create_experiment("soa-pipeline policy"), tags={"digest": "abc"})
+    client.rename_registered_model("other", "renamed")
+    client.delete_run(str(made.run_id))  # in MLflow's page; the version is there
+    before = sorted(stored_files(registry))
+    assert collect(registry, older_than=NOW) == []
+    assert sorted(stored_files(registry)) == before
+    assert client.get_run(theirs.info.run_id).info.lifecycle_stage == "active"
+
+
+def test_a_version_that_somebody_deleted_in_mlflows_page(
+    registry: Registry, bundle: Bundle
+) -> None:
+    registry.register(bundle)
+    client_of(registry).delete_model_version("jets", "1")
+    assert collect(registry) == []
+    (found,) = collect(registry, older_than=NOW)
+    assert found.what == "jets: no version refers to it"
+    assert stored_files(registry) == []
+
+
+def test_what_killed_processes_leave(
+    registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "own cache"
+    version = registry.register(bundle)
+    folder = registry.local_path(version)
+    assert folder is not None
+    left = [
+        cache / ".0123.89abcdef.partial",
+        cache / "built/0123/cpu/.key.89abcdef.old",
+        folder.parent / ".bundle.89abcdef.sig",
+        folder.parent / ".artifact.uploading.ab_d3f4h",  # MLflow's, of a report
+        Path(registry.uri.removeprefix("sqlite:///")).with_name(".registry.db.89abcdef.partial"),
+    ]
+    for path in left[:2]:
+        shutil.copytree(bundle.path, path)
+    for path in left[2:]:
+        path.write_bytes(b"1234")
+    shutil.copytree(bundle.path, cache / bundle.digest)
+    beside = cache / "built/0123/cpu/.key.lock"
+    beside.touch()
+    sign(bundle, make_keys(tmp_path, "release").private)
+    assert collect(registry, cache=cache) == []
+    found = collect(registry, older_than=NOW, cache=cache)
+    assert sorted(each.where for each in found) == sorted(map(str, left))
+    size = sum(p.stat().st_size for p in (cache / bundle.digest).rglob("*") if p.is_file())
+    assert sum(each.bytes for each in found) == 2 * size + 12
+    assert not any(path.exists() for path in left)
+    assert beside.exists()
+    registry.open(version).verify()
+    assert Bundle.open(cache / bundle.digest).digest == bundle.digest

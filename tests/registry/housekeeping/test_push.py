@@ -1,0 +1,180 @@
+"""A pulled folder comes back: whole, once, and with nothing that the other registry decided."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import Bundle, BundleError, Decision, Registry, RegistryError, Version
+from registry.bundle.note import Promoted, write_promoted
+from registry.housekeeping.pushing import push
+from registry.trust.signing import read_public_key, require_signature, sign
+from tests.models.bundles import V3, write_annex
+from tests.models.keys import make_keys
+
+MakeBundle = Callable[..., Path]
+V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
+
+
+@pytest.fixture
+def away(tmp_path: Path, empty_database: Path) -> Registry:
+    """Another registry."""
+    (tmp_path / "away").mkdir()
+    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
+    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
+
+
+@pytest.fixture
+def pulled(away: Registry, bundle: Bundle, passed: list[Decision], tmp_path: Path) -> Path:
+    """Of a version that was promoted, with a target that was built later."""
+    version = away.add_target(
+        away.register(bundle), write_annex(tmp_path / "annex", bundle, V4, seed=1)
+    )
+    version = away.promote(version, "production", passed, annexes=[V4])
+    record = version.promotion("production")
+    assert record is not None
+    folder = tmp_path / "pulled"
+    away.fetch(version, folder)
+    note = Promoted(version.ref, version.digest, record.by, record.at, dict(record.annexes))
+    write_promoted(folder, note)
+    return folder
+
+
+def files_of(registry: Registry, version: Version) -> set[str]:
+    folder = registry.local_path(version)
+    assert folder is not None
+    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_folder_becomes_a_version(registry: Registry, pulled: Path, bundle: Bundle) -> None:
+    done = push(registry, pulled)
+    version = done.version
+    assert (done.new, done.added, done.kept, done.signature) == (True, (), (), "none")
+    assert (version.ref, version.digest) == ("jets/1", bundle.digest)
+    assert version.targets == {V3: "verified", V4: "verified"}
+    assert version.chosen[V4] == "aoti"
+    opened = registry.open(version)
+    assert opened.file(f"annexes/{V4}/aoti/model.so").stat().st_size == 5000
+    assert files_of(registry, version) == {*bundle.files, "SHA256SUMS"}  # and no note
+
+    # What another registry decided stays there.
+    assert version.aliases == ()
+    assert version.promotion("production") is None
+    assert list(registry.history("jets")) == []
+    origin = version.origin
+    assert origin["version"] == "jets/1"
+    assert origin.keys() == {"pushed_by", "pushed_at", "version", "promoted_by", "promoted_at"}
+
+
+def test_what_is_there_already(registry: Registry, away: Registry, pulled: Path) -> None:
+    first = push(registry, pulled).version
+    again = push(registry, pulled)
+    assert (again.version, again.new) == (first, False)
+    assert len(registry.versions("jets")) == 1
+    assert push(away, pulled).version.aliases == ("production",)
+    assert len(away.versions("jets")) == 1
+
+
+def test_another_name(registry: Registry, pulled: Path) -> None:
+    assert push(registry, pulled, "other").version.ref == "other/1"
+    assert push(registry, pulled).version.ref == "other/1"  # nobody asked for a second
+    assert push(registry, pulled, "jets").version.ref == "jets/1"
+    assert push(registry, pulled).version.ref == "jets/1"
+    with pytest.raises(RegistryError, match="is not a version"):
+        push(registry, pulled, "a/b")
+
+
+def test_it_gets_what_it_lacks(
+    registry: Registry, bundle: Bundle, pulled: Path, tmp_path: Path
+) -> None:
+    registry.register(bundle)
+    write_annex(pulled / "annexes" / CUDA, bundle, CUDA)
+    done = push(registry, pulled)
+    assert (done.new, done.added) == (False, (V4, CUDA))
+    assert done.version.annexes.keys() == {V4, CUDA}
+    assert [event.title for event in registry.history("jets")] == [
+        f"build of {V4} for jets/1",
+        f"build of {CUDA} for jets/1",
+    ]
+
+
+def test_another_build_stays(
+    registry: Registry, bundle: Bundle, pulled: Path, tmp_path: Path
+) -> None:
+    own = write_annex(tmp_path / "own", bundle, V4, seed=2)
+    before = registry.add_target(registry.register(bundle), own)
+    done = push(registry, pulled)
+    assert (done.version, done.kept) == (before, (V4,))
+
+
+def test_the_signature_comes_along(
+    registry: Registry, bundle: Bundle, pulled: Path, tmp_path: Path
+) -> None:
+    """Pulled, signed where the key is, and pushed back to the version that it was."""
+    release, other = make_keys(tmp_path, "release"), make_keys(tmp_path, "other")
+    keys = [read_public_key(release.public)]
+    version = registry.register(bundle)
+    sign(Bundle.open(pulled), release.private)
+    assert push(registry, pulled).signature == "carried"
+    assert registry.require_signature(version, registry.open(version), keys) == keys[0]
+    assert push(registry, pulled).signature == "carried"
+    sign(Bundle.open(pulled), other.private)
+    assert push(registry, pulled).signature == "kept"
+    assert registry.require_signature(version, registry.open(version), keys) == keys[0]
+    new = push(registry, pulled, "new").version
+    require_signature(registry.open(new), [read_public_key(other.public)])
+    folder = registry.local_path(version)
+    assert folder is not None
+    assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_damage_leaves_nothing(registry: Registry, pulled: Path) -> None:
+    for name in ("program.pt2", f"annexes/{V4}/aoti/model.so"):
+        content = (pulled / name).read_bytes()
+        (pulled / name).write_bytes(content[:-1] + b"\0\0")
+        with pytest.raises(BundleError, match="is truncated or altered"):
+            push(registry, pulled)
+        (pulled / name).write_bytes(content)
+    (pulled / "more").touch()
+    with pytest.raises(BundleError, match="more does not belong to the bundle"):
+        push(registry, pulled)
+    assert registry.list() == []
+
+
+def test_an_altered_folder_is_not_what_is_there(registry: Registry, pulled: Path) -> None:
+    """The version is there; the folder is refused all the same."""
+    push(registry, pulled)
+    (pulled / "program.pt2").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        push(registry, pulled)
+
+
+def test_a_note_of_another_bundle(registry: Registry, pulled: Path) -> None:
+    write_promoted(pulled, Promoted("jets/7", "0" * 64, "ada", "2026-01-01T00:00:00+00:00"))
+    with pytest.raises(RegistryError, match=r"its note of promotion is of another bundle \(jets/7"):
+        push(registry, pulled)
+    assert registry.list() == []
+
+
+def test_broken_off_at_the_last_moment(
+    registry: Registry, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bundle and annexes come to be known in one step, or not at all."""
+    from mlflow.tracking import MlflowClient
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*arguments: Any, **more: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_model_version", killed)
+        with pytest.raises(Killed):
+            push(registry, pulled)
+    assert registry.list() == []
+    assert push(registry, pulled).version.annexes.keys() == {V4}

@@ -1,0 +1,217 @@
+"""Export and import: what comes along, what does not, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from registry import Bundle, BundleError, Decision, NotFoundError, PromotionRefused, Ref, Registry
+from registry.history.events import Event
+from registry.housekeeping.pushing import push
+from registry.housekeeping.transport import export_to, import_from
+from registry.trust.signing import read_public_key
+from tests.models.bundles import write_annex
+from tests.models.keys import KeyPair, make_keys
+
+MakeBundle = Callable[..., Path]
+CUDA = "cuda/sm_90"
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> KeyPair:
+    return make_keys(tmp_path, "release")
+
+
+@pytest.fixture
+def source(
+    registry: Registry,
+    make_bundle: MakeBundle,
+    passed: list[Decision],
+    release: KeyPair,
+    tmp_path: Path,
+) -> Registry:
+    """jets/2 in production, with one more target and a signature; jets/1 before it."""
+    made = [Bundle.open(make_bundle(seed)) for seed in range(2)]
+    versions = [registry.register(bundle) for bundle in made]
+    registry.add_target(versions[1], write_annex(tmp_path / "annex", made[1], CUDA))
+    registry.sign(versions[1], release.private)
+    for version in versions:
+        registry.promote(version, "production", passed)
+    registry.approve(versions[1], "ada", "looks good")
+    refused = [Decision("speed", False, "2", "1.1", "too slow")]
+    with pytest.raises(PromotionRefused):
+        registry.promote(versions[0], "production", refused)
+    return registry
+
+
+@pytest.fixture
+def away(tmp_path: Path, empty_database: Path) -> Registry:
+    (tmp_path / "away").mkdir()
+    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
+    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
+
+
+@pytest.mark.parametrize("form", ["folder", "file.tar"])
+def test_to_another_registry(
+    source: Registry, away: Registry, release: KeyPair, tmp_path: Path, form: str
+) -> None:
+    export = export_to(source, Ref("jets"), tmp_path / "out" / form)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
+    assert (list(export.versions), len(export.history)) == ([1, 2], 5)
+    found = import_from(away, tmp_path / "out" / form)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
+    assert [each.version.ref for each in found.versions.values()] == ["jets/1", "jets/2"]
+    old, new = source.versions("jets"), away.versions("jets")
+    assert [v.digest for v in new] == [v.digest for v in old]
+    assert [v.annexes for v in new] == [v.annexes for v in old]
+    for version in new:
+        away.open(version).verify()
+    away.require_signature(new[1], away.open(new[1]), [read_public_key(release.public)])
+    assert new[1].origin["version"] == "jets/2"
+    assert new[1].origin["registry"] == source.uri
+
+    # The history tells, and counts for nothing.
+    assert [v.aliases for v in new] == [(), ()]
+    assert new[1].promotion("production") is None
+    events = away.history("jets")
+    assert [event.kind for event in events] == ["import"] * 5
+    assert [event.imported["event"] for event in events] == [
+        event.to_json() for event in source.history("jets")
+    ]
+    assert {event.imported["registry"] for event in events} == {source.uri}
+    assert [event.version for event in events] == [2, 1, 2, 2, 1]
+    assert all(event.before == event.after == {} for event in events)
+    assert all(event.approver == "" for event in events)
+
+
+def test_again_and_on(source: Registry, away: Registry, tmp_path: Path, bundle: Bundle) -> None:
+    """It may be run again; and what was imported is exported as what it was."""
+    export_to(source, Ref("jets"), tmp_path / "out")
+    import_from(away, tmp_path / "out")
+    again = import_from(away, tmp_path / "out")
+    assert again.events == 0
+    assert not any(each.new for each in again.versions.values())
+    assert (len(away.versions("jets")), len(away.history("jets"))) == (2, 5)
+    away.approve(away.find("jets/1"), "bob")
+    export_to(away, Ref("jets"), tmp_path / "back")
+    assert import_from(source, tmp_path / "back").events == 6
+    told = [event.imported for event in source.history("jets") if event.kind == "import"]
+    assert [each["registry"] for each in told] == [source.uri] * 5 + [away.uri]
+
+
+def test_two_imports_at_once(
+    source: Registry, away: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second comes when the first has just looked which events there are."""
+    export_to(source, Ref("jets"), tmp_path / "out")
+    plain = Registry.history
+
+    def looked(registry: Registry, name: str) -> Sequence[Event]:
+        monkeypatch.setattr(Registry, "history", plain)
+        found = plain(registry, name)
+        assert import_from(registry, tmp_path / "out").events == 5
+        return found
+
+    monkeypatch.setattr(Registry, "history", looked)
+    assert import_from(away, tmp_path / "out").events == 0
+    assert len(away.history("jets")) == 5
+
+
+def test_one_version_under_another_name(
+    source: Registry, away: Registry, tmp_path: Path, bundle: Bundle
+) -> None:
+    away.register(bundle, "tagger")  # the numbers differ from now on
+    export = export_to(source, Ref("jets", 2), tmp_path / "out")
+    assert list(export.versions) == [2]
+    found = import_from(away, tmp_path / "out", "tagger")
+    assert {n: each.version.ref for n, each in found.versions.items()} == {2: "tagger/2"}
+    assert [event.imported["event"]["kind"] for event in away.history("tagger")] == [
+        "build",
+        "promotion",
+        "approval",
+    ]
+    assert [event.version for event in away.history("tagger")] == [2, 2, 2]
+
+
+def test_nothing_to_export(source: Registry, tmp_path: Path) -> None:
+    for ref in (Ref("tracks"), Ref("jets", 9)):
+        with pytest.raises(NotFoundError):
+            export_to(source, ref, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    with pytest.raises(BundleError, match="exists already"):
+        export_to(source, Ref("jets"), tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_damage_is_found_before_anything_comes_in(
+    source: Registry, away: Registry, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    export_to(source, Ref("jets"), out)
+    with (out / "versions/2/program.pt2").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        import_from(away, out)
+    export_to(source, Ref("jets"), tmp_path / "second")
+    (tmp_path / "second/versions/2/annexes/cuda/sm_90/aoti/model.so").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"model\.so is truncated or altered"):
+        import_from(away, tmp_path / "second")
+    shutil.rmtree(out / "versions/2")
+    shutil.copytree(out / "versions/1", out / "versions/2")
+    with pytest.raises(BundleError, match=r"versions/2 is not what export\.json says"):
+        import_from(away, out)
+    (out / "export.json").write_text("{")
+    with pytest.raises(BundleError, match="not JSON"):
+        import_from(away, out)
+    (out / "export.json").unlink()
+    with pytest.raises(BundleError, match="not an export"):
+        import_from(away, out)
+    with pytest.raises(BundleError, match="nothing: cannot be read"):
+        import_from(away, tmp_path / "nothing")
+    assert away.list() == []
+
+
+def test_a_future_schema(source: Registry, away: Registry, tmp_path: Path) -> None:
+    export_to(source, Ref("jets", 1), tmp_path / "out")
+    data = json.loads((tmp_path / "out/export.json").read_text())
+    (tmp_path / "out/export.json").write_text(json.dumps(data | {"schema_version": 2}))
+    with pytest.raises(BundleError, match="update soa-pipeline"):
+        import_from(away, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\b"])
+def test_an_archive_that_reaches_outside(away: Registry, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    with tarfile.open(folder / "x.tar", "w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = 3
+        tar.addfile(member, io.BytesIO(b"abc"))
+    with pytest.raises(BundleError, match="neither folder nor tar of an export"):
+        import_from(away, folder / "x.tar")
+    assert [path.name for path in folder.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
+def test_an_archive_of_links(away: Registry, tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as tar:
+        member = tarfile.TarInfo("export.json")
+        member.type, member.linkname = kind, "/etc/passwd"
+        tar.addfile(member)
+    with pytest.raises(BundleError, match="neither folder nor tar of an export"):
+        import_from(away, tmp_path / "x.tar")
+
+
+def test_pushed_versions_are_exported_with_their_origin(
+    source: Registry, away: Registry, tmp_path: Path
+) -> None:
+    source.fetch(source.find("jets/2"), tmp_path / "pulled")
+    push(away, tmp_path / "pulled")
+    export = export_to(away, Ref("jets"), tmp_path / "out")
+    assert export.versions[1].origin.keys() == {"pushed_by", "pushed_at"}

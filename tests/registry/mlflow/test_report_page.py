@@ -1,0 +1,84 @@
+"""What MLflow's own page shows of a version: its report, its curves, and what was built later."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from registry import Bundle, Manifest, Registry
+from registry.mlflow.report_page import page, plot, rows_of
+from tests.models.bundles import V3, write_annex
+
+MakeBundle = Callable[..., Path]
+
+
+def report(registry: Registry, run: str, name: str, folder: Path) -> str:
+    with registry._access.client() as client:
+        return Path(client.download_artifacts(run, name, str(folder))).read_text()
+
+
+def test_a_registered_version(registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
+    run = str(registry.register(bundle).run_id)
+    text = report(registry, run, "report.html", tmp_path)
+    assert f"jets, bundle {bundle.digest[:12]}" in text
+    assert "the compiler crashed | signal 11" in text
+    assert "<td class=number>210</td>" in text
+    with registry._access.client() as client:
+        found = client.get_metric_history(run, "cpu.x86-64-v3.aoti.median_us")
+    assert sorted((each.step, each.value) for each in found) == [(10, 11.5), (1000, 210.0)]
+
+
+def test_a_target_that_was_built_later(registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
+    version = registry.register(bundle)
+    aoti = {
+        "status": "valid",
+        "files": ["annexes/cuda/sm_90/aoti/model.so"],
+        "worst": {"probabilities": {"max_abs": 3.5e-7, "max_rel": 1e-5, "outside": 0.0}},
+        "benchmark": {"64": {"median_us": 7.5, "p05_us": 7.0, "p95_us": 8.0}},
+    }
+    record = {"status": "verified", "chosen": "aoti", "candidates": {"aoti": aoti}}
+    annex = write_annex(tmp_path / "annex", bundle, "cuda/sm_90", record=record)
+    registry.add_target(version, annex)
+    row = "| cuda/sm_90 | verified | aoti (chosen) | valid | probabilities 3.5e-07 | 7.5 us at"
+    with registry._access.client() as client:
+        run = client.get_run(str(version.run_id))
+        described = str(client.get_model_version("jets", "1").description)
+        curve = client.get_metric_history(run.info.run_id, "cuda.sm_90.aoti.median_us")
+    assert f"| {V3} | verified |" in described
+    assert row in described
+    assert run.data.tags["mlflow.note.content"] == described
+    assert run.data.metrics["cuda.sm_90.aoti.n64.median_us"] == 7.5
+    assert [(each.step, each.value) for each in curve] == [(64, 7.5)]
+    text = report(registry, run.info.run_id, "report.cuda.sm_90.html", tmp_path)
+    assert f"jets/1 on cuda/sm_90, annex {annex.digest[:12]}" in text
+
+
+def test_the_page_shows_text_as_text(manifest_data: dict[str, Any]) -> None:
+    manifest = Manifest.model_validate(manifest_data | {"description": "<script>1 & 2</script>"})
+    text = page("a < b", manifest, manifest.targets, "00ff")
+    assert "<script" not in text
+    assert "&lt;script&gt;1 &amp; 2" in text
+    assert "<title>a &lt; b</title>" in text
+    assert json.dumps(text)
+
+
+def test_the_plot_has_each_point_in_its_place() -> None:
+    text = plot({"aoti": [(0, 5.0), (10, 100.0), (1000, 1000.0)], "eager <": [(100, 10.0)]})
+    root = ElementTree.fromstring(text)
+    lines = [line.attrib["points"] for line in root.iter("polyline")]
+    (left, low), (right, high) = (map(float, place.split(",")) for place in lines[0].split())
+    (middle, lowest) = map(float, lines[1].split(","))
+    assert left < middle < right and abs(middle - (left + right) / 2) < 0.2
+    assert lowest > low > high and abs((lowest + high) / 2 - low) < 0.2
+    assert "eager &lt;" in text
+    assert not re.search(r"nan|inf", text)
+    assert plot({"aoti": [(0, 1.0)]}) == "" == plot({})
+
+
+def test_rows_of_a_case() -> None:
+    assert rows_of("1000") == 1000
+    assert rows_of("nodes=5,edges=20") == 20

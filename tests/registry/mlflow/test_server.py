@@ -1,0 +1,166 @@
+"""The registry behind MLflow's own tracking server, which then also keeps the files."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from registry import (
+    Bundle,
+    BundleError,
+    Decision,
+    NotFoundError,
+    Ref,
+    Registry,
+    RegistryError,
+    SignatureError,
+)
+from registry.housekeeping.garbage import collect
+from registry.housekeeping.pushing import push
+from registry.housekeeping.removal import remove
+from registry.store import upload
+from registry.trust.signing import read_public_key, require_signature, sign
+from tests.models.bundles import write_annex
+from tests.models.keys import make_keys
+from tests.models.mlflow_server import MlflowServer
+
+MakeBundle = Callable[..., Path]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Iterator[str]:
+    running = MlflowServer(tmp_path_factory.mktemp("server"), empty_database)
+    yield running.uri
+    running.stop()
+
+
+def test_a_life_behind_a_server(
+    server: str, make_bundle: MakeBundle, passed: list[Decision], tmp_path: Path
+) -> None:
+    registry = Registry(server)
+    assert registry.list() == []
+    with pytest.raises(NotFoundError, match="its models: none"):
+        registry.find("jets")
+
+    bundle = Bundle.open(make_bundle())
+    first = registry.register(bundle)
+    assert registry.register(bundle) == first
+    second = registry.register(Bundle.open(make_bundle(seed=1)))
+    assert first.source.startswith("mlflow-artifacts:")
+    registry.promote(first, "production", passed)
+    registry.promote(second, "production", passed)
+    assert registry.rollback("jets").ref == "jets/1"
+    assert registry.list()[0].aliases == {"production": 1, "previous": 2}
+    record = registry.find("jets@production").promotion("production")
+    assert record is not None
+    assert record.decisions == tuple(passed)
+    with pytest.raises(NotFoundError, match="there are: 1-2"):
+        registry.find("jets/9")
+
+    assert registry.local_path(first) is None
+    assert registry.fetch(first, tmp_path / "copy").digest == bundle.digest
+    opened = registry.open(first)
+    assert opened.path == tmp_path / "cache" / "soa-pipeline" / bundle.digest
+    assert opened.digest == bundle.digest
+    assert registry.open(first) == opened
+    (opened.path / "program.pt2").write_bytes(b"other")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        registry.open(first, fetch=False)
+    assert registry.open(first) == opened  # fetched again
+    assert (opened.path / "program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
+    elsewhere = registry.open(first, cache=tmp_path / "other")
+    assert elsewhere.path.parent == tmp_path / "other"
+
+
+def test_a_target_is_added_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    registry, bundle = Registry(server), Bundle.open(make_bundle(seed=5))
+    version = registry.register(bundle, "later")
+    first, second = (
+        write_annex(tmp_path / str(seed), bundle, "cuda/sm_90", seed) for seed in (1, 2)
+    )
+    found = registry.add_target(version, first)
+    with pytest.raises(RegistryError, match="later/1 has cuda/sm_90 already: built later"):
+        registry.add_target(version, second)  # asked for before there was the first
+    with registry._access.client() as client:
+        kept = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
+    assert [Path(each.path).name for each in kept if each.is_dir] == [first.digest]
+
+    opened = registry.open(found)
+    cached = tmp_path / "cache" / "soa-pipeline" / first.digest / "aoti" / "model.so"
+    assert opened.file("annexes/cuda/sm_90/aoti/model.so") == cached
+    assert registry.fetch(found, tmp_path / "copy").manifest == opened.manifest
+
+
+def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: Path) -> None:
+    """The signature goes to the store, and into a cache that has had the files since before."""
+    registry = Registry(server)
+    version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
+    release = make_keys(tmp_path, "release")
+    keys = [read_public_key(release.public)]
+    early = registry.open(version, cache=tmp_path / "early")
+    with pytest.raises(SignatureError, match="not signed"):
+        registry.require_signature(version, early, keys)
+    registry.sign(version, release.private)
+    assert registry.require_signature(version, early, keys) == keys[0]
+    late = registry.fetch(version, tmp_path / "late")
+    assert require_signature(late, keys) == keys[0]
+    other = make_keys(tmp_path, "other")
+    registry.sign(version, other.private)
+    assert registry.require_signature(version, late, [read_public_key(other.public)])
+
+
+def test_housekeeping_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pushed, removed and collected where no file is on this host."""
+    registry, now = Registry(server), timedelta(0)
+    bundle = Bundle.open(make_bundle(seed=11))
+    release = make_keys(tmp_path, "release")
+    folder = tmp_path / "folder"
+    shutil.copytree(bundle.path, folder)
+    write_annex(folder / "annexes/cuda/sm_90", bundle, "cuda/sm_90")
+    version = push(registry, folder, "kept").version
+    assert version.annexes.keys() == {"cuda/sm_90"}
+    sign(Bundle.open(folder), release.private)
+    assert push(registry, folder, "kept").signature == "carried"
+    assert push(registry, folder, "kept").signature == "carried"
+    fetched = registry.fetch(version, tmp_path / "fetched")
+    require_signature(fetched, [read_public_key(release.public)])
+    assert fetched.annexes.keys() == {"cuda/sm_90"}
+
+    gone = push(registry, folder, "gone").version
+    done = remove(registry, Ref("gone", 1), "a trial")
+    assert done.bytes > 30_000
+    with registry._access.client() as client:
+        assert client.list_artifacts(str(gone.run_id)) == []
+    left = write_annex(tmp_path / "left", bundle, "rocm/gfx90a")
+    with registry._access.client(write=True) as client:
+        upload.upload_annex(client, str(version.run_id), left)
+    with monkeypatch.context() as patch:
+        patch.setattr(upload, "require_open", killed)
+        patch.setattr(upload, "discard", lambda *arguments: None)
+        with pytest.raises(KeyboardInterrupt):
+            registry.register(Bundle.open(make_bundle(seed=12)), "never")
+    assert collect(registry) == []
+    found = collect(registry, older_than=now, dry_run=True)
+    assert sorted(each.kind for each in found) == ["annex", "registration"]
+    assert all(each.bytes > 5000 for each in found)
+    assert collect(registry, older_than=now) == found
+    assert collect(registry, older_than=now) == []
+    registry.open(registry.find("kept/1"), cache=tmp_path / "new").verify()
+    assert registry.add_target(version, left).annexes.keys() == {"cuda/sm_90", "rocm/gfx90a"}
+
+
+def killed(*arguments: object) -> None:
+    raise KeyboardInterrupt

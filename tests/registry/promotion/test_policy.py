@@ -1,0 +1,250 @@
+"""Policies as data: what several ask for together, what each gate answers, where one is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow.tracking import MlflowClient
+from pydantic import ValidationError
+
+from registry import (
+    Bundle,
+    Decision,
+    Manifest,
+    NotFoundError,
+    PromotionRefused,
+    Registry,
+    RegistryError,
+    Worst,
+)
+from registry.promotion.gates import Approvals, Proof, SetResult, Staging, decide, override
+from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
+
+MakeBundle = Callable[..., Path]
+V3 = "cpu/x86-64-v3"
+GOOD = {"probabilities": Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0)}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("30min", 1800), ("24h", 86400), ("1.5 d", 129600)]
+)
+def test_duration(text: str, seconds: float) -> None:
+    assert duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1w", "1e3h", "inf h", "9999999d"])
+def test_not_a_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="write a number and s, min, h or d"):
+        duration(text)
+    with pytest.raises(ValidationError):
+        Policy(min_time_in_staging=text)
+
+
+def asked(policy: Policy, origin: str = "p", sha256: str = "") -> Asked:
+    return Asked(policy, origin, ReferenceFile(Path(sha256), sha256) if sha256 else None)
+
+
+def test_no_policy_is_the_configs_gates() -> None:
+    found = strictest([V3], 0.1, 1.1, [])
+    assert (found.targets, found.max_outside, found.max_slowdown) == ((V3,), 0.1, 1.1)
+    assert (found.named_targets, found.references, found.approvals) == (frozenset(), (), ())
+    assert not found.min_time_in_staging
+
+
+def test_policies_add_up() -> None:
+    one = Policy(
+        targets=("cuda/sm_90",),
+        max_slowdown=1.5,
+        max_outside_by_output={"y": 0.1, "z": 0.2},
+        min_time_in_staging="2d",
+        approvals=("Ada",),
+    )
+    two = Policy(
+        max_slowdown=1.05,
+        max_outside=0.01,
+        max_outside_by_output={"y": 0.2},
+        min_time_in_staging="24h",
+        approvals=("Bob", "Ada"),
+    )
+    for order in ([one, two], [two, one]):
+        found = strictest([V3], 0.1, 1.1, [asked(p, sha256=str(i)) for i, p in enumerate(order)])
+        assert found.targets == (V3, "cuda/sm_90")
+        assert found.named_targets == {"cuda/sm_90"}
+        assert (found.max_outside, found.max_slowdown) == (0.01, 1.05)
+        assert found.max_outside_by_output == {"y": 0.1, "z": 0.2}
+        assert found.min_time_in_staging == timedelta(days=2)
+        assert set(found.approvals) == {"Ada", "Bob"}
+        assert len(found.references) == 2
+
+
+limits = st.none() | st.floats(0, 1)
+
+
+@given(st.lists(st.tuples(limits, limits), max_size=4), st.tuples(limits, limits))
+def test_another_policy_never_loosens(
+    some: list[tuple[float | None, float | None]], more: tuple[float | None, float | None]
+) -> None:
+    def policy(pair: tuple[float | None, float | None]) -> Asked:
+        outside, slowdown = pair
+        return asked(
+            Policy(max_outside=outside, max_slowdown=None if slowdown is None else slowdown + 1)
+        )
+
+    before = strictest([V3], 0.5, 1.5, [policy(pair) for pair in some])
+    after = strictest([V3], 0.5, 1.5, [policy(pair) for pair in [*some, more]])
+    assert after.max_outside <= before.max_outside
+    assert after.max_slowdown <= before.max_slowdown
+
+
+def ask(manifest: Manifest, **changes: object) -> dict[str, Decision]:
+    arguments: dict[str, object] = {
+        "targets": [V3],
+        "digest_ok": True,
+        "revalidation": {V3: GOOD},
+        "proof": Proof(0.0, 0.01, None),
+        "speed": None,
+        "max_slowdown": 1.1,
+        "max_outside": 1.0,
+    }
+    return {d.gate: d for d in decide(manifest, **(arguments | changes))}  # type: ignore[arg-type]
+
+
+def test_named_targets_are_not_excused(manifest: Manifest) -> None:
+    rocm = manifest.targets[V3].model_copy(update={"status": "unverified"})
+    one = manifest.model_copy(update={"targets": {"rocm/gfx90a": rocm}})
+    asked_for: dict[str, object] = {"targets": ["rocm/gfx90a"], "revalidation": None}
+    allowed: dict[str, object] = {"allow_unverified": frozenset({"rocm/gfx90a"})}
+    assert ask(one, **asked_for, **allowed)["verified"].passed
+    refused = ask(one, **asked_for, **allowed, named_targets=frozenset({"rocm/gfx90a"}))
+    assert not refused["verified"].passed
+    assert refused["verified"].detail.endswith("run it there, a policy names it")
+    assert not refused["tolerance"].passed
+
+
+def test_limit_of_one_output(manifest: Manifest) -> None:
+    own = manifest.tolerances["probabilities"].model_copy(update={"max_outside": 1.0})
+    loose = manifest.model_copy(update={"tolerances": {"probabilities": own}})
+    worst = {V3: {"probabilities": Worst(max_abs=1, max_rel=1, outside=0.01)}}
+    for limit, passes in [(0.02, True), (0.005, False)]:
+        found = ask(loose, revalidation=worst, max_outside_by_output={"probabilities": limit})
+        assert found["tolerance"].passed is passes
+        assert f"limit {limit:g}" in found["tolerance"].detail
+    typo = ask(loose, revalidation=worst, max_outside_by_output={"probabilties": 0.5})
+    assert not typo["tolerance"].passed
+    assert "there is no output probabilties" in typo["tolerance"].detail
+
+
+def test_reference_set(manifest: Manifest) -> None:
+    bad = {"probabilities": Worst(max_abs=0.5, max_rel=1, outside=0.25)}
+    results = {"good": GOOD, "bad": bad, "not run": None}
+    for case, worst in results.items():
+        found = ask(manifest, sets=[SetResult("big.safetensors", V3, "aoti", worst)])
+        gate = found["reference set"]
+        assert gate.passed is (case == "good")
+        assert "aoti beside the portable program on big.safetensors" in gate.detail
+
+
+def test_time_in_staging(manifest: Manifest) -> None:
+    day = timedelta(days=1)
+    for found, passes in [(None, False), (day / 2, False), (day, True), (day * 2, True)]:
+        assert ask(manifest, staging=Staging(found, day))["staging"].passed is passes
+    assert "in staging for 12 h, 24 h are needed" in (
+        ask(manifest, staging=Staging(day / 2, day))["staging"].detail
+    )
+
+
+def test_approvals(manifest: Manifest) -> None:
+    for found, passes in [([], False), (["Ada"], False), (["Bob", "Ada", "Eve"], True)]:
+        gate = ask(manifest, approvals=Approvals(("Ada", "Bob"), found))["approvals"]
+        assert gate.passed is passes
+    missing = ask(manifest, approvals=Approvals(("Ada", "Bob"), ["Ada"]))["approvals"]
+    assert missing.detail == ("approved by Ada; needed: Ada, Bob; missing: Bob (pipeline approve)")
+
+
+def test_override() -> None:
+    slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
+    good = Decision("tolerance", True, "outside 0", "outside <= 0", "fine")
+    altered = Decision("digests", False, "altered", "as sealed", "program.pt2 is altered")
+    found = override([altered, good, slow], ["speed", "tolerance"], "on purpose")
+    assert [d.answer for d in found] == ["REFUSED", "passed", "overridden"]
+    assert [d.override for d in found] == ["", "", "on purpose"]
+    assert [d.lets_pass for d in found] == [False, True, True]
+    with pytest.raises(RegistryError, match="'digests' cannot be overridden"):
+        override([altered], ["digests"], "on purpose")
+    with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: tolerance, spe"):
+        override([altered, good, slow], ["sped"], "on purpose")
+    for reason in ("", "  "):
+        with pytest.raises(RegistryError, match="takes a reason"):
+            override([slow], ["speed"], reason)
+
+
+class TestKept:
+    def test_for_all_and_for_one(self, registry: Registry, bundle: Bundle) -> None:
+        assert registry.policies() == []
+        registry.register(bundle)
+        registry.set_policy(Policy(max_slowdown=1.2))
+        registry.set_policy(Policy(approvals=("Ada",)), "jets")
+        registry.set_policy(Policy(max_slowdown=1.3))
+        (every,) = registry.policies("tracks")
+        assert every.policy == Policy(max_slowdown=1.3)
+        assert every.origin.startswith("the registry's policy, set by ")
+        both = [each.policy for each in registry.policies("jets")]
+        assert both == [every.policy, Policy(approvals=("Ada",))]
+        with pytest.raises(NotFoundError):
+            registry.set_policy(Policy(), "tracks")
+
+    def test_a_promotion_that_did_not_ask_it(
+        self, registry: Registry, bundle: Bundle, passed: list[Decision]
+    ) -> None:
+        """Set while the gates measured, or passed over by a program: refused, whoever decided."""
+        version = registry.register(bundle)
+        registry.set_policy(Policy(approvals=("Ada",)))
+        (asked_for,) = registry.policies("jets")
+        with pytest.raises(PromotionRefused, match=r"policy: the registry's policy, .* not asked"):
+            registry.promote(version, "staging", passed)
+        registry.promote(version, "staging", passed, policies=[asked_for.origin])
+        registry.set_policy(Policy(approvals=("Ada", "Bob")))
+        with pytest.raises(PromotionRefused):
+            registry.promote(version, "staging", passed, policies=[asked_for.origin])
+
+    def test_its_reference_set_comes_along(self, registry: Registry, tmp_path: Path) -> None:
+        (tmp_path / "big.safetensors").write_bytes(b"numbers")
+        policy = Policy(reference="data/big.safetensors")
+        registry.set_policy(policy, reference=tmp_path / "big.safetensors")
+        (tmp_path / "big.safetensors").write_bytes(b"others")
+        assert registry.policies()[0].reference is None  # nothing is copied to show it
+        (found,) = registry.policies(into=tmp_path)
+        assert found.reference is not None
+        assert found.reference.path.read_bytes() == b"numbers"
+
+        (stored,) = (tmp_path / "store" / "artifacts").rglob("big.safetensors")
+        stored.write_bytes(b"forged")
+        (tmp_path / "again").mkdir()
+        with pytest.raises(RegistryError, match="its reference set is not the file that was name"):
+            registry.policies(into=tmp_path / "again")
+
+    def test_deleting_its_run_does_not_lift_it(self, registry: Registry) -> None:
+        registry.set_policy(Policy(max_slowdown=1.2))
+        client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+        experiment = client.get_experiment_by_name("soa-pipeline policy")
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        client.delete_run(run.info.run_id)
+        assert [each.policy for each in registry.policies()] == [Policy(max_slowdown=1.2)]
+
+    def test_of_a_newer_installation(self, registry: Registry) -> None:
+        registry.set_policy(Policy(max_slowdown=1.2))
+        client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+        (run,) = client.search_runs(["1"])
+        client.set_tag(run.info.run_id, "soa.policy", '{"signature": "required"}')
+        with pytest.raises(RegistryError, match=r"cannot be read.*update soa-pipeline"):
+            registry.policies()
+
+    def test_reading_makes_no_registry(self, own_working_folder: Path) -> None:
+        assert Registry().policies("jets") == []
+        assert list(own_working_folder.iterdir()) == []

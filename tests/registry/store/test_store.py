@@ -1,0 +1,456 @@
+"""The registry on a real MLflow and SQLite, and the same seen through MLflow's own client."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from registry import (
+    Bundle,
+    BundleError,
+    Decision,
+    NotFoundError,
+    PromotionRefused,
+    Registry,
+    RegistryError,
+    Version,
+)
+from registry.bundle.note import Promoted, read_promoted, write_promoted
+
+MakeBundle = Callable[..., Path]
+V3 = "cpu/x86-64-v3"
+
+
+def mlflow_of(registry: Registry) -> MlflowClient:
+    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+
+
+@pytest.fixture
+def three(registry: Registry, make_bundle: MakeBundle) -> list[Version]:
+    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
+
+
+class TestRegister:
+    def test_version(self, registry: Registry, bundle: Bundle) -> None:
+        version = registry.register(bundle)
+        assert version.ref == "jets/1"
+        assert version.digest == bundle.digest
+        assert version.targets == {V3: "verified"}
+        assert version.chosen == {V3: "aoti"}
+        assert version.aliases == ()
+        assert version.promotion("production") is None
+        assert registry.find("jets") == version
+
+    def test_seen_by_mlflow(self, registry: Registry, bundle: Bundle) -> None:
+        registry.register(bundle)
+        client = mlflow_of(registry)
+        version = client.get_model_version("jets", "1")
+        assert version.tags == {
+            "digest": bundle.digest,
+            "target.cpu.x86-64-v3": "verified",
+            "chosen.cpu.x86-64-v3": "aoti",
+        }
+        assert version.description is not None
+        assert "a small tagger" in version.description
+        assert f"| {V3} | verified | aoti (chosen) | valid |" in version.description
+        assert "probabilities 2.5e-07 | 11.5 us at n=10, 210 us at n=1000 |" in version.description
+        assert "failed: the compiler crashed \\| signal 11" in version.description
+        assert client.get_registered_model("jets").description == "a small tagger"
+
+        assert version.run_id is not None
+        run = client.get_run(version.run_id)
+        assert run.info.status == "FINISHED"
+        assert client.get_experiment(run.info.experiment_id).name == "jets"
+        assert run.data.metrics["cpu.x86-64-v3.aoti.n1000.median_us"] == 210.0
+        assert run.data.metrics["cpu.x86-64-v3.aoti.worst.probabilities.max_abs"] == 2.5e-7
+        assert run.data.metrics["cpu.x86-64-v3.aoti.compile_seconds"] == 12.5
+        assert run.data.params["tool.torch"] == "2.13.0"
+        assert run.data.params["git_commit"] == "0123abc"
+        listed = {file.path for file in client.list_artifacts(version.run_id, "bundle")}
+        assert {"bundle/manifest.json", "bundle/SHA256SUMS", "bundle/targets"} <= listed
+
+    def test_same_bundle_again_is_the_same_version(
+        self, registry: Registry, make_bundle: MakeBundle
+    ) -> None:
+        first = registry.register(Bundle.open(make_bundle(0)))
+        second = registry.register(Bundle.open(make_bundle(1)))
+        again = registry.register(Bundle.open(make_bundle(0)))
+        assert (first.number, second.number) == (1, 2)
+        assert again == first
+        assert len(mlflow_of(registry).search_runs(["1"])) == 2
+
+    def test_under_another_name(self, registry: Registry, bundle: Bundle) -> None:
+        assert registry.register(bundle).ref == "jets/1"
+        assert registry.register(bundle, "other").ref == "other/1"
+        with pytest.raises(RegistryError, match="is not a version"):
+            registry.register(bundle, "no/slash")
+
+    def test_many_targets_and_odd_numbers(
+        self, registry: Registry, make_bundle: MakeBundle, manifest_data: dict[str, Any]
+    ) -> None:
+        aoti = manifest_data["targets"][V3]["candidates"]["aoti"]
+        aoti["worst"]["probabilities"] |= {"max_rel": float("inf"), "max_abs": float("nan")}
+        aoti["benchmark"] = {str(n): aoti["benchmark"]["10"] for n in range(5)}
+        engines = {f"engine{i}": aoti | {"reason": "long " * 40} for i in range(30)}
+        record = {"status": "unverified", "chosen": "engine3", "candidates": engines}
+        version = registry.register(Bundle.open(make_bundle(targets={"rocm/gfx90a": record})))
+        assert version.targets == {"rocm/gfx90a": "unverified"}
+        found = mlflow_of(registry).get_model_version("jets", "1")
+        assert found.description is not None
+        assert len(found.description) <= 5000
+        assert "more rows" in found.description
+        run = mlflow_of(registry).get_run(str(found.run_id))
+        assert len(run.data.metrics) == 30 * (5 * 3 + 3 + 3 + 1)
+
+    def test_altered_bundle_is_not_registered(self, registry: Registry, bundle: Bundle) -> None:
+        (bundle.path / "program.pt2").write_bytes(b"other")
+        with pytest.raises(BundleError, match="truncated or altered"):
+            registry.register(bundle)
+        assert registry.list() == []
+        assert mlflow_of(registry).search_experiments(filter_string="name = 'jets'") == []
+
+    def test_failure_leaves_no_version_and_no_files(
+        self, registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object, **__: object) -> None:
+            Path("/dev/full").write_bytes(b"0" * 100_000)  # a real ENOSPC
+
+        monkeypatch.setattr(MlflowClient, "create_model_version", full)
+        with pytest.raises(RegistryError, match="No space left on device"):
+            registry.register(bundle)
+        monkeypatch.undo()
+        files = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
+        assert files == {"registry.db", "registry.db.lock"}
+        (run,) = mlflow_of(registry).search_runs(["1"])
+        assert run.info.status == "FAILED"
+        os.chdir(tmp_path / "work")
+        assert registry.register(bundle).ref == "jets/1"
+
+    def test_broken_off_after_the_version_was_made_keeps_its_files(
+        self, registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plain = MlflowClient.create_model_version
+
+        def interrupted(*arguments: Any, **more: Any) -> None:
+            plain(*arguments, **more)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(MlflowClient, "create_model_version", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            registry.register(bundle)
+        assert registry.open(registry.find("jets/1")).digest == bundle.digest
+
+    def test_deleted_experiment(self, registry: Registry, bundle: Bundle) -> None:
+        client = mlflow_of(registry)
+        client.delete_experiment(client.create_experiment("jets"))
+        with pytest.raises(RegistryError, match="mlflow experiments restore -x 1"):
+            registry.register(bundle)
+
+
+class TestFind:
+    def test_by_number_alias_and_name(self, registry: Registry, three: list[Version]) -> None:
+        registry.set_alias(three[0], "golden")
+        assert registry.find("jets/2") == three[1]
+        assert registry.find("jets").number == 3
+        golden = registry.find("jets@golden")
+        assert golden.number == 1
+        assert golden.aliases == ("golden",)
+        assert [v.number for v in registry.versions("jets")] == [1, 2, 3]
+
+    def test_list(self, registry: Registry, three: list[Version], make_bundle: MakeBundle) -> None:
+        registry.register(Bundle.open(make_bundle(name="electrons")))
+        registry.set_alias(three[1], "staging")
+        mlflow_of(registry).create_registered_model("empty")
+        electrons, jets = registry.list()
+        assert electrons.name == "electrons"
+        assert (jets.name, jets.versions, jets.latest.ref) == ("jets", 3, "jets/3")
+        assert jets.aliases == {"staging": 2}
+        assert jets.description == "a small tagger"
+
+    @pytest.mark.parametrize(
+        ("ref", "message"),
+        [
+            ("jet", r"^jet: no such model in sqlite:.*; its models: jets$"),
+            ("jets/9", r"^jets/9: no such version; there are: 1-3$"),
+            ("jets@gold", r"^jets@gold: jets has no such alias; its aliases: @golden$"),
+        ],
+    )
+    def test_unknown_says_what_there_is(
+        self, registry: Registry, three: list[Version], ref: str, message: str
+    ) -> None:
+        registry.set_alias(three[0], "golden")
+        with pytest.raises(NotFoundError, match=message):
+            registry.find(ref)
+
+    def test_gaps_are_shown(self, registry: Registry, three: list[Version]) -> None:
+        mlflow_of(registry).delete_model_version("jets", "2")
+        with pytest.raises(NotFoundError, match=r"there are: 1, 3$"):
+            registry.find("jets/2")
+
+    def test_a_path_is_not_a_version(self, registry: Registry) -> None:
+        with pytest.raises(RegistryError, match="the path of a folder"):
+            registry.find("./jets")
+
+    def test_reading_makes_no_registry(self, own_working_folder: Path) -> None:
+        registry = Registry()
+        assert registry.list() == []
+        with pytest.raises(NotFoundError, match="nothing is registered in sqlite:"):
+            registry.find("jets")
+        with pytest.raises(NotFoundError, match="nothing is registered"):
+            registry.versions("jets")
+        assert os.listdir(own_working_folder) == []
+
+    def test_versions_of_others_are_left_alone(self, registry: Registry, bundle: Bundle) -> None:
+        client = mlflow_of(registry)
+        client.create_registered_model("jets")
+        client.create_model_version("jets", "file:///somewhere")
+        assert registry.list() == []
+        assert registry.versions("jets") == []
+        with pytest.raises(NotFoundError, match="has no versions"):
+            registry.find("jets")
+        with pytest.raises(RegistryError, match="not registered by soa-pipeline"):
+            registry.find("jets/1")
+        assert registry.register(bundle).number == 2
+
+
+class TestFiles:
+    def test_in_place(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
+        version = registry.register(bundle)
+        path = registry.local_path(version)
+        assert path is not None
+        assert path.is_relative_to(tmp_path / "store" / "artifacts" / "jets")
+        opened = registry.open(version)
+        assert (opened.path, opened.digest) == (path, bundle.digest)
+
+    def test_fetch(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
+        version = registry.register(bundle)
+        copy = registry.fetch(version, tmp_path / "copies" / "one")
+        assert copy.digest == bundle.digest
+        Bundle.open(copy.path)
+        assert os.listdir(tmp_path / "copies") == ["one"]
+        with pytest.raises(BundleError, match="exists already"):
+            registry.fetch(version, tmp_path / "copies" / "one")
+
+    def test_altered_in_the_store(
+        self, registry: Registry, bundle: Bundle, make_bundle: MakeBundle, tmp_path: Path
+    ) -> None:
+        version = registry.register(bundle)
+        path = registry.local_path(version)
+        assert path is not None
+        (path / "program.pt2").write_bytes(b"other")
+        attempts: list[Callable[[], object]] = [
+            lambda: registry.fetch(version, tmp_path / "x/y"),
+            lambda: registry.open(version),
+        ]
+        for attempt in attempts:
+            with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+                attempt()
+        assert os.listdir(tmp_path / "x") == []
+
+        shutil.rmtree(path)
+        shutil.copytree(make_bundle(seed=7), path)  # whole, but not what was registered
+        for attempt in attempts:
+            with pytest.raises(BundleError, match="are another bundle"):
+                attempt()
+        assert os.listdir(tmp_path / "x") == []
+
+        shutil.rmtree(path)
+        assert registry.local_path(version) is None
+        with pytest.raises(BundleError, match="jets/1: its files are gone"):
+            registry.open(version)
+
+    def test_a_note_of_promotion_does_not_travel_through_a_registry(
+        self, registry: Registry, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        """A pulled bundle says that it was promoted. Registered elsewhere, it is not, there."""
+        write_promoted(bundle.path, Promoted("jets/9", bundle.digest, "somebody", "then"))
+        version = registry.register(bundle)
+        assert version.promotion("production") is None
+        copy = registry.fetch(version, tmp_path / "copy")
+        assert read_promoted(copy.path) is None
+
+
+class TestPromotion:
+    def test_staging(
+        self, registry: Registry, three: list[Version], passed: list[Decision]
+    ) -> None:
+        version = registry.promote(three[0], "staging", passed)
+        assert version.aliases == ("staging",)
+        record = version.promotion("staging")
+        assert record is not None
+        assert record.decisions == tuple(passed)
+        assert "@" in record.by
+        assert record.at.endswith("+00:00")
+        assert version.promotion("production") is None
+
+    def test_production_moves_previous(
+        self, registry: Registry, three: list[Version], passed: list[Decision]
+    ) -> None:
+        assert registry.promote(three[0], "production", passed).aliases == ("production",)
+        registry.promote(three[1], "production", passed)
+        assert registry.find("jets@previous").number == 1
+        registry.promote(three[2], "production", passed)
+        assert registry.list()[0].aliases == {"production": 3, "previous": 2}
+        registry.promote(three[2], "production", passed)
+        assert registry.list()[0].aliases == {"production": 3, "previous": 2}
+        client = mlflow_of(registry)
+        assert int(client.get_model_version_by_alias("jets", "production").version) == 3
+
+    def test_refused_changes_nothing(
+        self, registry: Registry, three: list[Version], passed: list[Decision]
+    ) -> None:
+        registry.promote(three[0], "production", passed)
+        slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
+        with pytest.raises(
+            PromotionRefused,
+            match=r"^jets/2 to @production refused: speed: ratio 1\.5, limit 1\.1$",
+        ) as caught:
+            registry.promote(three[1], "production", [*passed, slow])
+        assert caught.value.decisions == (*passed, slow)
+        with pytest.raises(PromotionRefused, match="no gate was evaluated"):
+            registry.promote(three[1], "production", [])
+        assert registry.list()[0].aliases == {"production": 1}
+        assert registry.find("jets/2") == three[1]
+
+    @pytest.mark.parametrize("alias", ["previous", "latest", "v3", "a b", "a@b", ""])
+    def test_aliases_that_cannot_be_promoted_to(
+        self, registry: Registry, bundle: Bundle, passed: list[Decision], alias: str
+    ) -> None:
+        version = registry.register(bundle)
+        with pytest.raises(RegistryError):
+            registry.promote(version, alias, passed)
+        assert registry.find("jets/1") == version
+
+    def test_only_gates_move_production(self, registry: Registry, bundle: Bundle) -> None:
+        version = registry.register(bundle)
+        for alias in ("production", "previous"):
+            with pytest.raises(RegistryError, match="only a promotion or a rollback"):
+                registry.set_alias(version, alias)
+
+    def test_version_that_has_gone(
+        self, registry: Registry, three: list[Version], passed: list[Decision]
+    ) -> None:
+        mlflow_of(registry).delete_model_version("jets", "2")
+        with pytest.raises(NotFoundError, match="there are: 1, 3"):
+            registry.promote(three[1], "production", passed)
+        with pytest.raises(NotFoundError, match="there are: 1, 3"):
+            registry.set_alias(three[1], "staging")
+
+    def test_rollback_and_back(
+        self, registry: Registry, three: list[Version], passed: list[Decision]
+    ) -> None:
+        registry.promote(three[0], "production", passed)
+        with pytest.raises(NotFoundError, match="nothing to roll back to: no version is @previous"):
+            registry.rollback("jets")
+        registry.promote(three[1], "production", passed)
+        back = registry.rollback("jets")
+        assert (back.ref, back.aliases) == ("jets/1", ("production",))
+        replaced = registry.find("jets@previous")
+        assert replaced.number == 2
+        assert '"to": "jets/1"' in replaced.tags["rolled_back"]
+        assert registry.rollback("jets").ref == "jets/2"
+        with pytest.raises(NotFoundError, match="no such model"):
+            registry.rollback("jet")
+
+    def test_failure_in_the_middle_keeps_production(
+        self,
+        registry: Registry,
+        three: list[Version],
+        passed: list[Decision],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        registry.promote(three[0], "production", passed)
+        registry.promote(three[1], "production", passed)
+        plain = MlflowClient.set_registered_model_alias
+
+        def failing(client: MlflowClient, name: str, alias: str, version: str) -> None:
+            if alias == "production":
+                raise OSError(28, "No space left on device")
+            plain(client, name, alias, version)
+
+        monkeypatch.setattr(MlflowClient, "set_registered_model_alias", failing)
+        with pytest.raises(RegistryError, match="No space left"):
+            registry.promote(three[2], "production", passed)
+        assert registry.list()[0].aliases == {"production": 2, "previous": 1}
+
+
+SCRIPT = """
+import os, sys
+from registry import Bundle, Registry
+registry = Registry()
+assert "mlflow" not in sys.modules
+version = registry.register(Bundle.open(sys.argv[1]))
+assert registry.open(version).digest == version.digest
+registry.fetch(version, os.path.join(sys.argv[2], "copy"))
+registry.set_alias(version, "staging")
+assert [model.name for model in registry.list()] == ["jets"]
+import mlflow
+assert "pipeline-registry" not in mlflow.get_tracking_uri(), mlflow.get_tracking_uri()
+assert "pipeline-registry" not in mlflow.get_registry_uri(), mlflow.get_registry_uri()
+assert mlflow.active_run() is None
+print(version.ref)
+"""
+
+
+def test_default_registry_leaves_nothing_else(
+    make_bundle: MakeBundle, own_working_folder: Path, tmp_path: Path
+) -> None:
+    """A process of its own: nothing on its screen but its answer, no file but the registry."""
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = os.environ | {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(make_bundle()), str(tmp_path)],
+        cwd=own_working_folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "jets/1\n", "")
+    assert os.listdir(own_working_folder) == ["pipeline-registry"]
+    assert sorted(os.listdir("pipeline-registry")) == [
+        "artifacts",
+        "registry.db",
+        "registry.db.lock",
+    ]
+    assert os.listdir(home) == []
+
+
+def test_uri_from_the_environment(
+    tmp_path: Path, bundle: Bundle, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a folder, 100% ünusual"
+    folder.mkdir()
+    shutil.copy(empty_database, folder / "r.db")
+    monkeypatch.setenv("PIPELINE_REGISTRY", f"sqlite:///{folder}/r.db")
+    monkeypatch.setenv("PIPELINE_ARTIFACTS", str(tmp_path / "else where"))
+    registry = Registry()
+    version = registry.register(bundle)
+    path = registry.local_path(version)
+    assert path is not None
+    assert path.is_relative_to(tmp_path / "else where" / "jets")
+    assert registry.open(version).digest == bundle.digest
+    assert sorted(os.listdir(folder)) == ["r.db", "r.db.lock"]
+
+
+def test_relative_uri_is_of_the_folder_it_was_given_in(
+    tmp_path: Path, empty_database: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "r").mkdir()
+    shutil.copy(empty_database, tmp_path / "r" / "r.db")
+    monkeypatch.chdir(tmp_path)
+    registry = Registry("sqlite:///r/r.db")
+    monkeypatch.chdir(tmp_path / "work")
+    registry.register(bundle)
+    assert registry.uri == f"sqlite:///{tmp_path}/r/r.db"
+    assert sorted(os.listdir(tmp_path / "r")) == ["artifacts", "r.db", "r.db.lock"]

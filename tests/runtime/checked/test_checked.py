@@ -1,0 +1,177 @@
+"""Test mode: every event against the reference program, with its memory watched."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+
+from engines import Executable
+from runtime.checked.comparison import Tolerance
+from runtime.checked.session import CheckedSession
+from runtime.errors import BindError, DeviationError
+from runtime.session.session import Origin
+from soa import Collection
+from tests.models import rogues
+from tests.models.building import JETS, TAGS, Built, mlp_signature, reference_collections
+from tests.soa.strategies import values_of
+
+TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
+ORIGIN = Origin("triple", "2", None, "cpu/x86-64-v3", "by hand")
+
+
+def checked(
+    executable: Executable, tolerances: dict[str, Tolerance] | None = None
+) -> CheckedSession:
+    return CheckedSession(
+        mlp_signature(), executable, rogues.honest(), tolerances or TIGHT, origin=ORIGIN
+    )
+
+
+def jets_and_tags(n: int, spare: int = 0) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    inputs = {"jets": values_of(JETS, max(n, 1), 5)}
+    return reference_collections(mlp_signature(), inputs, {"n": n}, spare)
+
+
+# -- the right artifact ------------------------------------------------------------------------
+
+
+def test_a_right_artifact_passes_and_fills_the_report(mlp: Built) -> None:
+    session = CheckedSession(
+        mlp.signature, mlp.executable("aoti"), mlp.executable("exported"), TIGHT
+    )
+    assert session.report.to_dict()["mean_us"] is None
+    given, written = mlp.collections({"n": 33}, spare=10)
+    binding = session.bind(given, written)
+    for n in (33, 0, 1, 43):
+        binding(n)
+    binding()
+    plain, expected = mlp.collections({"n": 33}, spare=10)
+    mlp.session("aoti").run(plain, expected)
+    assert torch.equal(written["tags"]["x"][:33], expected["tags"]["x"])
+    report = session.report
+    assert report.events == 5
+    assert 0 < report.slowest_us <= report.total_us
+    assert (report.nonfinite_inputs, report.nonfinite_outputs) == (0, 0)
+    assert report.worst["probabilities"].elements == 3 * (33 + 0 + 1 + 43 + 43)
+    assert report.worst["probabilities"].max_abs < 1e-5
+    stored = json.loads(json.dumps(report.to_dict()))
+    assert stored["events"] == 5
+    assert stored["worst"]["probabilities"]["outside"] == 0.0
+
+
+def test_run_is_checked_too() -> None:
+    session = checked(rogues.off_by(1e-3))
+    with pytest.raises(DeviationError):
+        session.run(*jets_and_tags(5))
+
+
+def test_binding_checks_are_the_same() -> None:
+    with pytest.raises(BindError, match="collection 'tags' has 6 rows"):
+        checked(rogues.honest()).bind(jets_and_tags(5)[0], Collection(TAGS, 6))
+    binding = checked(rogues.honest()).bind(*jets_and_tags(5))
+    with pytest.raises(BindError, match="n = 6 is outside"):
+        binding(6)
+
+
+def test_the_reference_does_not_see_the_callers_padding() -> None:
+    """An artifact that reads padding is found out wherever the padding holds something."""
+    session = checked(rogues.ReadsPadding())
+    given, written = jets_and_tags(5, spare=3)
+    given["jets"].component("a")[5] = float("nan")
+    with pytest.raises(DeviationError, match="max abs deviation 1 "):
+        session.run(given, written)
+
+
+# -- rogues ----------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_off() -> None:
+    session = checked(rogues.off_by(1e-2))
+    given, written = jets_and_tags(5)
+    given["jets"]["a"].fill_(0.0)
+    with pytest.raises(DeviationError) as caught:
+        session.run(given, written)
+    message = str(caught.value)
+    assert message.startswith(
+        "triple/2 (by hand, cpu/x86-64-v3): output 'probabilities', row 4 of {'n': 5}: max abs "
+        "deviation 0.01"
+    )
+    assert message.endswith("of its elements outside atol 1e-05 + rtol 1e-05")
+    assert session.report.events == 1
+    assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-2, rel=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_output_is_compared(wrong: int) -> None:
+    signature, names = rogues.split_signature(), ("first", "others")
+    right, wrongly = rogues.split_off_by(0, 0), rogues.split_off_by(1e-2, wrong)
+    tolerances = dict.fromkeys(names, Tolerance(1e-5, 1e-5))
+    session = CheckedSession(signature, wrongly, right, tolerances, origin=ORIGIN)
+    with pytest.raises(DeviationError, match=f"output '{names[wrong]}'"):
+        session.run(*jets_and_tags(5))
+
+
+def test_what_the_tolerance_allows_is_counted_and_let_through() -> None:
+    session = checked(rogues.off_by(1e-3), {"probabilities": Tolerance(1e-2, 0.0)})
+    session.run(*jets_and_tags(5))
+    assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("executable", "message"),
+    [
+        (
+            rogues.writes_padding(),
+            "the artifact wrote outside its columns or rows in collection 'tags'",
+        ),
+        (rogues.changes_inputs(), "the artifact changed its input collection 'jets'"),
+        (rogues.LeavesGaps(), "output 'probabilities', row 2"),
+        (rogues.returns(float("nan")), "output 'probabilities', row 4"),
+    ],
+)
+def test_each_fault_is_an_error(executable: Executable, message: str) -> None:
+    given, written = jets_and_tags(5, spare=1)
+    for piece in written["tags"].memory():
+        piece.fill_(0x5A)
+    with pytest.raises(DeviationError, match=message):
+        checked(executable).run(given, written)
+
+
+def test_a_failure_of_the_artifact_is_its_own() -> None:
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        checked(rogues.Fails()).run(*jets_and_tags(5))
+
+
+# -- counts ----------------------------------------------------------------------------------------
+
+
+def test_nan_and_infinities_are_counted_and_let_through_where_the_reference_has_them() -> None:
+    session = checked(rogues.honest())
+    given, written = jets_and_tags(5)
+    given["jets"]["a"][1] = float("nan")
+    given["jets"]["b"][2] = float("inf")
+    given["jets"]["f"][3] = float("-inf")
+    session.run(given, written)
+    assert session.report.nonfinite_inputs == 3
+    assert session.report.nonfinite_outputs == 2
+    assert session.report.worst["probabilities"].nonfinite_mismatches == 0
+
+
+def test_threads_add_to_one_report() -> None:
+    session = checked(rogues.honest())
+
+    def work() -> None:
+        binding = session.bind(*jets_and_tags(5))
+        for _ in range(20):
+            binding()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert session.report.events == 80
+    assert session.report.worst["probabilities"].elements == 80 * 15

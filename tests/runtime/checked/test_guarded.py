@@ -1,0 +1,63 @@
+"""Guarded memory: a byte past an end kills, the bytes inside are ordinary ones."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.checked.guarded import Side, guarded_bytes, guarded_collection
+from soa import Collection, Layout, column, eigen, scalar
+
+BUFFER = Layout([column("a", "float32"), eigen("m", "float64", 2, 2), scalar("s", "int8")])
+SEPARATE = Layout(list(BUFFER.columns), 64, "columns")
+
+TOUCH = """
+import ctypes, sys
+from runtime.checked.guarded import guarded_bytes
+nbytes, side, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+memory = guarded_bytes(nbytes, 128, side)
+print(ctypes.c_uint8.from_address(memory.data_ptr() + at).value)
+"""
+
+
+@given(
+    layout=st.sampled_from([BUFFER, SEPARATE]),
+    n=st.integers(0, 300),
+    spare=st.integers(0, 70),
+    side=st.sampled_from(["front", "back"]),
+)
+def test_a_guarded_collection_is_an_ordinary_one(
+    layout: Layout, n: int, spare: int, side: Side
+) -> None:
+    found = guarded_collection(layout, n, n + spare, side)
+    plain = Collection(layout, n, capacity=n + spare)
+    assert (found.n, found.capacity, found.readonly) == (n, n + spare, False)
+    for mine, theirs in zip(found.memory(), plain.memory(), strict=True):
+        assert mine.shape == theirs.shape
+        assert not mine.view(torch.uint8).any()
+        mine.view(torch.uint8).fill_(7)
+
+
+@pytest.mark.parametrize("nbytes", [128, 4096, 4096 + 384])
+@pytest.mark.parametrize(("side", "at"), [("front", -1), ("back", 0)])
+def test_one_byte_past_the_end_kills(nbytes: int, side: str, at: int) -> None:
+    def touch(offset: int) -> int:
+        command = [sys.executable, "-c", TOUCH, str(nbytes), side, str(offset)]
+        return subprocess.run(command, capture_output=True, check=False).returncode
+
+    past = at if side == "front" else nbytes
+    assert touch(past) == -signal.SIGSEGV
+    assert touch(0 if side == "front" else nbytes - 1) == 0
+
+
+def test_the_mapping_lives_as_long_as_its_views() -> None:
+    view = guarded_bytes(1000, 128, "back")[10:20]
+    junk = [guarded_bytes(1000, 128, "front").fill_(1) for _ in range(50)]
+    assert not view.any()
+    del junk

@@ -1,0 +1,92 @@
+"""Poison and canaries: a byte that changed is seen, wherever it lies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
+from soa.layout import Storage
+
+STORAGES: tuple[Storage, ...] = ("buffer", "columns")
+
+
+def layout(storage: Storage = "buffer") -> Layout:
+    return Layout(
+        [
+            column("x", "float32"),
+            column("other", "float32"),
+            eigen("m", "float32", 2, 2),
+            scalar("s", "float32"),
+            column("flag", "bool"),
+        ],
+        storage=storage,
+    )
+
+
+def signature(storage: Storage) -> Signature:
+    return Signature.build(
+        {"i": Layout([column("a", "float32")]), "o": layout(storage)},
+        [Block("features", "i", ("a",))],
+        [Block("one", "o", ("x",)), Block("two", "o", ("m",)), Block("three", "o", ("s",))],
+        {"n": RowRange(0, 10)},
+    )
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_every_byte_is_poisoned(storage: Storage) -> None:
+    collection = poisoned(layout(storage), 5, 9, 0x5A)
+    assert (collection.n, collection.capacity) == (5, 9)
+    assert all((piece.view(torch.uint8) == 0x5A).all() for piece in collection.memory())
+    assert poisoned(layout(storage), 5, 5, 0xFF)["x"].isnan().all()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_snapshot_holds_bytes_that_are_no_value(storage: Storage) -> None:
+    collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is no bool
+    copy = snapshot(collection)
+    assert same_bytes(collection, copy)
+    assert not wrote_outside(signature(storage), "o", copy, collection)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
+    before = poisoned(layout(storage), 5, 9, 0xFF)
+    after = snapshot(before)
+    for k in range(4):
+        after.component("m", k)[:5] = 1.0
+    after.component("x")[:5] = 2.0
+    after.component("s")[0] = 3.0
+    assert not same_bytes(before, after)
+    assert not wrote_outside(signature(storage), "o", before, after)
+
+
+def touch(collection: Collection, where: str) -> None:
+    if where == "row behind the last":
+        collection.component("x")[5] = 0.0
+    elif where == "other column":
+        collection.component("other")[0] = 0.0
+    elif where == "matrix row behind the last":
+        collection.component("m", 3)[5] = 0.0
+    elif where == "flag":
+        collection.component("flag").view(torch.uint8)[0] = 1
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "where", ["row behind the last", "other column", "matrix row behind the last", "flag"]
+)
+def test_any_other_byte_is_seen(storage: Storage, where: str) -> None:
+    before = poisoned(layout(storage), 5, 9, 0xFF)
+    after = snapshot(before)
+    touch(after, where)
+    assert wrote_outside(signature(storage), "o", before, after)
+
+
+def test_the_last_byte_of_the_padding_is_seen() -> None:
+    before = poisoned(layout(), 5, 9, 0xFF)
+    after = snapshot(before)
+    assert after.buffer is not None
+    after.buffer[-1] = 0
+    assert wrote_outside(signature("buffer"), "o", before, after)

@@ -1,0 +1,114 @@
+"""Several devices. The CPU stands for each of them: torch has no other here."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from engines.errors import RunError
+from runtime.devices.everywhere import MultiDeviceSession
+from runtime.errors import BindError
+from runtime.session.rules import data_device
+from runtime.session.session import Session
+from soa import Collection
+from tests.models import rogues
+from tests.models.building import JETS, mlp_signature
+
+SIGNATURE = mlp_signature()
+
+
+def sessions_that_open(opened: list[torch.device], seconds: float = 0.0) -> MultiDeviceSession:
+    def open_on(device: torch.device) -> Session:
+        time.sleep(seconds)
+        opened.append(device)
+        return Session(SIGNATURE, rogues.honest(), device)
+
+    return MultiDeviceSession(SIGNATURE, open_on)
+
+
+def test_a_device_is_deployed_once_at_its_first_event() -> None:
+    opened: list[torch.device] = []
+    session = sessions_that_open(opened, 0.05)
+    tags = [session.collection("tags", 4) for _ in range(8)]
+    jets = session.collection("jets", 4)
+    for c in JETS.columns:
+        jets[c.name].fill_(2)
+    assert opened == []
+    threads = [threading.Thread(target=session.run, args=(jets, each)) for each in tags]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert opened == [torch.device("cpu")]
+    assert all(each["x"].eq(6).all() for each in tags)
+
+
+def test_other_devices_go_on_while_one_is_deployed() -> None:
+    """`meta` is never run here: only its deployment hangs."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def open_on(device: torch.device) -> Session:
+        if device.type != "cpu":
+            inside.set()
+            assert leave.wait(60)
+        return Session(SIGNATURE, rogues.honest(), device)
+
+    session = MultiDeviceSession(SIGNATURE, open_on)
+    slow = threading.Thread(target=session.on, args=(torch.device("meta", 0),))
+    slow.start()
+    assert inside.wait(60)
+    session.run(session.collection("jets", 3), session.collection("tags", 3))
+    assert session.devices == [torch.device("cpu")]
+    leave.set()
+    slow.join()
+    assert session.devices == [torch.device("meta", 0), torch.device("cpu")]
+
+
+def test_what_a_deployment_raises_reaches_its_event_and_the_next_tries_again() -> None:
+    attempts: list[torch.device] = []
+
+    def open_on(device: torch.device) -> Session:
+        attempts.append(device)
+        if len(attempts) == 1:
+            raise RunError("out of memory")
+        return Session(SIGNATURE, rogues.honest(), device)
+
+    session = MultiDeviceSession(SIGNATURE, open_on)
+    jets, tags = session.collection("jets", 3), session.collection("tags", 3)
+    with pytest.raises(RunError, match="out of memory"):
+        session.run(jets, tags)
+    session.run(jets, tags)
+    session.run_many([session.bind(jets, tags)])
+    assert len(attempts) == 2
+
+
+def test_data_on_one_device_only() -> None:
+    jets = Collection(JETS, 3)
+    assert data_device(jets, {"tags": jets}) == torch.device("cpu")
+    with pytest.raises(BindError, match="the collections lie on cpu, meta: they must all lie on"):
+        data_device(jets, {"tags": jets.to("meta")})
+    with pytest.raises(BindError, match="no device"):
+        data_device({}, {})
+
+
+def test_after_close() -> None:
+    session = sessions_that_open([])
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.on("cpu")
+
+
+@pytest.mark.cuda
+def test_cpu_and_gpu_at_once() -> None:
+    opened: list[torch.device] = []
+    session = sessions_that_open(opened)
+    for device in ("cpu", "cuda", "cpu", "cuda:0"):
+        jets = session.collection("jets", 40, device)
+        tags = session.collection("tags", 40, device)
+        jets["a"].fill_(5)
+        session.run(jets, tags)
+        assert tags["x"].eq(15).all()
+    assert [device.type for device in opened] == ["cpu", "cuda"]

@@ -1,0 +1,104 @@
+"""Staging: the answers of a session, through memory that is not the caller's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines.base import engine
+from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.devices.staging import Staging
+from runtime.errors import BindError
+from runtime.session.session import Session
+from soa import Collection
+from soa.memory.transfer import fill_column
+from stages.capture import Capture, capture
+from stages.reference.answers import Arrays, random_inputs
+from tests.models import detector, rogues
+from tests.models.building import mlp_signature, reference_collections
+
+SIGNATURE = detector.signature()
+
+
+@pytest.fixture(scope="module")
+def inputs() -> Arrays:
+    return random_inputs(SIGNATURE, 1, {})
+
+
+@pytest.fixture(scope="module")
+def captured(inputs: Arrays, tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    """Every plan, every kind of column and storage, two row dimensions, scalars out."""
+    folder = tmp_path_factory.mktemp("detector")
+    return capture(detector.Detector().eval(), SIGNATURE, inputs, folder, "none")
+
+
+def opened(captured: Capture, device: str) -> Session:
+    executable = engine("exported").open(captured.program, torch.device(device))
+    return Session(SIGNATURE, executable, device)
+
+
+def check(session: Session, staging: Staging, inputs: Arrays, device: str) -> None:
+    for n, m in ((5, 3), (1, 1), (33, 40), (2, 7)):
+        case = dict(zip(SIGNATURE.dims, (n, m), strict=True))
+        given, expected = reference_collections(SIGNATURE, inputs, case)
+        session.run(given, expected)
+        theirs: dict[str, Collection] = {}
+        for name in SIGNATURE.output_collections:
+            rows = case[SIGNATURE.rows_of[name]]
+            theirs[name] = given.get(name) or poisoned(
+                SIGNATURE.layouts[name], rows, rows + 3, 0xFF, torch.device(device)
+            )
+        before = {name: snapshot(c) for name, c in {**given, **theirs}.items()}
+        staging.run({k: c.to(device) for k, c in given.items()}, theirs)
+        for name, collection in theirs.items():
+            assert not wrote_outside(SIGNATURE, name, before[name], collection), (name, n, m)
+        for bound in SIGNATURE.outputs:
+            name = bound.block.collection
+            for column, k in bound.plan.components:
+                rows = 1 if bound.plan.kind == "scalars" else case[bound.rows]
+                assert torch.equal(
+                    theirs[name].component(column, k)[:rows].cpu(),
+                    expected[name].component(column, k)[:rows],
+                ), (column, n, m)
+        for name, collection in given.items():
+            assert name in theirs or same_bytes(before[name], collection)
+
+
+def test_the_answers_of_a_session_of_every_plan(captured: Capture, inputs: Arrays) -> None:
+    session = opened(captured, "cpu")
+    check(session, Staging(session), inputs, "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("data", "model"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_between_host_and_gpu(captured: Capture, inputs: Arrays, data: str, model: str) -> None:
+    check(opened(captured, "cpu"), Staging(opened(captured, model)), inputs, data)
+
+
+def test_memory_that_does_not_fit_is_refused_before_any_copy() -> None:
+    session = Session(mlp_signature(10), rogues.honest())
+    staging = Staging(session)
+    with pytest.raises(BindError, match="n = 11 is outside the compiled range"):
+        staging.run(session.collection("jets", 11), session.collection("tags", 11))
+    with pytest.raises(BindError, match="both are rows of 'n'"):
+        staging.run(session.collection("jets", 3), session.collection("tags", 4))
+
+
+def test_memory_is_reused_and_grows(inputs: Arrays) -> None:
+    session = Session(mlp_signature(), rogues.honest())
+    staging = Staging(session)
+    values = random_inputs(session.signature, 1, {})["jets"]
+    addresses: list[int] = []
+
+    def watch(rows: int) -> None:
+        jets, tags = session.collection("jets", rows), session.collection("tags", rows)
+        for c in jets.layout.columns:
+            fill_column(jets, c, values[c.name])
+        staging.run(jets, tags)
+        assert torch.equal(tags["x"], jets["a"] * 3)
+        addresses.append(staging._room("jets", "device").collection(rows).data_ptr)
+
+    for rows in (50, 7, 50, 100, 50):
+        watch(rows)
+    assert addresses[0] == addresses[1] == addresses[2]
+    assert addresses[3] == addresses[4]

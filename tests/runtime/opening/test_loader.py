@@ -1,0 +1,384 @@
+"""Loading: what each mode takes, from a registry or from a folder, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engines.errors import RunError, TargetError
+from engines.target import host_cpu_levels
+from pipeline.loading import load
+from pipeline.promotion.pulling import pull
+from registry.bundle.note import Promoted, write_promoted
+from registry.errors import BundleError, NotFoundError, RegistryError
+from registry.store.registry import Registry
+from runtime.checked.session import CheckedSession
+from runtime.devices.everywhere import MultiDeviceSession
+from runtime.errors import LoadError
+from runtime.opening import tf32
+from runtime.session.session import Session
+from tests.models.forked import in_a_child
+from tests.models.mlps import PointwiseFirst
+from tests.models.project import PASSED, TARGET, Built, described, resealed
+
+ENGINES = ("aoti", "torchscript", "exported")
+
+
+@pytest.fixture(autouse=True)
+def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """None of MLflow's own files in it; and torch's threads as they were."""
+    (tmp_path / "cwd").mkdir()
+    monkeypatch.chdir(tmp_path / "cwd")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    assert not [path.name for path in Path.cwd().iterdir() if path.name != "jets"]
+
+
+@pytest.fixture(scope="module")
+def registry(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """jets/1 is in production, jets/2 (the same artifacts) was never promoted."""
+    folder = tmp_path_factory.mktemp("loader")
+    made = Registry(f"sqlite:///{folder}/registry.db")
+    made.promote(made.register(jets.bundle), "production", PASSED)
+    made.register(described(jets.bundle, folder / "other", "other"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def pulled(registry: Registry, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pulled") / "jets"
+    pull(registry, "jets@production", folder)
+    return folder
+
+
+@pytest.fixture
+def copy(pulled: Path, tmp_path: Path) -> Path:
+    """The pulled folder, to spoil."""
+    return Path(shutil.copytree(pulled, tmp_path / "copy"))
+
+
+def require_right(session: Session, n: int = 33) -> None:
+    """The answers of the eager model, whose weights are those of the project."""
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    features = torch.randn(n, 6)
+    for i, name in enumerate("abcdef"):
+        jets[name].copy_(features[:, i])
+    session.run(jets, tags)
+    expected = PointwiseFirst(1)(features).detach()
+    found = torch.stack([tags[name] for name in "xyz"], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ref", ["jets@production", "jets/1"])
+def test_production_takes_what_was_promoted(registry: Registry, ref: str) -> None:
+    session = load(ref, registry=registry)
+    assert type(session) is Session
+    assert session.origin is not None
+    assert (session.origin.name, session.origin.version) == ("jets", "1")
+    assert session.origin.target == TARGET
+    require_right(session)
+
+
+@pytest.mark.parametrize("ref", ["jets", "jets/2"])
+def test_production_refuses_what_was_not(registry: Registry, ref: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        load(ref, registry=registry)
+    assert str(caught.value) == (
+        "jets/2 was never promoted to production: run `pipeline promote jets/2 --to production`, "
+        "or load it with mode='test'"
+    )
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_test_mode_takes_anything(registry: Registry, jets: Built, name: str) -> None:
+    for ref in ("jets/2", jets.bundle.path, str(jets.bundle.path)):
+        session = load(ref, mode="test", registry=registry, engine_name=name)
+        assert isinstance(session, CheckedSession)
+        assert session.origin is not None
+        assert session.origin.engine == name
+        require_right(session)
+        assert session.report.events == 1
+        assert session.report.worst["probabilities"].outside == 0
+
+
+def test_registry_by_its_uri(registry: Registry) -> None:
+    require_right(load("jets@production", registry=registry.uri))
+
+
+def test_threads(registry: Registry, jets: Built) -> None:
+    """Production leaves the work to the caller's thread; test mode leaves torch as it is."""
+    torch.set_num_threads(2)
+    load(jets.bundle.path, mode="test")
+    assert torch.get_num_threads() == 2
+    load("jets@production", registry=registry)
+    assert torch.get_num_threads() == 1
+    load("jets@production", registry=registry, threads=2)
+    assert torch.get_num_threads() == 2
+    said = in_a_child(lambda: load(jets.bundle.path, mode="test", threads=2))
+    assert said.startswith("RunError: OpenMP's threads do not come through a fork")
+
+
+# Folders
+
+
+def test_pulled_folder_needs_neither_registry_nor_mlflow(pulled: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, pipeline\n"
+        "session = pipeline.load(sys.argv[1])\n"
+        "jets, tags = session.collection('jets', 3), session.collection('tags', 3)\n"
+        "session.run(jets, tags)\n"
+        "assert abs(float(sum(tags[c][0] for c in 'xyz')) - 1) < 1e-5\n"
+        "heavy = ('mlflow', 'sqlalchemy', 'torch._inductor')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+    )
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(pulled)],
+        cwd=tmp_path / "empty",
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[]\n"
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_plain_folder_is_not_for_production(jets: Built) -> None:
+    with pytest.raises(LoadError, match="is a folder that no promotion vouches for: make one with"):
+        load(jets.bundle.path)
+
+
+def test_pull_of_what_was_not_promoted(registry: Registry, tmp_path: Path) -> None:
+    pull(registry, "jets/2", tmp_path / "copy")
+    with pytest.raises(LoadError, match="no promotion vouches for"):
+        load(tmp_path / "copy")
+
+
+def test_pulled_folder_that_was_altered(copy: Path) -> None:
+    (library,) = copy.rglob("*.so")
+    content = bytearray(library.read_bytes())
+    content[-1] ^= 1
+    library.write_bytes(content)
+    for mode in ("production", "test"):
+        with pytest.raises(BundleError, match=rf"{library.name} is truncated or altered"):
+            load(copy, mode=mode)
+
+
+def test_note_of_another_bundle(copy: Path, jets: Built, tmp_path: Path) -> None:
+    other = described(jets.bundle, tmp_path / "forged", "forged")
+    shutil.copy(copy / "PROMOTED.json", other.path)
+    with pytest.raises(LoadError, match=r"is not the bundle that was promoted as jets/1: its dig"):
+        load(other.path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ref": "jets/1"}', "\x00"])
+def test_note_that_is_none(copy: Path, text: str) -> None:
+    (copy / "PROMOTED.json").write_text(text)
+    with pytest.raises(BundleError, match=r"PROMOTED\.json: not the record of a promotion"):
+        load(copy)
+    load(copy, mode="test")
+
+
+def test_folder_or_name(pulled: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is on disk never decides; a folder is written with a slash."""
+    monkeypatch.chdir(pulled.parent)
+    require_right(load("./jets", registry=registry))
+    require_right(load(Path("jets")))
+    with pytest.raises(LoadError, match="never promoted"):
+        load("jets", registry=registry)
+    nothing = f"sqlite:///{pulled.parent}/none/registry.db"
+    with pytest.raises(NotFoundError, match=r"for the folder of that name write \./jets"):
+        load("jets", registry=nothing)
+    with pytest.raises(NotFoundError):
+        load("tracks", registry=nothing)
+    assert not (pulled.parent / "none").exists()
+
+
+@pytest.mark.parametrize("ref", ["./nothing", "no such/thing", "jets@", ""])
+def test_neither(registry: Registry, ref: str) -> None:
+    with pytest.raises(RegistryError):
+        load(ref, registry=registry)
+
+
+# Mode, device, target, engine
+
+
+def test_unknown_mode(pulled: Path) -> None:
+    with pytest.raises(LoadError, match="mode 'fast' is neither 'test' nor 'production'"):
+        load(pulled, mode="fast")  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("device", ["gpu", "meta", "cpu:x", ""])
+def test_unknown_device(pulled: Path, device: str) -> None:
+    with pytest.raises(LoadError, match=f"device '{device}': use 'cpu', 'cuda' or 'cuda:1'"):
+        load(pulled, device=device)
+
+
+def test_where_the_data_is(pulled: Path, jets: Built) -> None:
+    """Nothing is opened until there is an event; then it is the session of that device."""
+    session = load(pulled, device="auto", instances=3)
+    assert isinstance(session, MultiDeviceSession)
+    assert session.devices == []
+    given, written = session.collection("jets", 40), session.collection("tags", 40)
+    for c in given.layout.columns:
+        given[c.name].copy_(torch.linspace(1, 40, 40))
+    session.run(given, written)
+    assert session.devices == [torch.device("cpu")]
+    expected = session.collection("tags", 40)
+    load(pulled).run(given, expected)
+    assert torch.equal(written.memory()[0], expected.memory()[0])
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.bind(given, written)
+
+
+def test_auto_takes_no_target(pulled: Path) -> None:
+    with pytest.raises(LoadError, match="with device 'auto': each device has its own target"):
+        load(pulled, device="auto", target=TARGET)
+
+
+@pytest.mark.parametrize("name", ["threads", "instances"])
+def test_counts_below_one(pulled: Path, name: str) -> None:
+    with pytest.raises(LoadError, match=f"{name}=0: 1 to"):
+        load(pulled, **{name: 0})  # type: ignore[call-overload]
+
+
+def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
+    """In a process of its own: torch takes the inter-op setting once."""
+    code = (
+        "import sys, torch; from runtime.loader import load; load(sys.argv[1]);"
+        "print(torch.get_num_threads(), torch.get_num_interop_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(pulled)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["1", "1"]
+
+
+def test_a_process_in_production_still_exports(
+    pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one process does, or a build at first use does beside a loaded model on a GPU."""
+    monkeypatch.setattr(tf32, "_settled", [])
+    load(pulled)
+    tf32.settle_tf32(False, "jets")
+    assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+    torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))
+
+
+def test_device_that_is_not_there(pulled: Path) -> None:
+    with pytest.raises(LoadError, match=r"device 'cuda:99': torch sees [0-9]+ GPUs here"):
+        load(pulled, device="cuda:99")
+
+
+def test_wrong_target(pulled: Path) -> None:
+    with pytest.raises(LoadError, match=f"jets has no target cpu/x86-64-v2; it has: {TARGET}"):
+        load(pulled, target="cpu/x86-64-v2")
+    with pytest.raises(TargetError, match="unknown target 'cpu/486'"):
+        load(pulled, target="cpu/486")
+
+
+def retargeted(jets: Built, folder: Path, name: str, **changes: Any) -> Path:
+    """The bundle as if it had been built for another target."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = {**manifest["targets"][TARGET], **changes}
+        manifest["targets"] = {name: record}
+
+    return resealed(jets.bundle, folder, edit).path
+
+
+def test_target_that_this_host_lacks(jets: Built, tmp_path: Path) -> None:
+    lacking = "cpu/x86-64-v2" if host_cpu_levels()[0] == "aarch64" else "cpu/aarch64"
+    folder = retargeted(jets, tmp_path / "edited", lacking)
+    with pytest.raises(TargetError, match=f"this host cannot run {lacking}: it lacks"):
+        load(folder, mode="test", target=lacking)
+    with pytest.raises(TargetError, match=f"no artifact that this CPU can run: {lacking} needs"):
+        load(folder, mode="test")
+
+
+def test_no_artifact_for_this_device(jets: Built, tmp_path: Path) -> None:
+    folder = retargeted(jets, tmp_path / "edited", "cuda/sm_1")
+    with pytest.raises(TargetError, match="no artifact for the CPU; this version holds: cuda/sm_1"):
+        load(folder, mode="test")
+
+
+def promoted(folder: Path) -> Path:
+    """Vouched for by a note of its own, as an `--allow-unverified` promotion leaves it."""
+    from registry.bundle.bundle import Bundle
+
+    write_promoted(folder, Promoted("jets/1", Bundle.open(folder).digest, "somebody", "now"))
+    return folder
+
+
+def test_production_runs_only_what_was_verified_on_the_target(jets: Built, tmp_path: Path) -> None:
+    folder = promoted(retargeted(jets, tmp_path / "edited", TARGET, status="unverified"))
+    with pytest.raises(LoadError, match=f"jets is unverified on {TARGET}: production runs only"):
+        load(folder)
+    require_right(load(folder, mode="test"))
+
+
+def test_engines(jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        candidates = manifest["targets"][TARGET]["candidates"]
+        manifest["targets"][TARGET]["chosen"] = "exported"
+        candidates["torchscript"].update(status="invalid", reason="too far off")
+        candidates["aoti"].update(status="failed", reason="it crashed", files=[])
+
+    folder = promoted(resealed(jets.bundle, tmp_path / "edited", edit).path)
+    require_right(load(folder))
+    require_right(load(folder, mode="test", engine_name="torchscript"))
+    with pytest.raises(LoadError, match=r"the torchscript artifact .* is invalid: too far off"):
+        load(folder, engine_name="torchscript")
+    with pytest.raises(LoadError, match=r"the aoti artifact .* is failed: it crashed"):
+        load(folder, engine_name="aoti")
+    with pytest.raises(LoadError, match=f"aoti made no artifact for {TARGET}"):
+        load(folder, mode="test", engine_name="aoti")
+    with pytest.raises(LoadError, match=r"no onnxruntime artifact .* it has: aoti, exported, tor"):
+        load(folder, engine_name="onnxruntime")
+
+
+def test_no_valid_artifact(jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        record.update(status="failed", chosen=None)
+        for candidate in record["candidates"].values():
+            candidate.update(status="invalid", reason="too far off")
+
+    folder = resealed(jets.bundle, tmp_path / "edited", edit).path
+    with pytest.raises(LoadError, match=r"no valid artifact on .*: aoti: too far off; exported: "):
+        load(folder, mode="test", target=TARGET)
+    require_right(load(folder, mode="test", target=TARGET, engine_name="exported"))
+
+
+def test_another_engine_below_some_rows(jets: Built, tmp_path: Path) -> None:
+    """The manifest's choice by rows, through `load`: each n has the bits of its own engine."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        record["chosen"] = "torchscript"
+        record["below"] = [{"rows": 50, "engine": "aoti"}]
+
+    folder = resealed(jets.bundle, tmp_path / "edited", edit).path
+    session = load(folder, mode="test")
+    assert session.origin is not None
+    assert session.origin.engine == "torchscript (aoti below 50 rows)"
+    for n, name in ((49, "aoti"), (50, "torchscript")):
+        given, written = session.collection("jets", n), session.collection("tags", n)
+        expected = session.collection("tags", n)
+        for k, c in enumerate(given.layout.columns):
+            given[c.name].copy_(torch.linspace(1, 9 + k, n))
+        session.run(given, written)
+        load(folder, mode="test", engine_name=name).run(given, expected)
+        assert torch.equal(written.memory()[0], expected.memory()[0])

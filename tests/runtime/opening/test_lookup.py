@@ -1,0 +1,269 @@
+"""Who is asked what a name means, and what is served when nobody can be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from registry.errors import (
+    BundleError,
+    NotFoundError,
+    RegistryError,
+    RegistryUnavailableError,
+    SignatureError,
+)
+from registry.promotion.policy import Policy
+from registry.store import Lookup
+from registry.store.cache import Cache, cache_root
+from registry.store.registry import Registry
+from registry.trust.signing import read_public_key
+from runtime.errors import LoadError
+from runtime.loader import load
+from runtime.opening import LOOKUPS
+from runtime.session.session import Session
+from tests.models.keys import make_keys
+from tests.models.project import Built, described
+from tests.models.versions import negated, promoted
+
+NAME = "jets@production"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def registry(jets: Built, empty: Registry) -> Registry:
+    """jets/1 is in production."""
+    promoted(empty, jets.bundle)
+    return empty
+
+
+def lookup_of(session: Session) -> Lookup:
+    assert session.origin is not None
+    assert session.origin.lookup is not None
+    return session.origin.lookup
+
+
+def version_of(session: Session) -> str | None:
+    assert session.origin is not None
+    return session.origin.version
+
+
+def require_runs(session: Session) -> None:
+    jets, tags = session.collection("jets", 5), session.collection("tags", 5)
+    session.run(jets, tags)
+    assert float(tags["x"].sum() + tags["y"].sum() + tags["z"].sum()) == pytest.approx(5)
+
+
+def move_away(registry: Registry) -> None:
+    """Database and files: where they were, there is nothing."""
+    folder = Path(registry.uri.removeprefix("sqlite:///")).parent
+    folder.rename(folder.with_name("moved"))
+
+
+def test_fresh_asks(registry: Registry) -> None:
+    session = load(NAME, registry=registry)
+    found = lookup_of(session)
+    assert (found.policy, found.asked, found.stale) == ("fresh", True, None)
+    assert Cache(cache_root()).entries() == []  # opened where it lies
+    move_away(registry)
+    with pytest.raises(NotFoundError, match="nothing is registered"):
+        load(NAME, registry=registry)
+
+
+def test_the_registry_goes(
+    registry: Registry, jets: Built, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = load(NAME, registry=registry, lookup="prefer-cache")
+    assert lookup_of(first).asked
+    (entry,) = Cache(cache_root()).entries()
+    assert (entry.digest, entry.in_use) == (jets.bundle.digest, True)
+    move_away(registry)
+    with caplog.at_level(logging.WARNING, "soa-pipeline"):
+        young = load(NAME, registry=registry, lookup="prefer-cache")
+        offline = load(NAME, registry=registry, lookup="offline")
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING, "soa-pipeline"):
+        stale = load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
+    assert "jets@production: the registry cannot be asked, so jets/1 is served" in caplog.text
+    assert "nothing is registered" in str(lookup_of(stale).stale)
+    for session in (young, offline, stale):
+        assert lookup_of(session).at == lookup_of(first).at
+        assert not lookup_of(session).asked
+        assert type(session) is Session
+        require_runs(session)
+    with pytest.raises(NotFoundError):
+        load(NAME, registry=registry)
+
+
+def test_offline_needs_neither_mlflow_nor_a_network(registry: Registry) -> None:
+    load(NAME, registry=registry, lookup="prefer-cache")
+    move_away(registry)
+    script = (
+        "import sys\n"
+        "def watch(event, arguments):\n"
+        "    if event in ('socket.connect', 'socket.getaddrinfo'):\n"
+        "        raise RuntimeError(event)\n"
+        "    if event == 'import' and arguments[0].partition('.')[0] == 'mlflow':\n"
+        "        raise ImportError('no mlflow')\n"
+        "sys.addaudithook(watch)\n"
+        "from runtime.loader import load\n"
+        "print(load(sys.argv[1], registry=sys.argv[2], lookup='offline').origin)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, NAME, registry.uri],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stderr == ""
+    assert done.stdout.startswith("jets/1 (")
+
+
+def test_what_was_found_lately_is_not_asked_again(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    load(NAME, registry=registry, lookup="prefer-cache")
+    promoted(registry, negated(jets.bundle, tmp_path / "two"))
+    assert version_of(load(NAME, registry=registry, lookup="prefer-cache")) == "1"
+    now = load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
+    assert (version_of(now), lookup_of(now).asked) == ("2", True)
+    assert version_of(load(NAME, registry=registry, lookup="offline")) == "2"
+    registry.rollback("jets")
+    assert version_of(load(NAME, registry=registry)) == "1"  # fresh: and others learn of it
+    move_away(registry)
+    assert version_of(load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)) == "1"
+
+
+class TestGates:
+    """Nothing that a lookup without the registry serves would have been refused with it."""
+
+    def test_never_promoted(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
+        registry.register(described(jets.bundle, tmp_path / "other", "other"))
+        load("jets/2", mode="test", registry=registry, lookup="prefer-cache")
+        with pytest.raises(LoadError, match="jets/2 was never promoted"):
+            load("jets/2", registry=registry, lookup="prefer-cache")
+        with pytest.raises(LoadError, match="jets/2: not known here for mode='production'"):
+            load("jets/2", registry=registry, lookup="offline")
+        load("jets/2", mode="test", registry=registry, lookup="offline")
+
+    def test_withdrawn(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
+        """What the registry last said no to is not served when it is gone."""
+        load(NAME, registry=registry, lookup="prefer-cache")
+        other = registry.register(described(jets.bundle, tmp_path / "other", "other"))
+        with registry._access.client() as client:  # by hand, past every gate
+            client.set_registered_model_alias("jets", "production", str(other.number))
+        with pytest.raises(LoadError, match="jets/2 was never promoted"):
+            load(NAME, registry=registry)
+        move_away(registry)
+        for lookup in LOOKUPS[1:]:
+            with pytest.raises((LoadError, NotFoundError)):
+                load(NAME, registry=registry, lookup=lookup)
+
+    def test_no_such_alias_any_more(self, registry: Registry) -> None:
+        load(NAME, registry=registry, lookup="prefer-cache")
+        with registry._access.client() as client:
+            client.delete_registered_model_alias("jets", "production")
+        with pytest.raises(NotFoundError, match="no such alias"):
+            load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
+        with pytest.raises(LoadError, match="not known here"):
+            load(NAME, registry=registry, lookup="offline")
+
+    def test_signatures_that_a_policy_asks_for(self, registry: Registry, tmp_path: Path) -> None:
+        release = make_keys(tmp_path, "release")
+        registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
+        with pytest.raises(SignatureError, match="not signed"):
+            load(NAME, registry=registry, lookup="prefer-cache")
+        with pytest.raises(LoadError, match="not known here"):
+            load(NAME, registry=registry, lookup="offline")
+        registry.sign(registry.find(NAME), release.private)
+        session = load(NAME, registry=registry, lookup="prefer-cache")
+        move_away(registry)
+        for lookup in LOOKUPS[1:]:
+            require_runs(load(NAME, registry=registry, lookup=lookup, max_age_s=0))
+        assert session.origin is not None
+        (cache_root() / str(session.origin.digest) / "bundle.sig").unlink()
+        for lookup in LOOKUPS[1:]:
+            with pytest.raises(SignatureError, match=r"not signed; .*the registry's policy"):
+                load(NAME, registry=registry, lookup=lookup, max_age_s=0)
+        other = make_keys(tmp_path, "other")
+        with pytest.raises(SignatureError):
+            load(NAME, registry=registry, lookup="offline", trusted_keys=[other.public])
+
+    def test_a_flipped_bit(self, registry: Registry, jets: Built) -> None:
+        load(NAME, registry=registry, lookup="prefer-cache")
+        path = cache_root() / jets.bundle.digest / jets.bundle.manifest.program
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+            load(NAME, registry=registry, lookup="offline")
+        require_runs(load(NAME, registry=registry, lookup="prefer-cache"))
+        require_runs(load(NAME, registry=registry, lookup="offline"))
+        path.write_bytes(content)
+        move_away(registry)
+        for lookup in LOOKUPS[1:]:
+            with pytest.raises((BundleError, RegistryUnavailableError)):
+                load(NAME, registry=registry, lookup=lookup, max_age_s=0)
+
+
+def test_a_damaged_record(
+    registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(NAME, registry=registry, lookup="prefer-cache")
+    (record,) = (tmp_path / "cache" / "resolved").glob("*.json")
+    text = record.read_text()
+    assert str(json.loads(text)["content"]["version"]["number"]) == "1"
+    for damaged in (text.replace('"number": 1', '"number": 2'), text[:-20], "[]"):
+        record.write_text(damaged)
+        with pytest.raises(RegistryError, match=r"\.json: damaged: "):
+            load(NAME, registry=registry, lookup="offline")
+    with caplog.at_level(logging.WARNING, "soa-pipeline"):
+        asked = load(NAME, registry=registry, lookup="prefer-cache")
+    assert "jets@production: the registry is asked: " in caplog.text
+    assert lookup_of(asked).asked
+    assert not lookup_of(load(NAME, registry=registry, lookup="offline")).asked
+
+
+def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
+    cache = Cache(cache_root())
+    session = load(NAME, registry=registry, lookup="prefer-cache")
+    jets, tags = session.collection("jets", 5), session.collection("tags", 5)
+    binding = session.bind(jets, tags)
+    del session
+    assert cache.shrink(0) == []
+    binding()
+    del binding
+    assert len(cache.shrink(0)) == 1
+    with pytest.raises(LoadError, match=r"jets/1 was found before, but .* is not in the cache"):
+        move_away(registry)
+        load(NAME, registry=registry, lookup="offline")
+
+
+def test_a_cache_that_cannot_be_written(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fresh load does without; one that is to be kept cannot."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "file" / "cache"))
+    require_runs(load(NAME, registry=registry))
+    with pytest.raises(BundleError, match="cannot use the cache"):
+        load(NAME, registry=registry, lookup="prefer-cache")
+
+
+def test_unknown_policy(registry: Registry) -> None:
+    with pytest.raises(LoadError, match="lookup 'cache': use one of 'fresh', 'prefer-cache', 'of"):
+        load(NAME, registry=registry, lookup="cache")  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""The same behind a real MLflow server, which is stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.loading import load
+from registry.errors import RegistryUnavailableError
+from registry.store.cache import Cache, cache_root
+from registry.store.registry import Registry
+from runtime.errors import LoadError
+from tests.models.mlflow_server import MlflowServer
+from tests.models.project import Built
+from tests.models.versions import negated, promoted
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, empty_database: Path) -> Iterator[MlflowServer]:
+    (tmp_path / "server").mkdir()
+    running = MlflowServer(tmp_path / "server", empty_database)
+    yield running
+    running.stop()
+
+
+def test_a_server_that_stops(
+    server: MlflowServer,
+    jets: Built,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        "registry.history.lock.LEASE_S", 600.0
+    )  # nobody dies, and a machine may be busy
+    threads = torch.get_num_threads()
+    registry = Registry(server.uri)
+    promoted(registry, jets.bundle)
+    first = load("jets@production", registry=registry)
+    assert [e.digest for e in Cache(cache_root()).entries()] == [jets.bundle.digest]
+    live = load("jets@production", live=True, registry=registry, lookup="prefer-cache")
+    promoted(registry, negated(jets.bundle, tmp_path / "second"))
+    assert live.refresh()
+    load("jets/1", registry=registry)
+
+    server.stop()
+    with pytest.raises(RegistryUnavailableError, match="no answer from the server"):
+        load("jets@production", registry=registry)
+    with caplog.at_level(logging.WARNING, "soa-pipeline"):
+        stale = load("jets@production", registry=registry, lookup="prefer-cache", max_age_s=0)
+        assert live.refresh() is False
+    assert caplog.text.count("the registry cannot be asked, so jets/2 is served") == 2
+    for session in (stale, load("jets@production", registry=registry, lookup="offline")):
+        assert session.origin is not None
+        assert session.origin.version == "2"
+    old = load("jets/1", registry=registry, lookup="offline")
+    jets_in, tags, expected = (
+        first.collection("jets", 9), first.collection("tags", 9), first.collection("tags", 9)
+    )  # fmt: skip
+    first.run(jets_in, expected)
+    old.run(jets_in, tags)
+    assert torch.equal(tags.memory()[0], expected.memory()[0])
+
+    del first, live, stale, session, old
+    assert len(Cache(cache_root()).shrink(0)) == 2
+    with pytest.raises(RegistryUnavailableError, match="no answer from the server"):
+        load("jets/1", registry=registry, lookup="prefer-cache")
+    with pytest.raises(LoadError, match="is not in the cache"):
+        load("jets/1", registry=registry, lookup="offline")
+    torch.set_num_threads(threads)

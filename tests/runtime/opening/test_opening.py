@@ -1,0 +1,286 @@
+"""The one route to an artifact: a promotion counts for the version that it was given to."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pipeline
+from pipeline.deployment.repository import deploy
+from pipeline.promotion.pulling import pull
+from registry.bundle.bundle import Bundle
+from registry.bundle.note import read_promoted, write_promoted
+from registry.errors import SignatureError
+from registry.promotion.policy import Policy
+from registry.store.registry import Registry
+from registry.trust.signing import read_public_key, sign
+from runtime import loader
+from runtime.errors import LoadError
+from runtime.loader import load as load_here
+from runtime.opening import LOOKUPS, Opening, open_version
+from serving.errors import ServingError
+from serving.native.artifact import Backend
+from soa import SoaPipelineError
+from tests.models.bundles import write_annex
+from tests.models.keys import KeyPair, make_keys
+from tests.models.project import PASSED, TARGET, Built, described
+from tests.models.versions import promoted
+
+TAG = "promotion.production"
+UNKNOWN = "the history of jets has no such promotion"
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def registry(jets: Built, empty: Registry, tmp_path: Path) -> Registry:
+    """jets/1 is in production, jets/2 was never promoted."""
+    promoted(empty, jets.bundle)
+    empty.register(described(jets.bundle, tmp_path / "other", "other"))
+    return empty
+
+
+def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
+    """With MLflow's own client, past every gate."""
+    with registry._access.client() as client:
+        call(client)
+
+
+def tagged(registry: Registry, number: int, text: str) -> None:
+    by_hand(registry, lambda c: c.set_model_version_tag("jets", str(number), TAG, text))
+
+
+def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], Any]]:
+    """Every one that runs a version in production, or hands it to who will."""
+    nobody = "triton://127.0.0.1:9"
+    servers = pipeline.Site.model_validate({"servers": [{"name": "one", "url": nobody}]})
+    here = pipeline.Site.model_validate({"local": {"devices": ["cpu"]}})
+    return [
+        lambda: pipeline.load(ref, registry=registry),
+        lambda: pipeline.load(ref, registry=registry, device="auto"),
+        lambda: pipeline.load(ref, registry=registry, lookup="prefer-cache"),
+        lambda: pipeline.load(ref, registry=registry, build="missing"),
+        lambda: pipeline.load(ref, registry=registry, device=nobody),
+        lambda: pipeline.load(ref, registry=registry, site=servers),
+        lambda: pipeline.load(ref, registry=registry, site=here),
+        *(
+            partial(deploy, registry, str(ref), out, backend=backend)
+            for backend in typing.get_args(Backend)
+        ),
+    ]
+
+
+def refused(
+    ways: list[Callable[[], Any]], kind: type[SoaPipelineError], match: str, out: Path
+) -> None:
+    """In one line, and nothing is left behind."""
+    for way in ways:
+        with pytest.raises(kind, match=match) as caught:
+            way()
+        assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def everywhere_refused(registry: Registry, ref: str, tmp_path: Path, match: str) -> None:
+    out = tmp_path / "out"
+    every = [*ways(registry, ref, out), lambda: pull(registry, ref, out)]
+    refused(every, LoadError, match, out)
+
+
+class TestAPromotionIsOfOneVersion:
+    def test_it_names_model_number_and_digest(self, registry: Registry, jets: Built) -> None:
+        record = json.loads(registry.find("jets/1").tags[TAG])
+        found = (record["model"], record["number"], record["digest"])
+        assert found == ("jets", 1, jets.bundle.digest)
+
+    def test_copied_into_another_model(self, registry: Registry, tmp_path: Path) -> None:
+        """MLflow copies a version with its tags; the gates of the other model were never asked."""
+
+        def copy(client: Any) -> None:
+            client.create_registered_model("tracks")
+            client.copy_model_version("models:/jets/1", "tracks")
+            client.set_registered_model_alias("tracks", "production", "1")
+
+        by_hand(registry, copy)
+        match = "tracks/1: its record of a promotion is that of jets/1"
+        everywhere_refused(registry, "tracks@production", tmp_path, match)
+
+    @pytest.mark.parametrize("old", [True, False], ids=["as before", "as now"])
+    def test_written_by_hand(self, registry: Registry, tmp_path: Path, old: bool) -> None:
+        other = registry.find("jets/2")
+        record = json.loads(registry.find("jets/1").tags[TAG])
+        record |= {"number": 2, "digest": other.digest}
+        if old:
+            for name in ("model", "number", "digest"):
+                del record[name]
+        tagged(registry, 2, json.dumps(record))
+        everywhere_refused(registry, "jets/2", tmp_path, UNKNOWN)
+
+    def test_targets_added_by_hand(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
+        """What the history says that the gates saw is let pass, now and offline, and no more."""
+        (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
+        annex = write_annex(tmp_path / "annex", jets.bundle, added)
+        registry.add_target(registry.find("jets/1"), annex)
+        record = json.loads(registry.find("jets/1").tags[TAG])
+        tagged(registry, 1, json.dumps(record | {"annexes": {added: annex.digest}}))
+        for lookup in LOOKUPS:
+            with pytest.raises(LoadError, match=f"{added} was built since it was promoted"):
+                pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
+        pull(registry, "jets/1", tmp_path / "pulled")
+        note = read_promoted(tmp_path / "pulled")
+        assert note is not None and not note.annexes
+
+    def test_one_from_before_they_named_the_version(
+        self, registry: Registry, tmp_path: Path
+    ) -> None:
+        record = json.loads(registry.find("jets/1").tags[TAG])
+        for name in ("model", "number", "digest"):
+            del record[name]
+        tagged(registry, 1, json.dumps(record))
+        session = pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
+        assert type(session) is pipeline.Session
+        pipeline.load("jets@production", registry=registry, lookup="offline")
+        pull(registry, "jets@production", tmp_path / "pulled")
+        assert read_promoted(tmp_path / "pulled") is not None
+
+    def test_the_history_of_a_deleted_experiment_counts(self, registry: Registry) -> None:
+        def delete(client: Any) -> None:
+            client.delete_experiment(client.get_experiment_by_name("jets").experiment_id)
+
+        by_hand(registry, delete)
+        pipeline.load("jets@production", registry=registry)
+
+    def test_what_was_kept_is_compared_too(self, registry: Registry, tmp_path: Path) -> None:
+        """Offline nobody is asked, but a record of another version is none."""
+        from registry.store.resolved import Resolved
+
+        pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
+        kept = Resolved(tmp_path / "cache", repr(registry), "production")
+        found = kept.read("jets@production")
+        assert found is not None
+        kept.write("jets@production", replace(found, version=replace(found.version, number=2)))
+        with pytest.raises(LoadError, match="jets/2: its record of a promotion is that of jets/1"):
+            pipeline.load("jets@production", registry=registry, lookup="offline")
+
+    def test_a_killed_promotion_has_not_happened(
+        self, registry: Registry, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Between its tag and its alias: a killed writer's, which the next writer takes back."""
+        from mlflow.tracking import MlflowClient
+
+        def killed(*arguments: Any, **more: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            for name in (
+                "set_registered_model_alias",
+                "delete_model_version_tag",
+                "set_terminated",
+            ):
+                patch.setattr(MlflowClient, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                registry.promote(registry.find("jets/2"), "production", PASSED)
+        assert registry.find("jets/2").promotion("production") is not None
+        with pytest.raises(LoadError, match=UNKNOWN):
+            pipeline.load("jets/2", registry=registry)
+        pipeline.load("jets@production", registry=registry)
+
+
+class TestSignatures:
+    """Wherever a signature is asked for, every way asks."""
+
+    @pytest.fixture
+    def release(self, tmp_path: Path) -> KeyPair:
+        return make_keys(tmp_path, "release")
+
+    @pytest.fixture
+    def host(self, release: KeyPair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
+
+    @pytest.fixture
+    def pulled(self, registry: Registry, tmp_path: Path) -> Path:
+        pull(registry, "jets@production", tmp_path / "pulled")
+        return tmp_path / "pulled"
+
+    def test_the_host(self, registry: Registry, pulled: Path, host: None, tmp_path: Path) -> None:
+        for ref in ("jets@production", pulled):
+            found = ways(registry, ref, tmp_path / "out")
+            refused(found, SignatureError, "not signed", tmp_path / "out")
+
+    def test_a_policy(self, registry: Registry, release: KeyPair, tmp_path: Path) -> None:
+        registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
+        found = ways(registry, "jets@production", tmp_path / "out")
+        refused(found, SignatureError, "not signed.*the registry's policy", tmp_path / "out")
+
+    def test_a_caller(self, registry: Registry, release: KeyPair) -> None:
+        for more in ({}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}):
+            with pytest.raises(SignatureError, match="not signed"):
+                pipeline.load(
+                    "jets@production", registry=registry, trusted_keys=release.public, **more
+                )
+
+    def test_what_is_deployed_loads_where_the_same_is_asked(
+        self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
+    ) -> None:
+        registry.sign(registry.find("jets/1"), release.private)
+        sign(Bundle.open(pulled), release.private)
+        for ref in ("jets@production", str(pulled)):
+            done = deploy(registry, ref, tmp_path / "out", replace=True)
+            session = load_here(done.folder / "1" / "bundle", target=done.service.target)
+            assert session.origin is not None and session.origin.digest == done.service.digest
+        assert deploy(registry, "jets/1", tmp_path / "native", backend="pytorch").folder.exists()
+        pipeline.load("jets@production", registry=registry, site=pipeline.Site()).close()
+
+    def test_each_asks_for_one_of_its_own(
+        self, registry: Registry, release: KeyPair, host: None, tmp_path: Path
+    ) -> None:
+        """`trusted_keys` adds to the host's: one key of each has to have signed."""
+        other = make_keys(tmp_path, "other")
+        version = registry.find("jets/1")
+        for signer in (release, other):
+            registry.sign(version, signer.private)
+            with pytest.raises(SignatureError, match="none of those trusted"):
+                pipeline.load("jets/1", registry=registry, trusted_keys=[other.public])
+        registry.sign(version, release.private)
+        both = [other.public, release.public]
+        pipeline.load("jets/1", registry=registry, trusted_keys=both)
+
+    def test_a_target_that_came_after_the_signature(
+        self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
+    ) -> None:
+        (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
+        annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
+        note = read_promoted(pulled)
+        assert note is not None
+        write_promoted(pulled, replace(note, annexes={added: annex.digest}))
+        sign(Bundle.open(pulled), release.private)
+        with pytest.raises(ServingError, match=f"{added} was built after the version was signed"):
+            deploy(registry, str(pulled), tmp_path / "out", target=added)
+        assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET
+
+
+def test_a_target_is_measured_on_a_device_of_its_kind(
+    jets: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`bench`, and the race of a promotion: a GPU's artifact is not timed on the CPU."""
+    asked = []
+    monkeypatch.setattr(loader, "open_artifact", lambda *what: asked.append(what[1:]))
+    opened = open_version(Opening(jets.bundle.path, mode="test"))
+    for target, device in (("cuda/sm_90", "cuda"), ("rocm/gfx90a", "cuda"), (TARGET, "cpu")):
+        session = loader.measured_session(opened, target, "exported")
+        assert session.device == torch.device(device)
+        assert asked.pop() == (target, "exported", session.device)

@@ -1,0 +1,534 @@
+"""Binding: everything an artifact would not notice is refused when memory is bound."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engines.errors import RunError
+from runtime.checked.comparison import Tolerance
+from runtime.checked.session import CheckedSession
+from runtime.errors import BindError
+from runtime.opening.ranged import RangedExecutable
+from runtime.session.binding import Binding
+from runtime.session.session import Session
+from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
+from tests.models import detector, rogues
+from tests.models.building import JETS, TAGS, Built, mlp_signature
+from tests.models.mlps import CLASSES, FEATURES
+
+
+class Records:
+    """An executable that keeps what it was called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[torch.Tensor]] = []
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.calls.append(list(arguments))
+
+
+SESSION = Session(mlp_signature(100, (), 2), Records())
+ANYTHING = Tolerance(0.0, 0.0, max_outside=1.0)
+
+
+def refusal(inputs: Any, outputs: Any, session: Session = SESSION) -> str:
+    with pytest.raises(BindError) as caught:
+        session.bind(inputs, outputs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def jets(n: int = 5, capacity: int | None = None) -> Collection:
+    return Collection(JETS, n, capacity=capacity)
+
+
+def tags(n: int = 5, capacity: int | None = None) -> Collection:
+    return Collection(TAGS, n, capacity=capacity)
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+def test_swapped_collections_and_names_that_are_not_there() -> None:
+    session = Session(mlp_signature(), Records())
+    with pytest.raises(BindError, match=r"'jets' has the layout of 'tags': are they swapped\?"):
+        session.bind(tags(), jets())
+    for ask in (session.layout, lambda name: session.collection(name, 5)):
+        with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
+            ask("jet")
+
+
+def floats(names: Sequence[str]) -> list[Any]:
+    return [column(name, "float32") for name in names]
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        (
+            Layout(floats("abcde")),
+            "collection 'jets' has no column 'f'; it has: a, b, c, d, e",
+        ),
+        (
+            Layout([*floats("abcde"), column("f", "float64")]),
+            "collection 'jets': column 'f' is float64, the model was compiled for float32",
+        ),
+        (
+            Layout([*floats("abcde"), column("f", "int32")]),
+            "collection 'jets': column 'f' is int32, the model was compiled for float32",
+        ),
+        (
+            Layout([*floats("abcde"), scalar("f", "float32")]),
+            "collection 'jets': column 'f' is scalar [], the model was compiled for column []",
+        ),
+        (
+            Layout([*floats("abcde"), eigen("f", "float32", 3)]),
+            "collection 'jets': column 'f' is eigen [3], the model was compiled for column []",
+        ),
+        (
+            Layout(floats("abcdefg")),
+            "collection 'jets' has a column 'g' that the model's layout does not have",
+        ),
+        (
+            Layout(floats("bacdef")),
+            "collection 'jets' has its columns in another order: b, a, c, d, e, f; the model was "
+            "compiled for a, b, c, d, e, f",
+        ),
+        (
+            Layout(floats("abcdef"), 64),
+            "collection 'jets' is aligned to 64 bytes, the model was compiled for 128",
+        ),
+        (
+            Layout(floats("abcdef"), storage="columns"),
+            "collection 'jets' is stored as 'columns', the model was compiled for 'buffer'",
+        ),
+    ],
+)
+def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
+    assert refusal(Collection(layout, 5), tags()) == message
+
+
+@pytest.mark.parametrize("name", "abcdef")
+def test_every_column_of_a_layout_counts(name: str) -> None:
+    columns = [column(each, "int32" if each == name else "float32") for each in "abcdef"]
+    assert refusal(Collection(Layout(columns), 5), tags()) == (
+        f"collection 'jets': column '{name}' is int32, the model was compiled for float32"
+    )
+
+
+def test_an_eigen_column_of_another_shape() -> None:
+    signature = Signature.build(
+        {"i": Layout([eigen("m", "float32", 2, 3)]), "o": TAGS},
+        [Block("features", "i", ("m",))],
+        [Block("y", "o", ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+    turned = Collection(Layout([eigen("m", "float32", 3, 2)]), 5)
+    assert refusal(turned, tags(), Session(signature, Records())) == (
+        "collection 'i': column 'm' is eigen [3, 2], the model was compiled for eigen [2, 3]"
+    )
+
+
+def test_separate_columns_may_be_aligned_better_than_needed() -> None:
+    def layout(alignment: int) -> Layout:
+        return Layout(floats("a"), alignment, "columns")
+
+    signature = Signature.build(
+        {"i": layout(64), "o": TAGS},
+        [Block("features", "i", ("a",))],
+        [Block("y", "o", ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+    session = Session(signature, Records())
+    session.bind(Collection(layout(128), 5), tags())
+    message = "collection 'i' is aligned to 32 bytes, the model was compiled for 64"
+    assert refusal(Collection(layout(32), 5), tags(), session) == message
+
+
+# -- collections -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "input collections none given, the model has jets"),
+        ({"jet": jets()}, "input collections jet given, the model has jets"),
+        (
+            {"jets": jets(), "tags": tags()},
+            "input collections jets, tags given, the model has jets",
+        ),
+        ({"jets": torch.zeros(5, 6)}, "'jets' is a Tensor, not a Collection"),
+        ({"jets": None}, "'jets' is a NoneType, not a Collection"),
+        (torch.zeros(5, 6), "input is a Tensor: give a Collection, or a dict of them by name"),
+        ([jets()], "input is a list: give a Collection, or a dict of them by name"),
+        (None, "input is a NoneType: give a Collection, or a dict of them by name"),
+    ],
+)
+def test_what_is_no_collection_of_the_model(inputs: Any, message: str) -> None:
+    assert refusal(inputs, tags()) == message
+
+
+def test_outputs_are_named_as_outputs() -> None:
+    assert refusal(jets(), {"jets": jets()}) == (
+        "output collections jets given, the model has tags"
+    )
+
+
+def test_one_collection_where_the_model_has_several() -> None:
+    session = Session(detector.signature(), Records())
+    text = refusal(Collection(detector.HITS, 1), {}, session)
+    assert text == "the model has input collections hits, arrow, packed, pairs: give a dict"
+
+
+def test_another_device() -> None:
+    elsewhere = Session(mlp_signature(), Records(), "meta")
+    assert refusal(jets(), tags(), elsewhere) == (
+        "collection 'jets' lies on cpu, the session runs on meta: load the model on the device "
+        "where the data is"
+    )
+
+
+def test_read_only_memory_is_an_input_only() -> None:
+    memory = np.zeros(TAGS.nbytes(5) + 128, dtype=np.uint8)
+    start = -memory.ctypes.data % 128
+    locked = memory[start : start + TAGS.nbytes(5)]
+    locked.flags.writeable = False
+    collection = Collection.wrap(TAGS, locked, 5)
+    assert refusal(jets(), collection) == "output collection 'tags' is read-only memory"
+    readonly_input = jets()
+    readonly_input.readonly = True
+    SESSION.bind(readonly_input, tags())
+
+
+# -- row counts ------------------------------------------------------------------------------------
+
+
+def test_rows_that_differ() -> None:
+    assert refusal(jets(5), tags(6)) == (
+        "collection 'tags' has 6 rows, 'jets' has 5: both are rows of 'n'"
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 101])
+def test_rows_outside_the_compiled_range(n: int) -> None:
+    assert refusal(jets(n), tags(n)) == (
+        f"n = {n} is outside the compiled range 2 … 100: split the batch, or build the model with "
+        "a larger rows: max"
+    )
+
+
+@pytest.mark.parametrize("n", [2, 100])
+def test_the_ends_of_the_range_are_inside(n: int) -> None:
+    SESSION.bind(jets(n), tags(n))()
+
+
+def test_rows_of_two_dimensions_are_independent() -> None:
+    signature = detector.signature()
+    session = Session(signature, Records())
+
+    def made(n: int, m: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
+        size = {"n": n, "m": m}
+        return (
+            {
+                c: session.collection(c, size[signature.rows_of[c]])
+                for c in signature.input_collections
+            },
+            {
+                c: session.collection(c, size[signature.rows_of[c]])
+                for c in signature.output_collections
+            },
+        )
+
+    binding = session.bind(*made(7, 60))
+    assert binding.rows == {"n": 7, "m": 60}
+    assert refusal(*made(7, 71), session).startswith("m = 71 is outside the compiled range 0 … 70")
+    inputs, outputs = made(7, 60)
+    outputs["loose"] = session.collection("loose", 8)
+    assert refusal(inputs, outputs, session) == (
+        "collection 'loose' has 8 rows, 'hits' has 7: both are rows of 'n'"
+    )
+    binding({"n": 3, "m": 9})
+    assert binding.rows == {"n": 3, "m": 9}
+    with pytest.raises(BindError, match=r"rows for \['n'\], this model has \['m', 'n'\]"):
+        binding({"n": 3})
+    with pytest.raises(BindError, match=r"m = 61 is outside 0 … 60"):
+        binding({"n": 3, "m": 61})
+    with pytest.raises(BindError, match=r"m = 8 is outside|n = 8 is outside 0 … 7"):
+        binding(8)
+
+
+# -- overlap ---------------------------------------------------------------------------------------
+
+
+def shared(offset: int, nbytes: int = 8192) -> Collection:
+    """TAGS of 5 rows (384 bytes) at an offset of one common block of memory."""
+    return Collection.wrap(TAGS, BLOCK.narrow(0, offset, nbytes - offset), 5)
+
+
+BLOCK = Collection(Layout([column("bytes", "uint8")]), 8192).memory()[0]
+TWO = Signature.build(
+    {name: TAGS for name in ("in1", "in2", "out1", "out2")},
+    [Block("a", "in1", CLASSES), Block("b", "in2", CLASSES)],
+    [Block("c", "out1", CLASSES), Block("d", "out2", CLASSES)],
+    {"n": RowRange(0, 10)},
+)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ((0, 1024, 0, 4096), "collections 'in1' and 'out1' overlap in memory"),
+        ((0, 1024, 256, 4096), "collections 'in1' and 'out1' overlap in memory"),
+        ((256, 1024, 0, 4096), "collections 'out1' and 'in1' overlap in memory"),
+        ((0, 1024, 2048, 2304), "collections 'out1' and 'out2' overlap in memory"),
+        ((0, 1024, 2048, 1280), "collections 'in2' and 'out2' overlap in memory"),
+        ((0, 128, 4096, 384), "collections 'in2' and 'out2' overlap in memory"),
+    ],
+)
+def test_outputs_overlap_nothing(offsets: tuple[int, ...], message: str) -> None:
+    one, two, three, four = map(shared, offsets)
+    session = Session(TWO, Records())
+    text = refusal({"in1": one, "in2": two}, {"out1": three, "out2": four}, session)
+    assert text == message
+
+
+def test_neighbours_do_not_overlap_and_inputs_may() -> None:
+    one, two, three, four = map(shared, (0, 0, 384, 768))
+    Session(TWO, Records()).bind({"in1": one, "in2": two}, {"out1": three, "out2": four})
+    collection = shared(2048)
+    Session(TWO, Records()).bind(
+        {"in1": collection, "in2": collection}, {"out1": three, "out2": four}
+    )
+
+
+# -- what is bound ---------------------------------------------------------------------------------
+
+
+def test_arguments_are_views_of_the_callers_memory() -> None:
+    """No copy: every argument lies inside a collection's memory, also after another n."""
+    signature = detector.signature()
+    records = Records()
+    session = Session(signature, records)
+    size = {"n": 7, "m": 5}
+    every = {
+        name: Collection(layout, size[signature.rows_of[name]], capacity=40)
+        for name, layout in signature.layouts.items()
+    }
+    binding = session.bind(
+        {name: every[name] for name in signature.input_collections},
+        {name: every[name] for name in signature.output_collections},
+    )
+    binding()
+    binding({"n": 33, "m": 2})
+    for call in records.calls:
+        for argument, tensor in zip(signature.arguments, call, strict=True):
+            if argument.kind == "carrier":
+                assert tensor.nbytes == 0
+                continue
+            assert tensor.is_contiguous()
+            assert any(
+                piece.data_ptr() <= tensor.data_ptr()
+                and tensor.data_ptr() + tensor.nbytes <= piece.data_ptr() + piece.nbytes
+                for piece in every[argument.collection].memory()
+            ), argument
+            start = every[argument.collection].component(argument.column, argument.component)
+            assert tensor.data_ptr() == start.data_ptr()
+    shapes = [[tuple(t.shape) for t in call[:3]] for call in records.calls]
+    assert shapes == [[(7, 0), (5, 0), (3, 64)], [(33, 0), (2, 0), (3, 64)]]
+
+
+def test_a_binding_keeps_its_memory_alive(mlp: Built) -> None:
+    given, written = mlp.collections({"n": 100})
+    expected = given["jets"].memory()[0].clone()
+    binding = mlp.session("aoti").bind(given, written)
+    binding()
+    answer = written["tags"].memory()[0].clone()
+    del given, written
+    junk = [torch.full((len(expected),), 1, dtype=torch.uint8) for _ in range(100)]
+    binding()
+    assert torch.equal(binding.inputs["jets"].memory()[0], expected)
+    assert torch.equal(binding.outputs["tags"].memory()[0], answer)
+    del junk
+
+
+def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None:
+    for name in mlp.files:
+        session = mlp.session(name)
+        given, written = mlp.collections({"n": 33}, spare=67)
+        binding = session.bind(given, written)
+        whole, _ = mlp.collections({"n": 100})
+        for c in FEATURES:  # all 100 rows hold values; 33 of them are in use
+            given["jets"].component(c).copy_(whole["jets"].component(c))
+        for n in (33, 0, 1, 100, 32, 33):
+            for c in CLASSES:
+                written["tags"].component(c).fill_(float("nan"))
+            binding(n)
+            assert binding.rows == {"n": n}
+            fresh = Collection(TAGS, n, capacity=100)
+            session.run(given["jets"].rows(n), fresh)
+            for c in CLASSES:
+                assert torch.equal(written["tags"].component(c)[:n], fresh[c]), (name, n)
+                assert written["tags"].component(c)[n:].isnan().all()
+
+
+@pytest.mark.parametrize("n", [-1, 1, 51, 101, 10**12])
+def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
+    binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=60))
+    with pytest.raises(BindError) as caught:
+        binding(n)
+    assert str(caught.value) == (
+        f"n = {n} is outside 2 … 50 (compiled for up to 100, and the bound memory holds 50)"
+    )
+    assert binding.rows == {"n": 5}
+    roomy = SESSION.bind(jets(5, capacity=500), tags(5, capacity=500))
+    roomy(100)
+    with pytest.raises(BindError, match="n = 101 is outside 2 … 100"):
+        roomy(101)
+
+
+def test_numpys_integers_are_row_counts() -> None:
+    binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
+    binding(np.int64(7))
+    assert binding.rows == {"n": 7}
+    binding({"n": np.uint32(9)})
+    assert binding.rows == {"n": 9}
+
+
+@pytest.mark.parametrize("rows", [2.5, "7", {"n": 2.5}, {"n": None}, [7], True])
+def test_what_is_no_row_count(rows: Any) -> None:
+    binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
+    with pytest.raises(BindError, match="integer"):
+        binding(rows)
+    assert binding.rows == {"n": 5}
+
+
+def test_a_failure_of_the_artifact_is_its_own() -> None:
+    binding: Binding = Session(mlp_signature(), rogues.Fails()).bind(jets(), tags())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        binding()
+
+
+def test_a_collection_that_is_read_and_written_is_one() -> None:
+    layout = Layout([column("a", "float32"), column("x", "float32")])
+    signature = Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", ("a",))],
+        [Block("y", "jets", ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+    session = Session(signature, Records())
+    one, other = Collection(layout, 5), Collection(layout, 5)
+    session.bind(one, one)()
+    assert refusal(one, other, session) == (
+        "the model reads and writes collection 'jets': give the same one as input and as output"
+    )
+
+
+def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
+    """Some kernels die at n = 0 (torch 2.13's max_autotune, of SIGFPE): there is nothing to ask."""
+    records = Records()
+    session = Session(mlp_signature(100), records)
+    binding = session.bind(jets(0, capacity=9), tags(0, capacity=9))
+    binding()
+    session.run_many([binding])
+    assert records.calls == []
+    binding(3)
+    binding(0)
+    binding(0)
+    assert [call[0].shape[0] for call in records.calls] == [3]
+
+
+def test_a_scalar_output_is_written_without_rows() -> None:
+    layout = Layout([column("a", "float32"), scalar("total", "float32")])
+    signature = Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", ("a",))],
+        [Block("sum", "jets", ("total",))],
+        {"n": RowRange(0, 10)},
+    )
+    records = Records()
+    both = Collection(layout, 0)
+    Session(signature, records).run(both, both)
+    assert len(records.calls) == 1
+
+
+# -- other memory ----------------------------------------------------------------------------------
+
+
+def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
+    """Another address, another n, another padded length: in every engine."""
+    for name in mlp.files:
+        session = mlp.session(name)
+        given, written = mlp.collections({"n": 33})
+        binding = session.bind(given, written)
+        for n, spare in ((100, 0), (7, 60), (33, 31), (0, 5), (1000, 1)):
+            inputs, outputs = mlp.collections({"n": n}, spare)
+            _, expected = mlp.collections({"n": n})
+            binding.rebind(inputs, outputs)
+            binding()
+            session.run(mlp.collections({"n": n})[0], expected)
+            assert binding.rows == {"n": n}
+            for c in CLASSES:
+                assert torch.equal(outputs["tags"][c], expected["tags"][c]), (name, n)
+        assert not written["tags"].memory()[0].any()  # the first memory was let go
+
+
+def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
+    session = Session(mlp_signature(100, (), 2), Records())
+    given, written = jets(), tags()
+    binding = session.bind(given, written)
+    short = Collection(Layout(floats("abcde")), 5)
+    refused: list[tuple[Any, Any, str]] = [
+        (short, tags(), "collection 'jets' has no column 'f'"),
+        (jets(5), tags(6), "both are rows of 'n'"),
+        (jets(1), tags(1), "n = 1 is outside the compiled range"),
+        ({"tracks": jets()}, tags(), "input collections tracks given"),
+    ]
+    for inputs, outputs, message in refused:
+        with pytest.raises(BindError, match=message):
+            binding.rebind(inputs, outputs)
+    assert binding.inputs["jets"] is given
+    assert binding.outputs["tags"] is written
+    assert binding.rows == {"n": 5}
+
+
+@pytest.mark.parametrize("kind", ["plain", "ranged", "checked"])
+def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow(arguments: Sequence[torch.Tensor]) -> None:
+        inside.set()
+        leave.wait(60)
+
+    signature = mlp_signature(100, (), 2)
+    session = {
+        "plain": Session(signature, slow),
+        "ranged": Session(signature, RangedExecutable([(6, Records())], slow)),
+        "checked": CheckedSession(signature, slow, Records(), {"probabilities": ANYTHING}),
+    }[kind]
+    binding = session.bind(jets(5, 50), tags(5, 50))
+    binding.resize(7)
+    other = threading.Thread(target=binding)
+    other.start()
+    assert inside.wait(60)
+    uses: list[Callable[[], object]] = [
+        binding,
+        lambda: session.run_many([binding]),
+        lambda: binding(8),
+        lambda: binding.resize(8),
+        lambda: binding.rebind(jets(), tags()),
+    ]
+    for use in uses:
+        with pytest.raises(RunError, match="another thread is using this binding"):
+            use()
+    leave.set()
+    other.join()
+    assert binding.rows == {"n": 7}
+    binding.rebind(jets(6), tags(6))
+    assert binding.rows == {"n": 6}

@@ -1,0 +1,78 @@
+"""CUDA graphs: where one cannot be had, the binding runs as any other and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from runtime.session.cuda_graph import GraphBinding
+from runtime.session.session import Session
+from tests.models import rogues
+from tests.models.building import Built, mlp_signature
+
+
+def bound(session: Session, n: int, capacity: int) -> GraphBinding:
+    jets = session.collection("jets", n, capacity)
+    for k, c in enumerate(jets.layout.columns):
+        jets.component(c.name).fill_(k + 1)
+    binding = session.bind(jets, session.collection("tags", n, capacity), graph=True)
+    assert isinstance(binding, GraphBinding)
+    return binding
+
+
+def test_on_a_cpu_it_is_an_ordinary_binding_that_says_so(mlp: Built) -> None:
+    session = mlp.session("aoti")
+    given, written = mlp.collections({"n": 33}, spare=10)
+    _, expected = mlp.collections({"n": 33}, spare=10)
+    session.run(given, expected)
+    binding = session.bind(given, written, graph=True)
+    assert isinstance(binding, GraphBinding)
+    assert binding.graph == "not recorded: the model runs on the CPU"
+    binding()
+    assert torch.equal(written["tags"].memory()[0], expected["tags"].memory()[0])
+    session.run_many([binding])
+    binding(0)
+    binding.rebind(given, expected)
+    assert binding.graph == "not recorded: the model runs on the CPU"
+
+
+@pytest.mark.cuda
+def test_replays_see_new_values_and_give_the_answers() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    session = Session(mlp_signature(), rogues.honest(), device)
+    binding = bound(session, 40, 60)
+    assert binding.graph == "not yet"
+    binding()
+    assert binding.graph == "recorded at n=40"
+    jets, tags = binding.inputs["jets"], binding.outputs["tags"]
+    for value in (2, 7):
+        jets["a"].fill_(value)
+        tags["x"].zero_()
+        binding()
+        assert tags["x"].eq(3 * value).all()
+    tags.component("x").zero_()
+    binding(50)  # another n: without the graph
+    assert tags.component("x")[:50].ne(0).all()
+    assert tags.component("x")[50:].eq(0).all()
+    other = bound(session, 40, 41)
+    binding.rebind(other.inputs, other.outputs)
+    assert binding.graph == "not yet"
+    binding()
+    assert other.outputs["tags"]["z"].eq(9).all()
+
+
+@pytest.mark.cuda
+def test_what_cannot_be_recorded_runs_all_the_same() -> None:
+    honest = rogues.honest()
+
+    def synchronises(arguments: Sequence[torch.Tensor]) -> None:
+        honest(arguments)
+        torch.cuda.synchronize()
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    binding = bound(Session(mlp_signature(), synchronises, device), 40, 40)
+    binding()
+    assert binding.graph.startswith("not recorded: ")
+    assert binding.outputs["tags"]["y"].eq(6).all()

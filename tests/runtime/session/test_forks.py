@@ -1,0 +1,163 @@
+"""The child of a fork: what works there, what is refused, and that nothing waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from engines import engine
+from engines.onnx.engine import OnnxCall
+from runtime.devices.everywhere import MultiDeviceSession
+from runtime.devices.scheduler import Scheduler
+from runtime.session.binding import Binding
+from runtime.session.session import Session
+from soa import Collection
+from tests.models.building import Built
+from tests.models.forked import in_a_child
+
+ENGINES = ("aoti", "torchscript", "onnxruntime", "exported")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def opened(mlp: Built, name: str, threads: int = 1) -> Session:
+    return Session(mlp.signature, engine(name).open(mlp.files[name], CPU, threads))
+
+
+def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
+    given, written = mlp.collections({"n": n})
+    return session.bind(given, written), written["tags"]
+
+
+@contextmanager
+def running(binding: Binding) -> Iterator[None]:
+    """Another thread runs it all the time, and hardly ever leaves the artifact."""
+    end, begun = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            binding()
+            begun.set()
+
+    other = threading.Thread(target=work)
+    other.start()
+    assert begun.wait(60)
+    try:
+        yield
+    finally:
+        end.set()
+        other.join()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_session_works_in_the_child(mlp: Built, name: str) -> None:
+    session = opened(mlp, name)
+    binding, tags = bound(mlp, session, 33)
+    binding()
+    expected = tags.memory()[0].clone()
+
+    def right(binding: Binding, tags: Collection) -> None:
+        tags.memory()[0].zero_()
+        binding()
+        assert torch.equal(tags.memory()[0], expected)
+
+    assert in_a_child(lambda: right(binding, tags)) == "nothing"
+    assert in_a_child(lambda: right(*bound(mlp, session, 33))) == "nothing"
+    assert in_a_child(lambda: right(*bound(mlp, opened(mlp, name), 33))) == "nothing"
+    assert in_a_child(session.close) == "nothing"
+    right(binding, tags)
+
+
+def test_run_many_finds_threads_of_its_own_in_the_child(mlp: Built) -> None:
+    session = opened(mlp, "aoti")
+    bindings = [bound(mlp, session, 100)[0] for _ in range(20)]
+    session.run_many(bindings, threads=2)  # so that there are threads to be lost
+    assert in_a_child(lambda: session.run_many(bindings, threads=2)) == "nothing"
+    session.run_many(bindings, threads=2)
+
+
+def test_a_session_that_another_thread_was_running(mlp: Built) -> None:
+    """In the child it may be anywhere: it is refused, where it is not just between two calls."""
+    session = Session(mlp.signature, engine("aoti").open(mlp.files["aoti"], CPU, instances=1))
+    binding, _ = bound(mlp, session, 33)
+    with running(bound(mlp, session, 4099)[0]):
+        for use in (binding, lambda: bound(mlp, session, 33)[0]()):
+            said = [in_a_child(use) for _ in range(10)]
+            refused = [each for each in said if each != "nothing"]
+            assert refused
+            assert all(e.startswith("RunError: this session was opened before") for e in refused)
+        assert [in_a_child(session.close) for _ in range(10)] == ["nothing"] * 10
+    binding()
+
+
+def test_a_session_of_onnx_runtime_that_another_thread_was_running(mlp: Built) -> None:
+    session = opened(mlp, "onnxruntime")
+    binding, other = bound(mlp, session, 33)[0], bound(mlp, session, 33)[0]
+    assert isinstance(other.prepared, OnnxCall)
+    with other.prepared.lock:
+        for use in (binding, other, lambda: bound(mlp, session, 3)):
+            assert in_a_child(use).startswith("RunError: this session was opened before a fork")
+        assert in_a_child(session.close) == "nothing"
+    binding()
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_runs_of_several_threads_are_refused_in_the_child(mlp: Built, name: str) -> None:
+    torch.set_num_threads(2)
+    session = opened(mlp, name, threads=2)
+    binding, _ = bound(mlp, session, 4099)
+    binding()
+    theirs = "this session was opened before a fork, with several threads"
+    says = theirs if name == "onnxruntime" else "OpenMP's threads do not come through a fork"
+    assert in_a_child(binding).startswith(f"RunError: {says}")
+    assert in_a_child(session.close) == "nothing"
+    binding()
+
+
+def test_a_model_is_deployed_in_the_child_where_it_was_being_deployed(mlp: Built) -> None:
+    begun, end = threading.Event(), threading.Event()
+    slow = threading.Thread(target=lambda: session.on("cpu"))
+
+    def open_on(device: torch.device) -> Session:
+        begun.set()
+        if threading.current_thread() is slow:
+            assert end.wait(60)
+        return opened(mlp, "aoti")
+
+    session = MultiDeviceSession(mlp.signature, open_on)
+    slow.start()
+    assert begun.wait(60)
+    given, written = mlp.collections({"n": 5})
+    assert in_a_child(lambda: session.run(given, written)) == "nothing"
+    assert in_a_child(session.close) == "nothing"
+    end.set()
+    slow.join()
+
+
+@pytest.mark.parametrize("use", ["submit", "waiting", "close"])
+def test_a_scheduler_stays_with_its_process(mlp: Built, use: str) -> None:
+    given, written = mlp.collections({"n": 5})
+    with Scheduler([opened(mlp, "aoti")]) as scheduler:
+        uses: dict[str, Callable[[], object]] = {
+            "submit": lambda: scheduler.submit(given, written),
+            "waiting": lambda: scheduler.waiting,
+            "close": scheduler.close,
+        }
+        with scheduler._changed:  # as a thread may that is not in the child
+            said = in_a_child(uses[use])
+        if use == "close":
+            assert said == "nothing"
+        else:
+            assert said.startswith("RunError: this scheduler was opened before a fork")
+        scheduler.submit(given, written).result(60)

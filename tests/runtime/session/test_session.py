@@ -1,0 +1,148 @@
+"""Sessions: one artifact, any number of bindings and threads."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from engines.errors import RunError
+from runtime.session.binding import Binding
+from runtime.session.session import Origin, Session
+from soa import Collection
+from tests.models import rogues
+from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
+from tests.models.mlps import FEATURES
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads change places after every few instructions."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+def test_layouts_and_collections_of_the_model() -> None:
+    session = Session(mlp_signature(), rogues.honest())
+    assert session.layout("jets") == JETS
+    collection = session.collection("tags", 5, capacity=9)
+    assert (collection.layout, collection.n, collection.capacity) == (TAGS, 5, 9)
+    assert str(collection.device) == "cpu"
+    assert not collection.memory()[0].any()
+
+
+def test_collections_by_name_or_alone() -> None:
+    session = Session(mlp_signature(), rogues.honest())
+    jets, one, other = (session.collection(name, 3) for name in ("jets", "tags", "tags"))
+    for k, name in enumerate(FEATURES):
+        jets[name].fill_(k + 1)
+    session.run(jets, one)
+    session.run({"jets": jets}, {"tags": other})
+    for tags in (one, other):
+        assert tags["x"].tolist() == [3.0] * 3
+        assert tags["z"].tolist() == [9.0] * 3
+
+
+def test_an_origin_says_what_runs() -> None:
+    assert str(Origin("jets", "3", "ab12", "cpu/x86-64-v3", "aoti")) == (
+        "jets/3 (aoti, cpu/x86-64-v3)"
+    )
+    assert str(Origin("jets", None, None, "cpu/x86-64-v2", "exported")) == (
+        "jets (exported, cpu/x86-64-v2)"
+    )
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("name", ENGINES)
+def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
+    """Four threads, each with its own bindings of one session and other row counts."""
+    session = mlp.session(name)
+    sizes = [1, 33, 100, 1000]
+    turns = 40
+
+    def bound(first: int) -> list[tuple[Binding, Collection]]:
+        made = []
+        for n in sizes[first:] + sizes[:first]:
+            given, written = mlp.collections({"n": n}, spare=first)
+            made.append((session.bind(given, written), written["tags"]))
+        return made
+
+    expected = []
+    for first in range(4):
+        for binding, _ in (serial := bound(first)):
+            binding()
+        expected.append([tags.memory()[0].clone() for _, tags in serial])
+    parallel = [bound(first) for first in range(4)]
+    wrong: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def work(thread: int) -> None:
+        barrier.wait()
+        for turn in range(turns):
+            for k, (binding, tags) in enumerate(parallel[thread]):
+                tags.memory()[0].zero_()
+                binding()
+                if not torch.equal(tags.memory()[0], expected[thread][k]):
+                    wrong.append(f"thread {thread}, turn {turn}, n={tags.n}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("name", ENGINES)
+def test_two_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) -> None:
+    given, written = mlp.collections({"n": 4099})
+    binding = mlp.session(name).bind(given, written)
+    binding()
+    expected = written["tags"].memory()[0].clone()
+    start = threading.Barrier(4)
+
+    def work(_: int) -> int:
+        refused = 0
+        start.wait()
+        for _ in range(50):
+            try:
+                binding()
+            except RunError as error:
+                assert "another thread" in str(error)
+                refused += 1
+        return refused
+
+    with ThreadPoolExecutor(4) as pool:
+        assert 0 < sum(pool.map(work, range(4))) < 200
+    binding()
+    assert torch.equal(written["tags"].memory()[0], expected)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_may_bind_at_once(mlp: Built) -> None:
+    session = mlp.session("aoti")
+    given, written = mlp.collections({"n": 57})
+    session.run(given, written)
+    expected = written["tags"].memory()[0]
+    equal: list[bool] = []
+
+    def work() -> None:
+        for _ in range(50):
+            tags = session.collection("tags", 57)
+            session.run(given, tags)
+            equal.append(torch.equal(tags.memory()[0], expected))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(equal) == 200
+    assert all(equal)

@@ -1,0 +1,95 @@
+"""Streams: what `stream=` takes, and what it refuses. The handles here are never used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.errors import BindError
+from runtime.session.session import Session
+from runtime.session.streams import raw_stream
+from tests.models import rogues
+from tests.models.building import mlp_signature
+
+GPU = torch.device("cuda", 1)
+
+
+class Protocol:
+    """As cuda-python and newer CuPy export a stream."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 0x5EED)
+
+
+class OlderCuPy:
+    def __init__(self, device_id: int) -> None:
+        self.ptr = 0xC0DE
+        self.device_id = device_id
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (0, 0),
+        (0x7F00, 0x7F00),
+        (Protocol(), 0x5EED),
+        (OlderCuPy(1), 0xC0DE),
+        (OlderCuPy(-1), 0xC0DE),
+    ],
+)
+def test_what_a_stream_may_be(stream: Any, handle: int) -> None:
+    assert raw_stream(stream, GPU) == handle
+
+
+@pytest.mark.parametrize(
+    ("stream", "message"),
+    [
+        ("7", "stream is a str: give a torch or CuPy stream, or a raw handle"),
+        (True, "stream is a bool: give a torch or CuPy stream, or a raw handle"),
+        (-1, "stream -1 is no raw handle: give the address as it is"),
+        (OlderCuPy(0), "the stream is of cuda:0, the model runs on cuda:1"),
+    ],
+)
+def test_what_it_may_not_be(stream: Any, message: str) -> None:
+    with pytest.raises(BindError) as caught:
+        raw_stream(stream, GPU)
+    assert str(caught.value) == message
+
+
+def test_the_cpu_has_no_streams() -> None:
+    session = Session(mlp_signature(), rogues.honest())
+    given, written = session.collection("jets", 3), session.collection("tags", 3)
+    binding = session.bind(given, written)
+    message = "stream= was given, but the model runs on the CPU, which has no streams"
+    uses: list[Callable[[], None]] = [
+        lambda: binding(stream=0),
+        lambda: session.run(given, written, stream=1),
+        lambda: session.run_many([binding], stream=1),
+    ]
+    for use in uses:
+        with pytest.raises(BindError, match=message):
+            use()
+
+
+@pytest.mark.cuda
+def test_outputs_are_ready_in_stream_order() -> None:
+    """A run on a side stream sees what was written before it there, and what follows sees it."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    session = Session(mlp_signature(4096), rogues.honest(), device)
+    jets, tags = session.collection("jets", 4096), session.collection("tags", 4096)
+    binding = session.bind(jets, tags)
+    side = torch.cuda.Stream(device)
+    for k, stream in enumerate((side, side.cuda_stream), start=1):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(20_000_000)
+            jets["a"].fill_(k)
+            binding(stream=stream)
+            answer = tags["x"].clone()
+        side.synchronize()
+        assert answer.eq(3 * k).all()
+    if torch.cuda.device_count() > 1:
+        with pytest.raises(BindError, match="the stream is of"):
+            binding(stream=torch.cuda.Stream(torch.device("cuda", device.index ^ 1)))

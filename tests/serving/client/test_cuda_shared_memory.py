@@ -1,0 +1,294 @@
+"""CUDA shared memory: what is no GPU's business on the CPU, every refusal, and the rest on a GPU.
+
+The copies and the request are the same on any device, so they are tried here on CPU tensors in
+system shared memory, against a real Triton. Tests marked `cuda` need a GPU; the last one also a
+Triton that was built for GPUs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from runtime.errors import BindError
+from runtime.loader import load as load_here
+from runtime.loader import tolerances_of
+from runtime.opening import Opening, open_version
+from serving.client.calls import Client
+from serving.client.cuda import register
+from serving.client.cuda_memory import HANDLE_BYTES, CudaMemory, cuda_runtime, require_cuda
+from serving.client.options import RemoteOptions
+from serving.client.system import Regions
+from serving.device_wire import from_wire, to_wire
+from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
+from serving.local.triton import TritonServer
+from serving.remote.cuda import DeviceModel
+from serving.remote.exchange import Exchange
+from serving.remote.session import RemoteSession, find_served, number_of, open_client
+from serving.wire import FORMS, Form, Wire, locations
+from soa import Collection, Signature
+from soa.memory.arguments import argument_tensors
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
+from tests.models import served
+from tests.models.tagged import SIGNATURE, Event, Tags
+from tests.serving.conftest import Shop
+from tests.serving.grpc_server import Server
+
+CUDA = RemoteOptions(shared_memory="cuda")
+CPU = torch.device("cpu")
+
+
+# -- the copies -----------------------------------------------------------------------------------
+
+
+def filled(signature: Signature, rows: dict[str, int], seed: int) -> dict[str, Collection]:
+    draw = np.random.default_rng(seed)
+    made = {
+        name: Collection(layout, rows[signature.rows_of[name]], capacity=100)
+        for name, layout in signature.layouts.items()
+    }
+    for collection in made.values():
+        for memory in collection.memory():
+            memory.copy_(torch.from_numpy(draw.integers(0, 2, memory.shape).astype(np.uint8)))
+    return made
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([(served.MIXED, "columns"), (served.EVENT, "columns")]
+                    + [(s, f) for s in (SIGNATURE, served.EVENT) for f in FORMS]),
+    st.integers(1, 90), st.integers(1, 90), st.integers(0, 9),
+)  # fmt: skip
+def test_the_copies_are_what_numpy_gathers_and_scatters(
+    which: tuple[Signature, Form], n: int, m: int, seed: int
+) -> None:
+    signature, form = which
+    rows = dict(zip(signature.dims, (n, m), strict=False))
+    wire = Wire.of(signature, form)
+    here, there = filled(signature, rows, seed), filled(signature, rows, seed + 1)
+    sources = argument_tensors(signature, here, rows)
+    targets, same = argument_tensors(signature, there, rows), filled(signature, rows, seed + 1)
+    wanted = argument_tensors(signature, same, rows)
+    for role, tensors in (("input", wire.inputs), ("output", wire.outputs)):
+        places = locations(signature, tensors, role)
+        for t in tensors:
+            count = rows[t.rows]
+            memory = torch.zeros(t.nbytes(count), dtype=torch.uint8)
+            to_wire(t, places[t.name].tensors(sources), count, memory)
+            values = t.gather(places[t.name].parts(sources), 0, count)
+            assert memory.numpy().tobytes() == values.tobytes()
+            from_wire(t, places[t.name].tensors(targets), count, memory)
+            t.scatter(places[t.name].parts(wanted), 0, values)
+    for one, other in zip(there.values(), same.values(), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one.memory(), other.memory(), strict=True))
+
+
+class TensorRegions(Regions):
+    """System shared memory as tensors, as a GPU's regions are."""
+
+    @contextmanager
+    def taken(self, size: int) -> Iterator[Any]:
+        with super().taken(size) as region:
+            memory = torch.from_numpy(region.memory)
+            yield SimpleNamespace(name=region.name, memory=memory, doubt=region.doubt)
+
+
+def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
+    client = open_client(url.removeprefix("triton://"), options)
+    opened = open_version(Opening(ref, registry=registry))
+    regions = TensorRegions(client)
+    digest = opened.bundle.digest
+    model = DeviceModel(
+        opened.signature, client, opened.name, number_of(opened), digest, CPU, regions
+    )
+    model.follow(find_served(client, opened))
+    return RemoteSession(opened.signature, model)
+
+
+@pytest.mark.parametrize("name", ["mixed", "event"])
+def test_through_a_real_triton_on_cpu_tensors(shop: Shop, triton: TritonServer, name: str) -> None:
+    """Every row count and dtype, none among them, poisoned outputs, padding."""
+    session = connected(triton.url, shop.registry, f"{name}@production", RemoteOptions())
+    bundle = shop.bundles[name]
+    report = validate_session(
+        session, "on a device", Reference.load(bundle.file("reference.safetensors")),
+        tolerances_of(bundle.manifest),
+    )  # fmt: skip
+    session.close()
+    assert report.valid, report.reason
+
+
+def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags) -> None:
+    client = Client("127.0.0.1:1", RemoteOptions())
+    model = DeviceModel(SIGNATURE, client, "tagged", "1", tags.bundle.digest, CPU, None)
+    for form in FORMS:
+        exchange = Exchange.of(SIGNATURE, form, merge=False)
+        places = exchange.places({"n": 20})
+        memory = torch.zeros(places.size, dtype=torch.uint8)
+        parts = {name: memory[where] for name, where in places.of.items()}
+        score = "found.score" if form == "columns" else "score"
+        x = "given.x" if form == "columns" else "values"
+        model._check_numbers(exchange, parts, {"n": 20})
+        parts[score].view(torch.float32)[7] = float("nan")
+        with pytest.raises(AnswerError, match=rf"output {score} is NaN at row 7, and no input is"):
+            model._check_numbers(exchange, parts, {"n": 20})
+        parts[x].view(torch.float32)[3] = float("inf")
+        model._check_numbers(exchange, parts, {"n": 20})
+    client.close()
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this torch has CUDA")
+def test_a_torch_without_cuda(tags: Tags) -> None:
+    local = load_here("tagged/1", registry=tags.registry)
+    with (
+        Server(local, tags.deployed.service).listening() as url,
+        pytest.raises(ServingError, match=r"^CUDA shared memory on cuda: this torch was built"),
+    ):
+        pipeline.load("tagged/1", device=url, registry=tags.registry, remote=CUDA)
+    local.close()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(ServingError, match=r"on cuda:1: torch finds no GPU here"):
+        require_cuda(torch.device("cuda:1"))
+    cuda_runtime.cache_clear()
+    monkeypatch.setattr(torch.version, "cuda", "7.9")
+    with pytest.raises(ServingError, match=r"^CUDA shared memory needs libcudart\.so\.7: "):
+        cuda_runtime()
+
+
+def test_a_server_that_cannot_open_the_memory(triton: TritonServer) -> None:
+    """This Triton has no GPU; one on another host would not know the handle either."""
+    client = Client(triton.url.removeprefix("triton://"), RemoteOptions())
+    with pytest.raises(RefusedError, match=r"failed to register .*: CUDA shared memory needs a"):
+        register(client, "soa_test", bytes(HANDLE_BYTES), 0, 1 << 16)
+    client.unshare_cuda("soa_test").result(10)
+    with pytest.raises(VersionMismatchError, match="Unable to find cuda shared memory region"):
+        client.cuda_status("soa_test", 10.0)
+    client.close()
+
+
+def test_collections_on_the_cpu(tags: Tags) -> None:
+    local = load_here("tagged/1", registry=tags.registry)
+    client = Client("127.0.0.1:1", CUDA)
+    gpu = torch.device("cuda:0")
+    model = DeviceModel(local.signature, client, "tagged", "1", tags.bundle.digest, gpu, None)
+    session = RemoteSession(local.signature, model)
+    event = Event.make(local, 1, 5)
+    for run in (session.run, session.run_async):
+        with pytest.raises(BindError, match=r"'given' lies on cpu, the session runs on cuda:0"):
+            run(event.given, event.found)
+    assert event.untouched
+    client.close()
+    local.close()
+
+
+@pytest.mark.parametrize("wrong", ["gpu", "cuda:", "cuda:x", "SYSTEM", "", 2])
+def test_memory_that_is_of_no_kind(wrong: Any) -> None:
+    with pytest.raises(ServingError, match=r"shared_memory=.*: use True or 'system', 'cuda' or"):
+        RemoteOptions(shared_memory=wrong)
+
+
+@pytest.mark.parametrize("spelt", [True, "system"])
+def test_both_spellings_of_system_memory(shop: Shop, triton: TritonServer, spelt: Any) -> None:
+    options = RemoteOptions(shared_memory=spelt)
+    assert options.cuda is None
+    session = pipeline.load("event/1", device=triton.url, registry=shop.registry, remote=options)
+    given = {name: session.collection(name, 4) for name in ("nodes", "edges")}
+    session.run(given, session.collection("out", 4))
+    assert list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+    session.close()
+
+
+# -- on a GPU; nothing below has run yet ----------------------------------------------------------
+
+
+READER = f"""
+import ctypes, sys
+import torch
+from serving.client.cuda_memory import _Handle, cuda_runtime
+torch.zeros(1, device="cuda")
+runtime = cuda_runtime()
+handle, address = _Handle.from_buffer_copy(bytes.fromhex(sys.argv[1])), ctypes.c_void_p()
+assert ctypes.sizeof(_Handle) == {HANDLE_BYTES}
+assert runtime.cudaIpcOpenMemHandle(ctypes.byref(address), handle, ctypes.c_uint(1)) == 0
+host = (ctypes.c_ubyte * 8)()
+assert runtime.cudaMemcpy(host, address, ctypes.c_size_t(8), 2) == 0
+print(list(host))
+assert runtime.cudaIpcCloseMemHandle(address) == 0
+"""
+
+
+WRITER = """
+import subprocess, sys
+import torch
+from serving.client.cuda_memory import CudaMemory
+column = torch.arange(8, dtype=torch.uint8, device="cuda:0")  # in torch's own memory
+memory = CudaMemory(1 << 16, torch.device("cuda:0"))
+memory.tensor[:8] = column
+torch.cuda.synchronize()
+subprocess.run([sys.executable, "-c", sys.argv[1], memory.handle.hex()], check=True, timeout=60)
+memory.free()
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("segments", ["False", "True"])
+def test_another_process_sees_the_memory(segments: str) -> None:
+    """Whatever torch's own allocator does there."""
+    found = subprocess.run(
+        [sys.executable, "-c", WRITER, READER], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{segments}"},
+    )  # fmt: skip
+    assert found.stdout.strip() == str(list(range(8))), found.stderr
+
+
+@pytest.mark.cuda
+def test_memory_that_the_gpu_does_not_have() -> None:
+    with pytest.raises(ServingError, match=r"^no \d+ bytes on cuda:0: out of memory"):
+        CudaMemory(1 << 50, torch.device("cuda:0"))
+    assert torch.ones(3, device="cuda:0").sum() == 3  # the error is not left for torch to find
+    with pytest.raises(ServingError, match=r"on cuda:99: there are \d+ GPUs here"):
+        require_cuda(torch.device("cuda:99"))
+
+
+@pytest.mark.cuda
+def test_gpu_collections_through_a_triton(tags: Tags, real_triton: None) -> None:
+    """Against one that was built for GPUs; its model may be on the CPU."""
+    local = load_here("tagged/1", registry=tags.registry)
+    with TritonServer(tags.repository) as server:
+        session = pipeline.load("tagged/1", device=server.url, registry=tags.registry, remote=CUDA)
+        assert session.device.type == "cuda"
+        side = torch.cuda.Stream()
+        pairs = []
+        for n in (1, 31, 32, 33, 200, 0):
+            event = Event.make(local, n, n)
+            given, found = event.given.to("cuda:0"), event.found.to("cuda:0")
+            with torch.cuda.stream(side):
+                pairs.append((event, found, session.run_async(given, found)))
+        for event, found, future in pairs:
+            future.result()
+            local.run(event.given, event.found)
+            assert torch.equal(found["event"].cpu(), event.found["event"])
+            assert torch.allclose(found["score"].cpu(), event.found["score"], rtol=1e-6)
+        session.close()
+    local.close()

@@ -1,0 +1,110 @@
+"""What is said where there is no server to start, and how the right one is found."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import soa_pipeline
+from serving.errors import ServerError
+from serving.local import binary as triton_binary
+from serving.local.binary import VARIABLE, TritonBinary, find_triton, libpython_folder
+from serving.local.triton import Ports, ServerOptions, TritonServer
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A host that has no Triton."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(triton_binary, "_HOME", "no-such-folder")
+    return monkeypatch
+
+
+def executable(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\necho 'error: no such option'\nexit 3\n")
+    path.chmod(0o755)
+    return path
+
+
+def wheel(folder: Path) -> Path:
+    """The layout of NVIDIA's wheel, with a script for a server."""
+    server = folder / "pytriton" / "tritonserver"
+    executable(server / "python_backend_stubs" / VERSION / "triton_python_backend_stub")
+    (server / "backends" / "python").mkdir(parents=True)
+    (server / "backends" / "python" / "libtriton_python.so").touch()
+    (folder / "nvidia_pytriton.libs").mkdir()
+    return executable(server / "bin" / "tritonserver")
+
+
+def test_no_server_anywhere(bare: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ServerError, match=rf"here: run `make triton`.*\${VARIABLE}"):
+        find_triton()
+
+
+def test_the_variable_and_the_option(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    one, other = (executable(tmp_path / name / "server") for name in ("one", "other"))
+    bare.setenv(VARIABLE, str(one))
+    assert find_triton() == TritonBinary(one)
+    assert find_triton(other) == TritonBinary(other)
+    with pytest.raises(ServerError, match="nowhere is no tritonserver"):
+        find_triton(tmp_path / "nowhere")
+    with pytest.raises(ServerError, match="is no tritonserver"):
+        find_triton(tmp_path)
+
+
+def test_a_server_on_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = executable(tmp_path / "tritonserver")
+    assert find_triton() == TritonBinary(path)
+
+
+def test_the_wheel_brings_its_libraries_and_the_stub_of_this_python(
+    bare: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    binary = wheel(tmp_path / "env")
+    found = find_triton(binary)
+    assert found.libraries == (tmp_path / "env" / "nvidia_pytriton.libs",)
+    environment = found.environment()
+    assert environment["LD_LIBRARY_PATH"].split(":")[:2] == [
+        str(found.libraries[0]), str(libpython_folder())
+    ]  # fmt: skip
+    assert environment["PYTHONPATH"].split(":")[0] == str(Path(soa_pipeline.__file__).parent)
+    (tmp_path / "scratch").mkdir()
+    backends = found.backend_folder(tmp_path / "scratch")
+    assert backends is not None
+    names = {path.name for path in (backends / "python").iterdir()}
+    assert names == {"libtriton_python.so", "triton_python_backend_stub"}
+
+
+def test_a_wheel_without_this_python(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    binary = wheel(tmp_path / "env")
+    stubs = tmp_path / "env/pytriton/tritonserver/python_backend_stubs"
+    (stubs / VERSION).rename(stubs / "2.7")
+    with pytest.raises(ServerError, match=f"no Python backend for Python {VERSION}; it has: 2.7"):
+        find_triton(binary)
+
+
+def test_a_server_that_ends_at_once(tmp_path: Path) -> None:
+    options = ServerOptions(binary=executable(tmp_path / "server"), ready_s=20)
+    server = TritonServer(tmp_path, options)
+    with pytest.raises(ServerError, match="ended before it was ready: error: no such option"):
+        server.__enter__()
+    assert not server.alive()
+
+
+def test_a_port_that_is_none(tmp_path: Path) -> None:
+    options = ServerOptions(binary=executable(tmp_path / "server"), ports=Ports(grpc=70_000))
+    with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used"):
+        TritonServer(tmp_path, options).__enter__()
+
+
+def test_triton_gets_a_number_for_a_name(tmp_path: Path) -> None:
+    """Told `localhost` it says that it listens, and answers nobody."""
+    options = ServerOptions(host="localhost", binary=executable(tmp_path / "server"))
+    command = TritonServer(tmp_path, options)._command(tmp_path)
+    assert {"--grpc-address=127.0.0.1", "--http-address=127.0.0.1"} < set(command)

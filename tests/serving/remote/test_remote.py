@@ -1,0 +1,670 @@
+"""A remote session against a server that answers, and against one that does not, or wrongly."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from tritonclient.grpc import service_pb2
+
+import pipeline
+from engines.errors import RunError
+from registry.bundle.bundle import Bundle
+from registry.errors import BundleError
+from registry.store.registry import Registry
+from runtime.checked.session import CheckedSession
+from runtime.errors import BindError, DeviationError, LoadError
+from runtime.loader import load as load_here
+from runtime.loader import tolerances_of
+from serving.client.options import HEADERS, RemoteOptions, Tls
+from serving.errors import (
+    AnswerError,
+    DeadlineError,
+    RefusedError,
+    RemoteError,
+    ServerGoneError,
+    ServingError,
+    TooLargeError,
+    VersionMismatchError,
+)
+from serving.remote.model import Served
+from serving.remote.session import RemoteSession
+from serving.triton.backend import Request
+from serving.wire import Form
+from soa import Collection
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
+from tests.models.building import reference_collections
+from tests.models.forked import in_a_child
+from tests.models.project import described
+from tests.models.signals import disposed
+from tests.serving.conftest import Shop
+from tests.serving.grpc_server import Server
+
+QUICK = RemoteOptions(deadline_s=5.0, retries=2)
+
+
+@pytest.fixture(scope="module")
+def server(shop: Shop) -> Iterator[Server]:
+    bundle = shop.deployed["jets"].folder / "1" / "bundle"
+    session = load_here(bundle)
+    yield Server(session, shop.deployed["jets"].service)
+    session.close()
+
+
+@pytest.fixture
+def url(server: Server) -> Iterator[str]:
+    with server.listening() as address:
+        yield address
+    server.fault = lambda answer, context: answer
+
+
+@pytest.fixture
+def remote(shop: Shop, url: str) -> Iterator[RemoteSession]:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    yield session
+    session.close()
+
+
+def collections(bundle: Bundle, session: Any, n: int) -> tuple[Any, Any]:
+    inputs = Reference.load(bundle.file("reference.safetensors")).inputs
+    return reference_collections(session.signature, inputs, {"n": n})
+
+
+def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) -> None:
+    """All row counts, padding, poisoned outputs: by the rules that validate an artifact."""
+    bundle = shop.bundles["jets"]
+    report = validate_session(
+        remote, "remote", Reference.load(bundle.file("reference.safetensors")),
+        tolerances_of(bundle.manifest),
+    )  # fmt: skip
+    assert report.valid, report.reason
+    assert len(report.cases) > 5
+
+
+@pytest.mark.parametrize("form", ["rows", "blocks"])
+def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
+    bundle = shop.bundles["jets"]
+    service = shop.deployed["jets"].service
+    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    other = Server(session, replace(service, requests=form, merge=form == "rows"))
+    with other.listening() as url:
+        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        report = validate_session(
+            remote, form, Reference.load(bundle.file("reference.safetensors")),
+            tolerances_of(bundle.manifest),
+        )  # fmt: skip
+        assert report.valid, report.reason
+        given, written = collections(bundle, remote, 5)
+
+        def nan(answer: Any, context: Any) -> Any:
+            values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
+            values.reshape(3, 5)[1, 2] = np.nan  # as rows: the third row's third value is next
+            answer.raw_output_contents[0] = values.tobytes()
+            return answer
+
+        other.fault = nan
+        with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
+            remote.run(given, written)
+        remote.close()
+    session.close()
+
+
+def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server, url: str) -> None:
+    """As many rows as columns: (n, F) of one form is (F, n) of the other, and would be read as it.
+
+    The request says its form, so that such a server refuses it.
+    """
+    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    service = shop.deployed["jets"].service
+    rows = Server(session, replace(service, requests="rows"))
+    blocks = Server(session, replace(service, requests="blocks", merge=False))
+    with rows.listening() as url:
+        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        given, written = collections(shop.bundles["jets"], remote, 6)
+        remote.run(given, written)
+        before = written["tags"].memory()[0].clone()
+        rows.core = blocks.core
+        with pytest.raises(VersionMismatchError, match="is of the form rows, this server takes bl"):
+            remote.run(given, written)
+        assert torch.equal(written["tags"].memory()[0], before)
+        remote.close()
+    session.close()
+
+
+def test_a_form_that_this_software_does_not_know(shop: Shop, server: Server, url: str) -> None:
+    before, server.service = server.service, replace(server.service, requests="tiles")  # type: ignore[arg-type]
+    with pytest.raises(VersionMismatchError, match=r"form 'tiles', which is none of columns"):
+        pipeline.load("jets@production", device=url, registry=shop.registry)
+    server.service = before
+
+
+def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
+    assert isinstance(remote, RemoteSession)
+    assert remote.origin is not None
+    assert remote.origin.digest == shop.bundles["jets"].digest
+    assert (remote.origin.name, remote.origin.version) == ("jets", "1")
+    assert remote.origin.engine.startswith("triton at 127.0.0.1:")
+
+
+def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSession) -> None:
+    given, written = collections(shop.bundles["jets"], remote, 40)
+    binding = remote.bind(given, written)
+    binding()
+    whole = written["tags"].numpy("x").copy()
+    written["tags"].numpy("x")[:] = -1
+    binding(10)
+    part = written["tags"].component("x")
+    # Another engine may be chosen for fewer rows.
+    torch.testing.assert_close(part[:10], torch.from_numpy(whole[:10]))
+    assert (part[10:40] == -1).all()
+
+
+def test_bad_memory_is_refused_before_anything_is_sent(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    given, _ = collections(shop.bundles["jets"], remote, 10)
+    before = server.requests
+    with pytest.raises(BindError, match="outside the compiled range"):
+        remote.run(remote.collection("jets", 1001), remote.collection("tags", 1001))
+    with pytest.raises(BindError, match="rows"):
+        remote.run(given, remote.collection("tags", 9))
+    assert server.requests == before
+
+
+def test_asynchronous_answers_come_in_the_order_of_the_calls(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    events = [collections(shop.bundles["jets"], remote, n) for n in range(1, 30)]
+    local = [collections(shop.bundles["jets"], remote, n)[1] for n in range(1, 30)]
+
+    def later_is_quicker(answer: Any, context: Any) -> Any:
+        time.sleep(0.02 / answer.outputs[0].shape[0])
+        return answer
+
+    server.fault = later_is_quicker
+    futures = [remote.run_async(*event) for event in events]
+    here = load_here("jets@production", registry=shop.registry)
+    for (given, written), future, mine in zip(events, futures, local, strict=True):
+        assert future.result()["tags"] is written["tags"]
+        here.run(given, mine)
+        for name in "xyz":
+            assert torch.allclose(written["tags"][name], mine["tags"][name], atol=1e-6)
+
+
+def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
+    events = [collections(shop.bundles["jets"], remote, 5) for _ in range(20)]
+    remote.run_many([remote.bind(*event) for event in events])
+    first = events[0][1]["tags"]["x"]
+    assert first.any() and all(torch.equal(w["tags"]["x"], first) for _, w in events)
+
+
+def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    """Nothing is on its way any more that could write into it."""
+    under_way: list[int] = []
+
+    def slow(answer: Any, context: Any) -> Any:
+        under_way.append(1)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        time.sleep(0.3)
+        under_way.pop()
+        return answer
+
+    binding = remote.bind(*collections(shop.bundles["jets"], remote, 5))
+    server.fault = slow
+    ctrl_c = disposed(signal.SIGINT, signal.default_int_handler)
+    with ctrl_c, pytest.raises(KeyboardInterrupt):
+        try:
+            remote.run_many([binding])
+        finally:
+            assert not under_way
+
+
+def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, mode="test")
+    assert isinstance(session, CheckedSession)
+    given, written = collections(shop.bundles["jets"], session, 20)
+    session.run(given, written)
+    assert session.report.events == 1
+
+    def wrong(answer: Any, context: Any) -> Any:
+        values = bytearray(answer.raw_output_contents[0])
+        values[40:44] = b"\0\0\0\x40"  # 2.0 in row 10
+        answer.raw_output_contents[0] = bytes(values)
+        return answer
+
+    server.fault = wrong
+    with pytest.raises(DeviationError, match="row 10"):
+        session.run(given, written)
+    session.close()
+
+
+# -- what can go wrong ---------------------------------------------------------------------------
+
+
+def changed(index: int, **fields: Any) -> Any:
+    def fault(answer: Any, context: Any) -> Any:
+        if "raw" in fields:
+            answer.raw_output_contents[index] = fields["raw"]
+        if "shape" in fields:
+            answer.outputs[index].shape[:] = fields["shape"]
+        for name in ("name", "datatype"):
+            if name in fields:
+                setattr(answer.outputs[index], name, fields[name])
+        return answer
+
+    return fault
+
+
+NAN = b"\0\0\xc0\x7f"
+ANSWERS = {
+    "NaN": (changed(1, raw=b"\0\0\0\0" * 4 + NAN), r"tags\.y is NaN at row 4, and no input"),
+    "shape": (changed(0, shape=[4, 1]), r"tags\.x is FP32 \(4, 1\), needed is FP32 \(5, 1\)"),
+    "dtype": (changed(0, datatype="INT32"), r"tags\.x is INT32 \(5, 1\), needed is FP32"),
+    "name": (changed(2, name="tags.w"), r"the answer has outputs tags\.x, tags\.y, tags\.w"),
+    "bytes": (changed(2, raw=b"\0" * 19), r"output tags\.z has 19 bytes, needed are 20"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_wrong_answer_is_refused_and_nothing_written(
+    shop: Shop, server: Server, remote: RemoteSession, kind: str
+) -> None:
+    server.fault, message = ANSWERS[kind]
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    with pytest.raises(AnswerError, match=message):
+        remote.run(given, written)
+    assert not written["tags"].memory()[0].any()
+
+
+def test_an_array_that_is_missing(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    def fault(answer: Any, context: Any) -> Any:
+        del answer.raw_output_contents[2]
+        return answer
+
+    server.fault = fault
+    with pytest.raises(AnswerError, match="2 arrays in the answer"):
+        remote.run(*collections(shop.bundles["jets"], remote, 5))
+
+
+def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    given["jets"].numpy("c")[3] = float("nan")
+    remote.run(given, written)
+    assert written["tags"]["x"].isnan().tolist() == [False, False, False, True, False]
+
+
+def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
+    session = pipeline.load(
+        "jets@production", device=url, registry=shop.registry, remote=RemoteOptions(allow_nan=True)
+    )
+    server.fault = changed(0, raw=NAN * 5)
+    given, written = collections(shop.bundles["jets"], session, 5)
+    session.run(given, written)
+    assert written["tags"]["x"].isnan().all()
+    session.close()
+
+
+def test_a_server_that_hangs(shop: Shop, server: Server, url: str) -> None:
+    options = RemoteOptions(deadline_s=0.3)
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+    def hang(answer: Any, context: Any) -> Any:
+        time.sleep(1.0)
+        return answer
+
+    server.fault = hang
+    with pytest.raises(DeadlineError, match=r"no answer within 0\.3 s"):
+        session.run(*collections(shop.bundles["jets"], session, 5))
+    session.close()
+
+
+def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    left = [2]
+
+    def busy(answer: Any, context: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+        return answer
+
+    server.fault = busy
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    remote.run(given, written)
+    assert written["tags"]["x"].any() and left == [0]
+    left[0] = 3
+    with pytest.raises(ServerGoneError, match="after 3 attempts: Exceeds maximum queue size"):
+        remote.run(given, written)
+
+
+def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
+    with server.listening() as url:
+        session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        event = collections(shop.bundles["jets"], session, 5)
+        session.run(*event)
+    with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
+        session.run(*event)
+    with server.listening(url.removeprefix("triton://")):
+        until = time.monotonic() + 30
+        while True:  # gRPC decides when it connects again
+            try:
+                session.run(*event)
+                break
+            except ServerGoneError:
+                assert time.monotonic() < until
+    session.close()
+
+
+def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: RemoteSession) -> None:
+    def broken(answer: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.INTERNAL, "the kernel failed\nand more")
+
+    server.fault = broken
+    with pytest.raises(RefusedError, match=r"the kernel failed \(internal\)$"):
+        remote.run(*collections(shop.bundles["jets"], remote, 5))
+
+
+def test_nobody_there(shop: Shop) -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        url = f"triton://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
+            pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry in which jets/1 is another bundle and jets/2 the one that is served as jets/1."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    registry.register(described(shop.bundles["jets"], folder / "other", "another"))
+    registry.register(shop.bundles["jets"])
+    return registry
+
+
+def test_another_bundle_under_the_same_name(elsewhere: Registry, url: str) -> None:
+    with pytest.raises(VersionMismatchError, match=r"its jets/1 is bundle .*, the registry's is"):
+        pipeline.load("jets/1", device=url, registry=elsewhere, mode="test")
+
+
+def test_another_version_or_model(shop: Shop, elsewhere: Registry, url: str) -> None:
+    with pytest.raises(VersionMismatchError, match="no model jets/2"):
+        pipeline.load("jets/2", device=url, registry=elsewhere, mode="test")
+    with pytest.raises(VersionMismatchError, match="no model mixed/1"):
+        pipeline.load("mixed@production", device=url, registry=shop.registry)
+
+
+def test_a_server_that_was_restarted_with_another_bundle(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    """Every request says which bundle it means."""
+    event = collections(shop.bundles["jets"], remote, 5)
+    remote.run(*event)
+    before, server.core._digest = server.core._digest, "f" * 64
+    with pytest.raises(RemoteError, match=r"asked for bundle .*, this server runs ffffffffffff"):
+        remote.run(*event)
+    server.core._digest = before
+
+
+def test_what_was_not_promoted_runs_in_test_mode_only(
+    shop: Shop, elsewhere: Registry, url: str
+) -> None:
+    with pytest.raises(LoadError, match="never promoted to production"):
+        pipeline.load("jets/2", device=url, registry=elsewhere)
+    folder = shop.bundles["jets"].path
+    with pytest.raises(LoadError, match="a folder that no promotion vouches for"):
+        pipeline.load(folder, device=url)
+    pipeline.load(folder, device=url, mode="test").close()
+
+
+def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
+    """They go in several; where rows belong together, that is refused before anything is sent."""
+    small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=small)
+    event, before = collections(shop.bundles["jets"], session, 1000), server.requests
+    session.run(*event)
+    assert server.requests - before == 4
+    whole = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    same = collections(shop.bundles["jets"], whole, 1000)
+    whole.run(*same)
+    for name in "xyz":
+        assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
+    model: Any = session.executable
+    model.follow(Served("", "columns", merge=False))
+    given, written = collections(shop.bundles["jets"], session, 1000)
+    before = server.requests
+    with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):
+        session.run(given, written)
+    assert server.requests == before and not written["tags"].memory()[0].any()
+    session.close()
+    whole.close()
+
+
+@pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
+def test_an_address_that_is_none(device: str) -> None:
+    with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
+        pipeline.load("jets@production", device=device)
+
+
+def test_what_the_server_decides_is_not_the_clients(shop: Shop, url: str) -> None:
+    with pytest.raises(LoadError, match="threads with device 'triton://"):
+        pipeline.load("jets@production", device=url, threads=2)
+    with pytest.raises(LoadError, match="remote options with device 'cpu'"):
+        pipeline.load("jets@production", device="cpu", remote=QUICK)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"deadline_s": 0.0},
+        {"deadline_s": float("nan")},
+        {"deadline_s": float("inf")},
+        {"retries": -1},
+        {"in_flight": 0},
+        {"compression": "zip"},
+        {"message_bytes": 10},
+        {"message_bytes": 2**31},
+    ],
+)
+def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
+    with pytest.raises(ServingError):
+        RemoteOptions(**fault)
+
+
+def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -> None:
+    options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
+    with pytest.raises(ServingError, match=r"root\.pem: No such file"):
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("root",), r"text: not PEM that TLS can use: no_certificate"),
+        (("empty",), r"empty: not PEM that TLS can use: no_certificate"),
+        ((None, "text"), "TLS with private_key and no certificate_chain: name both, or neither"),
+        ((None, None, "text"), "TLS with certificate_chain and no private_key: name both"),
+        ((None, "text", "text"), "text with .*text: not PEM that TLS can use: no key that opens"),
+    ],
+)
+def test_certificates_that_are_none(
+    shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], says: str
+) -> None:
+    """gRPC ends the process for half a pair, and trusts the whole system for an empty file."""
+    (tmp_path / "text").write_text("no certificate")
+    (tmp_path / "empty").touch()
+    files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
+    with pytest.raises(ServingError, match=says):
+        options = RemoteOptions(tls=Tls(*files))
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_a_proxy_for_the_web_is_not_asked(
+    shop: Shop, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker nodes of a site have http_proxy in their environment."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    options = RemoteOptions(deadline_s=5.0, retries=0)
+    pipeline.load("jets@production", device=url, registry=shop.registry, remote=options).close()
+
+
+def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
+    options = RemoteOptions(tls=Tls(), retries=1, deadline_s=5.0)
+    with pytest.raises(ServerGoneError):
+        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+
+
+def test_a_closed_session(shop: Shop, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    event = collections(shop.bundles["jets"], session, 5)
+    session.close()
+    with pytest.raises(ServerGoneError, match="the session is closed"):
+        session.run(*event)
+
+
+def test_an_altered_bundle_never_gets_to_the_server(url: str, shop: Shop, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shop.registry.fetch(shop.registry.find("jets/1"), folder)
+    (folder / "program.pt2").write_bytes(b"x")
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        pipeline.load(folder, device=url, mode="test")
+
+
+def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSession) -> None:
+    layout = remote.layout("jets")
+    memory = torch.zeros(layout.nbytes(8) + layout.alignment, dtype=torch.uint8)
+    start = -memory.data_ptr() % layout.alignment
+    given = Collection.wrap(layout, memory[start:], 8)
+    written = remote.collection("tags", 8)
+    remote.run(given, written)
+    assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+
+
+class Sharing(Server):
+    """The same through system shared memory. `used` are the regions of requests, in order."""
+
+    used: list[str]
+    forgotten: list[str]
+    in_use: int  # how often it says that it cannot forget a region yet
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:
+        def array(asked: Any, t: Any) -> Any:
+            found = dict(asked.parameters.items())
+            name = found["shared_memory_region"].string_param
+            memory = np.memmap(f"/dev/shm/{name}", np.uint8, "r+")
+            at = found["shared_memory_offset"].int64_param
+            size = found["shared_memory_byte_size"].int64_param
+            return name, memory[at : at + size].view(t.dtype).reshape(t.shape(5))
+
+        wire = self.core.wire
+        given = [array(d, t) for d, t in zip(request.inputs, wire.inputs, strict=True)]
+        self.used.append(given[0][0])
+        inputs = {t.name: v.copy() for t, (_, v) in zip(wire.inputs, given, strict=True)}
+        (found,) = self.core.answer([Request(inputs)])
+        assert isinstance(found, dict)
+        answer = service_pb2.ModelInferResponse(model_name=request.model_name)
+        for asked, t in zip(request.outputs, wire.outputs, strict=True):
+            array(asked, t)[1][...] = found[t.name]
+            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
+        return self.fault(answer, context)
+
+    def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        if self.in_use:
+            self.in_use -= 1
+            context.abort(grpc.StatusCode.INTERNAL, "it is currently in use")
+        self.forgotten.append(request.name)
+        return service_pb2.SystemSharedMemoryUnregisterResponse()
+
+
+def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
+    shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt may still run in the server, and write into it; which also keeps it."""
+    monkeypatch.setattr("serving.client.system._REMIND_S", 0.0)
+    sharing = Sharing(server.core._session, server.service)
+    sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
+    broken = [True]
+
+    def breaks(answer: Any, context: Any) -> Any:
+        if broken and broken.pop():
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        return answer
+
+    sharing.fault = breaks
+    with sharing.listening() as url:
+        session = pipeline.load(
+            "jets@production", device=url, registry=shop.registry,
+            remote=replace(QUICK, shared_memory=True),
+        )  # fmt: skip
+        for _ in range(3):
+            given, written = collections(shop.bundles["jets"], session, 5)
+            session.run(given, written)
+            assert written["tags"]["x"].any()
+        first, again, second, third = sharing.used
+        assert first == again != second == third
+        until = time.monotonic() + 60
+        while first not in sharing.forgotten:
+            assert time.monotonic() < until
+            session.run(given, written)
+        session.close()
+        assert sorted(sharing.forgotten) == sorted({first, second})
+    assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+
+
+def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str) -> None:
+    options = RemoteOptions(deadline_s=0.7, message_bytes=HEADERS + 24 * 300)
+
+    def slow(answer: Any, context: Any) -> Any:
+        time.sleep(0.3)
+        return answer
+
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+    event = collections(shop.bundles["jets"], session, 1000)  # four of them
+    server.fault = slow
+    with pytest.raises(DeadlineError):
+        session.run(*event)
+    assert not event[1]["tags"].memory()[0].any()
+    session.close()
+
+
+# -- after a fork, and after the end ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["run", "run_async", "run_many"])
+def test_a_fork_leaves_the_session_to_its_parent(
+    shop: Shop, remote: RemoteSession, call: str
+) -> None:
+    """Else both would use one region of shared memory, and a pool whose threads are gone."""
+    given, written = collections(shop.bundles["jets"], remote, 5)
+    remote.run_async(given, written).result()  # so that there are threads to be lost
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: remote.run(given, written),
+        "run_async": lambda: remote.run_async(given, written).result(),
+        "run_many": lambda: remote.run_many([remote.bind(given, written)]),
+    }
+    assert in_a_child(calls[call]).startswith("RunError: this session was opened before a fork")
+    assert in_a_child(remote.close) == "nothing"
+    remote.run(given, written)
+
+
+def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+    event = collections(shop.bundles["jets"], session, 5)
+    binding = session.bind(*event)
+    session.close()
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_async(*event)
+    with pytest.raises(RunError, match="the session is closed"):
+        session.run_many([binding])

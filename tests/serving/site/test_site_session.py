@@ -1,0 +1,685 @@
+"""A session over several places, against servers that are well, away, slow, full or wrong."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+import pipeline
+from engines.errors import RunError
+from pipeline.errors import ConfigError
+from runtime.checked.session import CheckedSession
+from runtime.errors import BindError, LoadError
+from runtime.loader import load as load_here
+from runtime.session.session import Session
+from serving.client.options import HEADERS
+from serving.errors import NowhereError, ServingError
+from serving.remote.model import RemoteModel
+from serving.site.options import Site
+from serving.site.places import OnDevice
+from serving.site.session import SiteSession
+from serving.wire import FORMS, Form
+from tests.models.forked import in_a_child
+from tests.models.tagged import ROW_BYTES, Event, Tags
+from tests.serving.grpc_server import Server
+from tests.serving.proxy import Proxy
+
+POLICY = {"deadline_s": 3.0, "attempt_s": 1.0, "health_s": 0.1}
+
+
+@pytest.fixture(scope="module")
+def local(tags: Tags) -> Iterator[Session]:
+    session = load_here("tagged/1", registry=tags.registry)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def one(tags: Tags, local: Session) -> Server:
+    return Server(local, tags.deployed.service)
+
+
+@pytest.fixture
+def two(tags: Tags, local: Session) -> Server:
+    return Server(local, tags.deployed.service)
+
+
+def site(*urls: str, fall_back: bool = True, **policy: Any) -> Site:
+    servers = [{"name": f"s{i}", "url": url} for i, url in enumerate(urls)]
+    return Site.model_validate(
+        {"servers": servers, "local": {"fall_back": fall_back}, "policy": {**POLICY, **policy}}
+    )
+
+
+def load(tags: Tags, where: Site) -> SiteSession:
+    return pipeline.load("tagged/1", site=where, registry=tags.registry)
+
+
+def right(local: Session, event: Event) -> bool:
+    mine = Event.make(local, event.number, event.found.n)
+    local.run(mine.given, mine.found)
+    return all(torch.equal(a, b) for a, b in zip(event.answers(), mine.answers(), strict=True))
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def nobody() -> str:
+    """An address where nobody listens; the port may be taken by others, but hardly is."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"triton://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        events = [Event.make(session, i, i % 50 + 1) for i in range(60)]
+        futures = [session.run_async(e.given, e.found) for e in events]
+        for event, future in zip(events, futures, strict=True):
+            assert future.result()["found"] is event.found
+            assert right(local, event)
+        report = session.report()
+        assert report.answered == 60 and report.fell_back == 0
+        assert {p.state for p in report.places} == {"good"}
+        assert one.requests and two.requests
+        session.close()
+
+
+def test_a_binding_runs_again_on_fewer_rows_and_here(
+    tags: Tags, local: Session, one: Server
+) -> None:
+    """The local call behind a binding follows the rows and memory of the binding."""
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 5, 40)
+        binding = session.bind(event.given, event.found)
+        binding()
+        assert right(local, event)
+    until(lambda: session.report().place("s0").state == "bad")
+    for n in (40, 7, 20):
+        event.spoil()
+        binding(n)
+        assert (event.found.numpy("event")[:n] == 5).all()
+        assert (event.found.numpy("event")[n:] == -1).all()
+    other = Event.make(session, 6, 30)
+    binding.rebind(other.given, other.found)
+    binding()
+    assert right(local, other)
+    assert session.report().fell_back == 4
+    session.close()
+
+
+def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
+    session = load(tags, site(nobody()))
+    events = [Event.make(session, i, 10) for i in range(20)]
+    session.run_many([session.bind(e.given, e.found) for e in events])
+    assert all(right(local, event) for event in events)
+    report = session.report()
+    assert (report.fell_back, report.retried) == (20, 0)
+    assert report.place("s0").state == "bad" and not report.place("s0").failed
+    session.close()
+
+
+def test_bad_memory_is_refused_as_ever(tags: Tags) -> None:
+    session = load(tags, site(nobody()))
+    with pytest.raises(BindError, match="rows"):
+        session.run(session.collection("given", 3), session.collection("found", 2))
+    session.close()
+
+
+def test_a_server_that_dies_and_comes_back(
+    tags: Tags, local: Session, one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "soa_pipeline.site")
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+    for i in range(20):
+        event = Event.make(session, i, 5)
+        session.run(event.given, event.found)
+        assert right(local, event)
+    assert session.report().place("s0").state == "bad"
+    before = one.requests
+    with one.listening(url.removeprefix("triton://")):
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert session.report().place("s0").state == "good"
+    assert one.requests > before and session.report().fell_back == 20
+    said = [record.getMessage() for record in caplog.records]
+    assert any("tagged/1: s0 is bad (was good): server 127.0.0.1" in text for text in said)
+    assert any("tagged/1: s0 is good (was trial): answers" in text for text in said)
+    session.close()
+
+
+def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> None:
+    """A server answers, wrongly, after the request was given up and run here."""
+    late = threading.Event()
+
+    def hang(answer: Any, context: Any) -> Any:
+        late.wait(30)
+        answer.raw_output_contents[1] = b"\x7f" * len(answer.raw_output_contents[1])
+        return answer
+
+    with one.listening() as url:
+        session = load(tags, site(url, attempt_s=0.3))
+        one.fault = hang
+        event = Event.make(session, 3, 9)
+        session.run(event.given, event.found)
+        assert right(local, event)
+        late.set()
+        time.sleep(0.2)
+        assert right(local, event)
+        report = session.report()
+        assert report.place("s0").failed == {"DeadlineError": 1} and report.fell_back == 1
+        session.close()
+
+
+def test_a_wrong_answer_is_asked_for_elsewhere(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    def nan(answer: Any, context: Any) -> Any:
+        answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
+        return answer
+
+    def short(answer: Any, context: Any) -> Any:
+        answer.outputs[0].shape[0] -= 1
+        return answer
+
+    one.fault, two.fault = nan, short
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        for i in range(20):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        report = session.report()
+        assert report.fell_back == 20
+        # Three in a row, and they are left alone but for a trial now and then.
+        for place in report.places:
+            assert 3 <= place.failed["AnswerError"] < 20 and place.answered == 0
+        session.close()
+
+
+def test_one_event_that_servers_refuse_closes_none(tags: Tags, local: Session, one: Server) -> None:
+    poison = [True]
+
+    def refuse(answer: Any, context: Any) -> Any:
+        if poison.pop() if poison else False:
+            context.abort(grpc.StatusCode.INTERNAL, "the kernel failed")
+        return answer
+
+    one.fault = refuse
+    with one.listening() as url:
+        session = load(tags, site(url))
+        for i in range(3):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        report = session.report()
+        assert (report.fell_back, report.place("s0").answered) == (1, 2)
+        assert report.place("s0").state == "good"
+        session.close()
+
+
+def test_a_full_queue_is_left_alone_for_a_while(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    def full(answer: Any, context: Any) -> Any:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "[request id: 1] Exceeds maximum queue size")
+
+    one.fault = full
+    with one.listening() as a, two.listening() as b:
+        where = site(a, b, health_s=30.0)
+        session = load(tags, where)
+        for i in range(30):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        first = session.report().place("s0")
+        assert first.state == "busy" and first.failed == {"BusyError": 1}
+        assert session.report().place("s1").answered == 30
+        session.close()
+
+
+def test_a_server_with_another_version_is_not_used(
+    tags: Tags, local: Session, one: Server, two: Server
+) -> None:
+    with one.listening() as a, two.listening() as b:
+        session = load(tags, site(a, b))
+        until(lambda: {p.state for p in session.report().places} == {"good"})
+        one.core._digest = "f" * 64  # restarted with other files, and nobody has looked yet
+        for i in range(10):
+            event = Event.make(session, i, 5)
+            session.run(event.given, event.found)
+            assert right(local, event)
+        session.close()
+    one.service = two.service.__class__(**{**two.service.__dict__, "digest": "e" * 64})
+    with one.listening() as a:
+        session = load(tags, site(a))
+        place = session.report().place("s0")
+        assert place.state == "bad" and "is bundle eeeeeeeeeeee" in place.reason
+        session.close()
+
+
+def test_a_server_that_is_not_ready_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
+    one.ready = False
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert one.requests == 0 and right(local, event)
+        one.ready = True
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert one.requests == 1
+        session.close()
+
+
+def test_without_falling_back_one_clear_error(tags: Tags, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url, fall_back=False, deadline_s=1.0, attempt_s=0.5))
+    event = Event.make(session, 1, 5)
+    with pytest.raises(NowhereError, match=r"^tagged/1: no answer anywhere within .* s, no fall-b"):
+        session.run(event.given, event.found)
+    assert event.untouched and session.report().nowhere == 1
+    future = session.run_async(event.given, event.found)
+    with pytest.raises(NowhereError, match=r"s0: bad, server 127\.0\.0\.1:\d+: no answer"):
+        future.result()
+    assert event.untouched
+    session.close()
+    with pytest.raises(NowhereError, match="s0: "):
+        load(tags, site(nobody(), fall_back=False, deadline_s=0.5, attempt_s=0.5))
+
+
+def test_without_falling_back_it_waits_for_a_server(
+    tags: Tags, local: Session, one: Server
+) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url, fall_back=False, deadline_s=30.0))
+    event = Event.make(session, 1, 5)
+    future = session.run_async(event.given, event.found)
+    until(lambda: session.report().place("s0").state == "bad")
+    with one.listening(url.removeprefix("triton://")):
+        future.result()
+    assert right(local, event)
+    session.close()
+
+
+def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        where = Site.model_validate(
+            {
+                "servers": [
+                    {"name": "far", "url": a, "preference": 2},
+                    {"name": "near", "url": b, "preference": 1},
+                ],
+                "policy": POLICY,
+            }
+        )
+        session = load(tags, where)
+        event = Event.make(session, 1, 5)
+        for _ in range(5):
+            session.run(event.given, event.found)
+        assert (one.requests, two.requests) == (0, 5)
+        session.close()
+
+
+def test_a_device_of_this_host_is_a_place(tags: Tags, local: Session) -> None:
+    where = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
+    session = load(tags, where)
+    event = Event.make(session, 1, 5)
+    session.run(event.given, event.found)
+    assert right(local, event) and session.report().place("cpu").answered == 1
+    session.close()
+
+
+def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
+    with one.listening() as a, two.listening() as b:
+        data = site(a, b).model_dump()
+        rule = {"servers": ["s1"], "fall_back": False}
+        session = load(tags, Site.model_validate({**data, "models": {"tagged": rule}}))
+        assert [p.name for p in session.report().places] == ["s1"]
+        assert session._router.fall_back is None
+        session.close()
+
+
+def test_test_mode_compares_wherever_it_ran(tags: Tags, one: Server) -> None:
+    with one.listening() as url:
+        session = pipeline.load("tagged/1", site=site(url), registry=tags.registry, mode="test")
+        assert isinstance(session, CheckedSession)
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert session.report.events == 1 and one.requests == 1
+        session.close()
+
+
+def test_a_closed_session(tags: Tags, one: Server) -> None:
+    threads = threading.active_count()
+    with one.listening() as url:
+        session = load(tags, site(url))
+        event = Event.make(session, 1, 5)
+        session.close()
+        with pytest.raises(RunError, match="the session is closed"):
+            session.run(event.given, event.found)
+    assert event.untouched
+    until(lambda: threading.active_count() <= threads)
+
+
+def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> None:
+    session = load(tags, site(nobody()))
+    event = Event.make(session, 1, 5)
+    session.run(event.given, event.found)
+    for call in (session.run, session.run_async):
+        said = in_a_child(lambda call=call: call(event.given, event.found))  # type: ignore[misc]
+        assert said.startswith("RunError: this session was opened before a fork")
+    assert in_a_child(session.report).startswith("RunError: this session was opened before a fork")
+    assert in_a_child(session.close) == "nothing"
+    session.run(event.given, event.found)
+    assert right(local, event)
+    session.close()
+
+
+def test_the_site_of_this_host(
+    tags: Tags, local: Session, one: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "site.yaml"
+    monkeypatch.setenv("PIPELINE_SITE", str(file))
+    with one.listening() as url:
+        file.write_text(f"servers:\n  - {{name: here, url: '{url}', compression: gzip}}\n")
+        session = pipeline.load("tagged/1", device="site", registry=tags.registry)
+        assert isinstance(session, SiteSession) and session.origin is not None
+        assert (session.origin.target, session.origin.engine) == ("site", "here")
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert right(local, event) and one.requests == 1
+        session.close()
+    file.write_text("servers: 3")
+    with pytest.raises(ConfigError, match=r"site\.yaml:1: servers: found 3; expected a list"):
+        pipeline.load("tagged/1", device="site", registry=tags.registry)
+
+
+def test_what_the_site_decides_is_not_the_callers(tags: Tags, tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="target with device 'site'"):
+        pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)
+    with pytest.raises(LoadError, match="a site with device 'cuda'"):
+        pipeline.load("tagged/1", site=site(), device="cuda", registry=tags.registry)
+    with pytest.raises(LoadError, match="device 'auto' in a site"):
+        where = Site.model_validate({"local": {"devices": ["auto"]}})
+        load(tags, where)
+
+
+class Metrics:
+    """Triton's metrics page, with numbers that a test sets."""
+
+    def __init__(self) -> None:
+        self.waited_us = self.answered = self.pending = 0
+        page = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(page.text().encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
+
+    def text(self) -> str:
+        labels = '{model="tagged",version="1"}'
+        return (
+            f"# HELP nv_inference_queue_duration_us Cumulative\n"
+            f"nv_inference_queue_duration_us{labels} {self.waited_us}\n"
+            f'nv_inference_queue_duration_us{{model="other",version="1"}} 1e12\n'
+            f"nv_inference_request_success{labels} {self.answered}\n"
+            f"nv_inference_pending_request_count{labels} {self.pending}\n"
+        )
+
+    def __enter__(self) -> Metrics:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url, Metrics() as page:
+        data = site(url, queue_us=1000.0).model_dump()
+        data["servers"][0]["metrics"] = page.url
+        session = load(tags, Site.model_validate(data))
+
+        def state(wanted: str, waited_us: int, answered: int, pending: int = 0) -> None:
+            """At each look so many more have waited so long."""
+            page.pending = pending
+
+            def there() -> bool:
+                page.waited_us += waited_us
+                page.answered += answered
+                return session.report().place("s0").state == wanted
+
+            until(there)
+
+        event = Event.make(session, 1, 5)
+        state("good", 900, 1)
+        session.run(event.given, event.found)
+        assert one.requests == 1
+        state("busy", 50_000, 10)
+        session.run(event.given, event.found)
+        assert one.requests == 1 and session.report().fell_back == 1
+        assert right(local, event)
+        state("good", 400, 1)
+        session.run(event.given, event.found)
+        assert one.requests == 2
+        state("busy", 0, 0, pending=3)  # nothing comes out of it any more
+        state("good", 0, 0)
+        session.close()
+
+
+def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url))
+        (model,) = (place.executable for place in session._router.places)
+        assert isinstance(model, RemoteModel)
+        model.options = model.client.options = replace(model.options, message_bytes=HEADERS + 1)
+        event = Event.make(session, 1, 100)
+        session.run(event.given, event.found)
+        assert right(local, event)
+        place = session.report().place("s0")
+        assert place.failed == {"TooLargeError": 1} and place.state == "good"
+        session.close()
+
+
+# -- forms, and more rows than a message carries --------------------------------------------------
+
+
+def speaking(tags: Tags, local: Session, form: Form, merge: bool | None = None) -> Server:
+    merge = form != "blocks" if merge is None else merge
+    return Server(local, replace(tags.deployed.service, requests=form, merge=merge))
+
+
+def whole(local: Session, event: Event) -> bool:
+    """As `right`; but the last bit of a score may go by where in a run its row lies."""
+    mine = Event.make(local, event.number, event.found.n)
+    local.run(mine.given, mine.found)
+    (numbers, scores), (tags, wanted) = event.answers(), mine.answers()
+    return torch.equal(numbers, tags) and torch.allclose(scores, wanted, rtol=1e-6, atol=0)
+
+
+def cutting(rows: int, *urls: str, **more: Any) -> Site:
+    """A site whose servers take so many rows in a message."""
+    data = site(*urls, **more).model_dump()
+    for server in data["servers"]:
+        server["message_bytes"] = HEADERS + rows * ROW_BYTES
+    return Site.model_validate(data)
+
+
+def test_each_server_is_spoken_to_in_its_own_form(tags: Tags, local: Session) -> None:
+    servers = [speaking(tags, local, form) for form in FORMS]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(server.listening()) for server in servers]
+        session = load(tags, site(*urls))
+        events = [Event.make(session, i, i % 50) for i in range(120)]
+        for event, future in [(e, session.run_async(e.given, e.found)) for e in events]:
+            future.result()
+            assert right(local, event)
+        report = session.report()
+        assert (report.answered, report.fell_back, report.retried) == (120 - 3, 0, 0)  # 3 are empty
+        assert all(server.requests for server in servers)
+        session.close()
+
+
+@pytest.mark.parametrize("form", ["columns", "rows"])
+def test_more_rows_than_a_message_carries_go_in_several(
+    tags: Tags, local: Session, form: Form
+) -> None:
+    one = speaking(tags, local, form)
+    with one.listening() as url:
+        session = load(tags, cutting(50, url))
+        event = Event.make(session, 1, 180)
+        session.run(event.given, event.found)
+        assert one.rows == [45] * 4 and whole(local, event)
+        report = session.report()
+        assert (report.answered, report.retried, report.fell_back) == (4, 0, 0)
+        session.close()
+
+
+def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) -> None:
+    """The first server answers two parts and dies; the other, of another form, gets the rest."""
+    one, two = speaking(tags, local, "columns"), speaking(tags, local, "rows")
+
+    def third(answer: Any, context: Any) -> Any:
+        if one.requests > 2:
+            one.rows.pop()
+            one.ready = False  # nor is it tried again
+            context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+        return answer
+
+    one.fault = third
+    with one.listening() as a, two.listening() as b:
+        data = cutting(20, a, b).model_dump()
+        data["servers"][1]["preference"] = 1
+        session = load(tags, Site.model_validate(data))
+        event = Event.make(session, 7, 100)
+        session.run(event.given, event.found)
+        assert (one.rows, two.rows) == ([20, 20], [20, 20, 20])
+        assert whole(local, event)
+        report = session.report()
+        assert (report.retried, report.fell_back) == (1, 0)
+        assert report.place("s0").failed == {"ServerGoneError": 1}
+        session.close()
+
+
+def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local: Session) -> None:
+    one = speaking(tags, local, "rows")
+
+    def second(answer: Any, context: Any) -> Any:
+        if one.requests > 1:
+            answer.raw_output_contents[1] = b"\0\0\xc0\x7f" * answer.outputs[1].shape[0]
+        return answer
+
+    one.fault = second
+    with one.listening() as url:
+        session = load(tags, cutting(50, url))
+        event = Event.make(session, 3, 100)
+        session.run(event.given, event.found)
+        assert whole(local, event) and session.report().fell_back == 1
+        session.close()
+        one.requests = 0
+        session = load(tags, cutting(50, url, fall_back=False, deadline_s=2.0))
+        event.spoil()
+        with pytest.raises(
+            NowhereError, match=r"at row 50, .*; its first 50 rows were answered, and are not wri"
+        ):
+            session.run(event.given, event.found)
+        assert event.untouched
+        session.close()
+
+
+def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url))
+        for form in ("rows", "blocks", "columns"):
+            until(lambda: session.report().place("s0").state == "good")
+            other = speaking(tags, local, form)
+            one.core, one.service = other.core, other.service
+            answered = session.report().place("s0").answered
+            event = Event.make(session, 2, 2)  # as many rows as columns: blocks look like rows
+
+            def asked(event: Event = event, answered: int = answered) -> bool:
+                event.spoil()
+                session.run(event.given, event.found)
+                assert right(local, event)
+                return session.report().place("s0").answered > answered
+
+            until(asked)
+        session.close()
+
+
+def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path) -> None:
+    with one.listening() as url:
+        data = site(url).model_dump()
+        data["servers"][0]["tls"] = {}
+        session = load(tags, Site.model_validate(data))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        assert right(local, event) and session.report().place("s0").state == "bad"
+        assert one.requests == 0
+        session.close()
+        data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
+        with pytest.raises(ServingError, match=r"root\.pem: No such file"):
+            load(tags, Site.model_validate(data))
+
+
+def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: Server) -> None:
+    with one.listening() as url, Proxy(int(url.rpartition(":")[2])) as proxy:
+        session = load(tags, site(proxy.url, attempt_s=0.3))
+        event = Event.make(session, 1, 5)
+        session.run(event.given, event.found)
+        proxy.forget()
+        event.spoil()
+        session.run(event.given, event.found)
+        assert right(local, event) and session.report().fell_back == 1
+        until(lambda: session.report().place("s0").state == "trial")
+        session.run(event.given, event.found)
+        assert session.report().place("s0").answered == 2
+        session.close()
+
+
+def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:
+    event = Event.make(local, 1, 5)
+    binding = local.bind(event.given, event.found)
+    OnDevice(local.executable, torch.device("cpu"), local.signature)(binding._arguments)
+    assert right(local, event)
+    event.spoil()
+
+    def fails(arguments: Any) -> None:
+        for argument in arguments[1:]:
+            argument.zero_()
+        raise RuntimeError("out of memory")
+
+    meta = torch.device("meta")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        OnDevice(fails, meta, local.signature)(binding._arguments)
+    assert event.untouched

@@ -1,0 +1,48 @@
+"""A site of real Tritons that take requests in different forms, one of which dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import wait
+
+import torch
+
+import pipeline
+from runtime.loader import load as load_here
+from serving.client.options import HEADERS
+from serving.local.triton import TritonServer
+from serving.site.options import Site
+from tests.models.tagged import ROW_BYTES, Event, Tags
+
+POLICY = {"deadline_s": 20.0, "attempt_s": 5.0, "health_s": 0.2}
+
+
+def test_requests_in_parts_survive_a_server_that_is_killed(tags: Tags, real_triton: None) -> None:
+    local = load_here("tagged/1", registry=tags.registry)
+    with TritonServer(tags.repository) as columns, TritonServer(tags.in_rows) as rows:
+        servers = [
+            {"name": name, "url": server.url, "message_bytes": HEADERS + 40 * ROW_BYTES}
+            for name, server in (("columns", columns), ("rows", rows))
+        ]
+        where = {"servers": servers, "policy": POLICY, "local": {"fall_back": False}}
+        session = pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
+        events = [Event.make(session, i, 200 - i) for i in range(150)]
+        futures = [session.run_async(e.given, e.found) for e in events]
+        wait(futures[:40])
+        before = {place.name: place.answered for place in session.report().places}
+        os.killpg(rows.pid, signal.SIGKILL)
+        for event, future in zip(events, futures, strict=True):
+            future.result()
+            mine = Event.make(local, event.number, event.found.n)
+            local.run(mine.given, mine.found)
+            (numbers, scores), (wanted, right) = event.answers(), mine.answers()
+            assert torch.equal(numbers, wanted)
+            assert torch.allclose(scores, right, rtol=1e-6, atol=0)
+        report = session.report()
+        session.close()
+    local.close()
+    assert before["columns"] and before["rows"]
+    assert report.place("rows").state == "bad" and report.fell_back == report.nowhere == 0
+    messages = sum(-(-event.found.n // 40) for event in events)
+    assert report.answered == messages

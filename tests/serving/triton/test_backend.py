@@ -1,0 +1,217 @@
+"""The server's side without a server: requests share a run, and each gets its own rows back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.errors import RunError
+from runtime.session.session import Session
+from serving.errors import RequestError, WrongVersionError
+from serving.triton.backend import Core, Request
+from serving.wire import FORMS, Array, Form, Wire
+from tests.models import served
+from tests.models.building import Built, build
+from tests.models.mlps import CLASSES, FEATURES
+
+LIMIT = 100
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    folder = tmp_path_factory.mktemp("mixed")
+    made = build(served.Mixed(), served.MIXED, folder, ("exported",), route="none")
+    return made.session("exported")
+
+
+@pytest.fixture(scope="module")
+def event(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    folder = tmp_path_factory.mktemp("event")
+    made = build(served.Event(), served.EVENT, folder, ("exported",), route="none")
+    return made.session("exported")
+
+
+def jets(n: int, seed: int) -> dict[str, Array]:
+    values = np.random.default_rng(seed).normal(size=(n, 6)).astype(np.float32)
+    return {f"jets.{name}": values[:, i : i + 1] for i, name in enumerate(FEATURES)}
+
+
+def row_major(mlp: Built, request: dict[str, Array]) -> Array:
+    """The model's own answer to a request, on an ordinary tensor."""
+    x = torch.from_numpy(np.concatenate([request[f"jets.{name}"] for name in FEATURES], axis=1))
+    with torch.no_grad():
+        answer: Array = mlp.model(x).numpy()
+    return answer
+
+
+def answers_of(found: list[dict[str, Array] | RequestError]) -> list[dict[str, Array]]:
+    return [answer for answer in found if isinstance(answer, dict)]
+
+
+def random_request(session: Session, rows: dict[str, int], seed: int) -> Request:
+    draw = np.random.default_rng(seed)
+    return Request(
+        {
+            t.name: draw.integers(0, 2 if t.dtype == bool else 50, t.shape(rows[t.rows])).astype(
+                t.dtype
+            )
+            for t in Wire.of(session.signature).inputs
+        }
+    )
+
+
+@settings(max_examples=15)
+@given(st.lists(st.integers(0, 7000), min_size=1, max_size=6))
+def test_every_request_gets_its_own_rows(mlp: Built, sizes: list[int]) -> None:
+    """Also when they do not fit into one run, and when one alone is above the compiled 5000."""
+    core = Core(mlp.session("exported"), merge=True)
+    requests = [jets(n, seed) for seed, n in enumerate(sizes)]
+    found = answers_of(core.answer([Request(each) for each in requests]))
+    assert len(found) == len(sizes)
+    for request, answer in zip(requests, found, strict=True):
+        got = np.concatenate([answer[f"tags.{name}"] for name in CLASSES], axis=1)
+        assert np.allclose(got, row_major(mlp, request), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_and_blocks_are_answered_in_kind(mlp: Built) -> None:
+    """Also a request above the compiled 5000, which is cut; blocks are not merged."""
+    session = mlp.session("exported")
+    requests = [jets(n, n) for n in (3, 0, 40, 7001)]
+    together = [np.concatenate([r[f"jets.{f}"] for f in FEATURES], axis=1) for r in requests]
+    (given_name,) = [t.name for t in Wire.of(session.signature, "rows").inputs]
+    (name,) = [t.name for t in Wire.of(session.signature, "rows").outputs]
+    rows = Core(session, merge=True, requests="rows")
+    found = answers_of(rows.answer([Request({given_name: x}) for x in together]))
+    for request, answer in zip(requests, found, strict=True):
+        assert answer[name].flags.c_contiguous
+        assert np.allclose(answer[name], row_major(mlp, request), rtol=1e-4, atol=1e-5)
+    blocks = Core(session, merge=False, requests="blocks")
+    found = answers_of(blocks.answer([Request({given_name: x.T}) for x in together[:3]]))
+    for request, answer in zip(requests[:3], found, strict=True):
+        assert answer[name].shape == (len(CLASSES), len(request["jets.a"]))
+        assert np.allclose(answer[name].T, row_major(mlp, request), rtol=1e-4, atol=1e-5)
+    (wrong,) = blocks.answer([Request({given_name: together[0]})])
+    assert "has shape (3, 6), the model takes (6, n)" in str(wrong)
+
+
+def test_requests_share_runs_and_runs_keep_to_the_limit(mlp: Built) -> None:
+    session = mlp.session("exported")
+    seen: list[int] = []
+    run = session._executable
+
+    def counting(arguments: list[torch.Tensor]) -> None:
+        seen.append(arguments[0].shape[0])
+        run(arguments)
+
+    core = Core(Session(session.signature, counting), merge=True)  # type: ignore[arg-type]
+    core.answer([Request(jets(n, 0)) for n in (10, 20, 4960, 30, 12000)])
+    assert seen == [10 + 20 + 4960, 30 + 4000, 4000, 4000]
+
+
+def test_every_dtype_and_shape_comes_back(mixed: Session) -> None:
+    """Merged answers are the bits of the same requests one by one."""
+    requests = [random_request(mixed, {"n": n}, n) for n in (1, 30, 7, 150, 90)]
+    merged = answers_of(Core(mixed, merge=True).answer(requests))
+    alone = [a for r in requests for a in answers_of(Core(mixed, merge=False).answer([r]))]
+    assert len(merged) == len(alone) == len(requests)
+    for one, other in zip(merged, alone, strict=True):
+        for t in Wire.of(mixed.signature).outputs:
+            assert one[t.name].dtype == other[t.name].dtype == t.dtype
+            assert np.array_equal(one[t.name], other[t.name])
+
+
+def test_requests_that_share_nothing_run_alone(event: Session) -> None:
+    core = Core(event, merge=False)
+    requests = [random_request(event, {"nodes": n, "edges": e}, n) for n, e in ((3, 5), (40, 1))]
+    found = answers_of(core.answer(requests))
+    for request, answer in zip(requests, found, strict=True):
+        total = request.inputs["edges.weight"].sum()
+        points = request.inputs["nodes.x"] + request.inputs["nodes.y"]
+        assert np.allclose(answer["out.score"], points * request.inputs["nodes.z"] + total)
+        assert answer["out.total"].tolist() == [total]
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_memory_of_their_own(mlp: Built, form: Form, merge: bool) -> None:
+    """Whatever runs next: neither they nor the requests' arrays are the core's buffers."""
+    core = Core(mlp.session("exported"), merge=merge and form != "blocks", requests=form)
+
+    def asked(n: int, seed: int) -> Request:
+        columns = jets(n, seed)
+        if form == "columns":
+            return Request(columns)
+        rows = np.concatenate(list(columns.values()), axis=1)
+        (name,) = [t.name for t in core.wire.inputs]
+        return Request({name: rows if form == "rows" else np.ascontiguousarray(rows.T)})
+
+    requests = [asked(n, n) for n in (5, 1, 3)]
+    answers = answers_of(core.answer(requests))
+    arrays = [v for each in requests for v in each.inputs.values()]
+    arrays += [v for each in answers for v in each.values()]
+    kept = [values.copy() for values in arrays]
+    core.answer([asked(5, 8), asked(4, 9)])
+    core.answer([asked(9, 10)])
+    assert len(answers) == 3
+    assert all(np.array_equal(now, then) for now, then in zip(arrays, kept, strict=True))
+
+
+WRONG: dict[str, tuple[dict[str, Array], str]] = {
+    "dtype": ({"jets.a": np.zeros((3, 1), np.float64)}, "input jets.a is float64, the model takes"),
+    "shape": ({"jets.a": np.zeros((3, 2), np.float32)}, r"jets.a has shape \(3, 2\)"),
+    "one dimension": ({"jets.a": np.zeros(3, np.float32)}, r"jets.a has shape \(3,\)"),
+    "rows": ({"jets.f": np.zeros((4, 1), np.float32)}, "jets.f has 4 rows, another of 'n' has 3"),
+    "unknown": ({"jets.g": np.zeros((3, 1), np.float32)}, "has an unknown jets.g"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_one_bad_request_spoils_no_other(mlp: Built, fault: str) -> None:
+    change, message = WRONG[fault]
+    core = Core(mlp.session("exported"), merge=True)
+    good, bad = jets(3, 0), {**jets(3, 1), **change}
+    first, wrong, last, again = core.answer([Request(each) for each in (good, bad, good, bad)])
+    assert isinstance(wrong, RequestError) and isinstance(again, RequestError)
+    assert wrong is not again and str(wrong) == str(again)
+    with pytest.raises(RequestError, match=message):
+        raise wrong
+    assert isinstance(first, dict) and isinstance(last, dict)
+    got = np.concatenate([first[f"tags.{name}"] for name in CLASSES], axis=1)
+    assert np.allclose(got, row_major(mlp, good), rtol=1e-4, atol=1e-5)
+
+
+def test_a_column_that_is_missing(mlp: Built) -> None:
+    request = jets(3, 0)
+    del request["jets.c"]
+    (found,) = Core(mlp.session("exported"), merge=True).answer([Request(request)])
+    assert str(found) == "the request misses jets.c"
+
+
+def test_another_bundle_was_asked_for(mlp: Built) -> None:
+    core = Core(mlp.session("exported"), merge=True, digest="a" * 64)
+    good, foreign, wrong = core.answer(
+        [Request(jets(3, 0), "a" * 64), Request(jets(3, 0)), Request(jets(3, 0), "b" * 64)]
+    )
+    assert isinstance(good, dict) and isinstance(foreign, dict)
+    assert isinstance(wrong, WrongVersionError)
+    assert str(wrong) == f"asked for bundle {'b' * 12}, this server runs {'a' * 12}"
+
+
+def test_rows_outside_the_compiled_range(event: Session) -> None:
+    core = Core(event, merge=False)
+    (found,) = core.answer([random_request(event, {"nodes": 61, "edges": 3}, 0)])
+    assert str(found) == "nodes = 61 is outside the compiled range 0 … 60"
+
+
+def test_a_run_that_fails_is_an_error_of_its_requests(mlp: Built) -> None:
+    """And the next run is answered."""
+    session = mlp.session("aoti")
+    core = Core(session, merge=True)
+    before = core.answer([Request(jets(3, 0))])
+    session.close()
+    found = core.answer([Request(jets(3, 0)), Request(jets(4, 0))])
+    assert len(answers_of(before)) == 1
+    assert all(isinstance(error, RequestError) for error in found), RunError

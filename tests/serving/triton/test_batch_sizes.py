@@ -1,0 +1,111 @@
+"""What a version's own benchmark says of merging requests."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from registry.bundle.manifest import Below, BenchmarkStats, Candidate, Manifest, TargetRecord
+from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
+from tests.models.bundles import V3, manifest_data
+
+
+def manifest(chosen: dict[str, float], below: dict[str, float] | None = None) -> Manifest:
+    """Median times in microseconds by rows, of the engine chosen and of one for few rows."""
+
+    def candidate(times: dict[str, float]) -> Candidate:
+        stats = {n: BenchmarkStats(median_us=t, p05_us=t, p95_us=t) for n, t in times.items()}
+        return Candidate(status="valid", files=["f"], benchmark=stats)
+
+    record = TargetRecord(
+        status="verified",
+        chosen="aoti",
+        below=[Below(rows=50, engine="onnxruntime")] if below else [],
+        candidates={"aoti": candidate(chosen)}
+        | ({"onnxruntime": candidate(below)} if below else {}),
+    )
+    made = Manifest.model_validate({**manifest_data(), "targets": {}})
+    return made.model_copy(update={"targets": {V3: record}})
+
+
+@pytest.mark.parametrize(
+    ("times", "sizes"),
+    [
+        ({"10": 10.0, "1000": 1000.0}, (1000,)),  # the call's own cost is what counts
+        ({"1000": 10_000.0, "2000": 20_000.0}, (1000, 2000)),  # both as good
+        ({"100": 10_000.0, "1000": 900_000.0}, (100,)),  # out of the cache
+        ({"1": 3.0}, ()),
+        ({"nodes=3,edges=5": 10.0}, ()),
+        ({}, ()),
+    ],
+)
+def test_preferred_sizes_come_from_the_benchmark(
+    times: dict[str, float], sizes: tuple[int, ...]
+) -> None:
+    assert preferred_sizes(manifest(times), V3) == sizes
+
+
+def test_the_engine_for_few_rows_counts_too() -> None:
+    slow = {"100": 95_000.0, "1000": 900_000.0}
+    assert preferred_sizes(manifest(slow), V3) == (100, 1000)
+    assert preferred_sizes(manifest(slow, {"100": 1000.0}), V3) == (100,)
+
+
+@given(st.dictionaries(st.integers(2, 5000), st.floats(0.1, 1e6), min_size=1, max_size=5))
+def test_the_best_size_is_always_preferred(times: dict[int, float]) -> None:
+    found = preferred_sizes(manifest({str(n): us for n, us in times.items()}), V3)
+    best = max(times, key=lambda n: n / (times[n] + 300))
+    assert best in found and set(found) <= set(times)
+    assert all(a < b for a, b in itertools.pairwise(found))
+
+
+PARTICLENET = {"1": 10_110.9, "32": 435_682.5}
+
+
+def test_rows_that_cost_more_in_company_run_alone() -> None:
+    """With the times of ParticleNet."""
+    assert why_merging_does_not_pay(manifest(PARTICLENET), V3) == (
+        "by its benchmark a row takes 10.1 ms alone and 13.6 ms among 32, so that merged they "
+        "would be 0.76 times as many a second (--merge does it all the same)"
+    )
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"1": 192.7, "32": 3613.1, "1024": 106_851.2},  # the Particle Transformer's: small calls
+        {"10": 169.7, "1000": 44_959.6},  # what 1 row takes is not known
+        {"10": 30_000.0, "1000": 3e6},
+        {"1": 10_000.0},
+        {"nodes=3,edges=5": 10.0},
+        {},
+        {"1": 10_000.0, "8": 20_000.0, "32": 900_000.0},  # one size is enough
+    ],
+)
+def test_what_may_gain_is_merged(times: dict[str, float]) -> None:
+    assert why_merging_does_not_pay(manifest(times), V3) is None
+
+
+def test_the_engine_for_few_rows_decides_too() -> None:
+    times = {"1": 10_000.0, "32": 200_000.0}
+    assert why_merging_does_not_pay(manifest(times), V3) is None
+    found = why_merging_does_not_pay(manifest(times, {"1": 5000.0}), V3)
+    assert found is not None and "takes 5 ms alone and 6.25 ms among 32" in found
+
+
+@given(
+    st.floats(0.0, 1e5), st.floats(1.0, 1e5),
+    st.lists(st.integers(2, 5000), min_size=1, max_size=4, unique=True),
+)  # fmt: skip
+def test_alone_only_where_no_size_serves_more(once: float, row: float, sizes: list[int]) -> None:
+    """Times that grow with the rows from a part that they share."""
+    times = {n: once + row * n for n in (1, *sizes)}
+    found = why_merging_does_not_pay(manifest({str(n): us for n, us in times.items()}), V3)
+    alone = 1 / (300 + times[1])
+    merged = max(n / (300 + 100 * (n - 1) + times[n]) for n in sizes)
+    assert (found is None) == (0.9 * merged / alone > 1)
+    if once >= 2000 + 3 * row and max(sizes) >= 20:  # most of a run is shared
+        assert found is None

@@ -1,0 +1,316 @@
+"""A real Triton: its answers, its batches, and its ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pipeline
+from pipeline.deployment.repository import deploy
+from runtime.loader import tolerances_of
+from serving.client.options import RemoteOptions, Tls
+from serving.errors import (
+    DeadlineError,
+    RefusedError,
+    ServerError,
+    ServerGoneError,
+    VersionMismatchError,
+)
+from serving.local.triton import Ports, ServerOptions, TritonServer
+from serving.remote.session import RemoteSession
+from serving.wire import Form
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
+from tests.models.building import reference_collections
+from tests.models.mlps import CLASSES, FEATURES
+from tests.serving.conftest import Shop
+
+ROOT = Path(__file__).parents[3]
+
+
+def connect(shop: Shop, server: TritonServer, ref: str, **options: Any) -> RemoteSession:
+    return pipeline.load(
+        ref, device=server.url, registry=shop.registry, remote=RemoteOptions(**options)
+    )
+
+
+def event(shop: Shop, name: str, session: Any, n: int) -> tuple[Any, Any]:
+    inputs = Reference.load(shop.bundles[name].file("reference.safetensors")).inputs
+    case = dict.fromkeys(session.signature.dims, n)
+    return reference_collections(session.signature, inputs, case)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["messages", "shared memory"])
+@pytest.mark.parametrize("name", ["jets", "mixed", "event"])
+def test_the_answers_are_the_references(
+    shop: Shop, triton: TritonServer, name: str, shared: bool
+) -> None:
+    """Every row count, dtype and shape, poisoned outputs, padding: as an artifact is validated."""
+    session = connect(shop, triton, f"{name}@production", shared_memory=shared)
+    bundle = shop.bundles[name]
+    report = validate_session(
+        session, "triton", Reference.load(bundle.file("reference.safetensors")),
+        tolerances_of(bundle.manifest),
+    )  # fmt: skip
+    session.close()
+    assert report.valid, report.reason
+
+
+def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+    """By remote sessions, which follow the server, and by a client that knows only Triton."""
+    from tritonclient import grpc as triton_grpc
+
+    forms: dict[str, Form] = {"jets": "rows", "event": "blocks"}
+    for name, form in forms.items():
+        deploy(shop.registry, f"{name}@production", tmp_path, requests=form)
+    with TritonServer(tmp_path) as server:
+        for name in forms:
+            session = connect(shop, server, f"{name}@production")
+            bundle = shop.bundles[name]
+            report = validate_session(
+                session, "triton", Reference.load(bundle.file("reference.safetensors")),
+                tolerances_of(bundle.manifest),
+            )  # fmt: skip
+            session.close()
+            assert report.valid, report.reason
+        local = pipeline.load("jets@production", registry=shop.registry)
+        given, written = event(shop, "jets", local, 9)
+        local.run(given, written)
+        rows = np.stack([given["jets"].numpy(name) for name in FEATURES], axis=1)
+        wanted = np.stack([written["tags"].numpy(name) for name in CLASSES], axis=1)
+        client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
+        asked = triton_grpc.InferInput("features", list(rows.shape), "FP32")
+        asked.set_data_from_numpy(rows)
+        answer = client.infer("jets", [asked]).as_numpy("probabilities")
+        client.close()
+        assert np.allclose(answer, wanted, atol=1e-5)
+
+
+def test_compression_changes_nothing(shop: Shop, triton: TritonServer) -> None:
+    plain, zipped = (connect(shop, triton, "jets/1", compression=c) for c in ("none", "gzip"))
+    one, other = event(shop, "jets", plain, 500), event(shop, "jets", plain, 500)
+    plain.run(*one)
+    zipped.run(*other)
+    assert torch.equal(one[1]["tags"]["x"], other[1]["tags"]["x"])
+
+
+def test_requests_in_flight_share_runs(shop: Shop, triton: TritonServer) -> None:
+    """By Triton's own counters: fewer executions than requests; and each answer is its own."""
+    session = connect(shop, triton, "jets@production", in_flight=32)
+    local = pipeline.load("jets@production", registry=shop.registry)
+    events = [event(shop, "jets", session, n % 7 + 1) for n in range(300)]
+    before = triton.metrics("jets")
+    futures = [session.run_async(*each) for each in events]
+    for (given, written), future in zip(events, futures, strict=True):
+        assert future.result()["tags"] is written["tags"]
+        mine = local.collection("tags", written["tags"].n)
+        local.run(given, mine)
+        assert torch.allclose(written["tags"]["x"], mine["x"], atol=1e-5)
+    end = time.monotonic() + 10  # it counts an answer after it has sent it
+    while True:
+        after = triton.metrics("jets")
+        answered = after["nv_inference_request_success"] - before["nv_inference_request_success"]
+        if answered >= 300 or time.monotonic() > end:
+            break
+        time.sleep(0.05)
+    rows = sum(written["tags"].n for _, written in events)
+    assert answered == 300
+    assert after["nv_inference_count"] - before["nv_inference_count"] == rows
+    assert after["nv_inference_exec_count"] - before["nv_inference_exec_count"] < 300
+    session.close()
+
+
+def test_a_model_whose_rows_see_each_other_is_never_merged(
+    shop: Shop, triton: TritonServer
+) -> None:
+    session = connect(shop, triton, "event@production", in_flight=16)
+    before = triton.metrics("event")
+    events = [event(shop, "event", session, 5) for _ in range(40)]
+    for future in [session.run_async(*each) for each in events]:
+        future.result()
+    after = triton.metrics("event")
+    assert after["nv_inference_exec_count"] - before["nv_inference_exec_count"] == 40
+    session.close()
+
+
+def test_another_clients_bad_request_is_its_own(shop: Shop, triton: TritonServer) -> None:
+    from tritonclient import grpc as triton_grpc
+    from tritonclient.utils import InferenceServerException
+
+    session = connect(shop, triton, "event@production")
+    good = event(shop, "event", session, 9)
+    client = triton_grpc.InferenceServerClient(triton.url.removeprefix("triton://"))
+    inputs = []
+    for name, shape in (("nodes.x", 3), ("nodes.y", 4), ("edges.weight", 5)):
+        inputs.append(triton_grpc.InferInput(name, [shape, 1], "FP32"))
+        inputs[-1].set_data_from_numpy(np.ones((shape, 1), np.float32))
+    inputs.append(triton_grpc.InferInput("nodes.z", [1], "FP32"))
+    inputs[-1].set_data_from_numpy(np.ones(1, np.float32))
+    future = session.run_async(*good)
+    with pytest.raises(InferenceServerException, match=r"nodes\.y has 4 rows"):
+        client.infer("event", inputs)
+    future.result()
+    assert good[1]["out"]["score"].any()
+    client.close()
+    session.close()
+
+
+def test_a_bundle_that_the_server_does_not_run(shop: Shop, triton: TritonServer) -> None:
+    """Told by the model in the server, for each request; a number it does not have likewise."""
+    session = connect(shop, triton, "jets@production")
+    each = event(shop, "jets", session, 3)
+    model: Any = session._executable
+    model._digest = "e" * 64
+    with pytest.raises(VersionMismatchError, match="asked for bundle eeeeeeeeeeee, this server"):
+        session.run(*each)
+    model._version = "7"
+    with pytest.raises((VersionMismatchError, ServerGoneError, RefusedError), match="version 7"):
+        session.run(*each)
+    session.close()
+
+
+def stopped(pid: int) -> bool:
+    """Each of its threads: those on other cores may go on for a moment."""
+    states = [
+        (task / "stat").read_text().rpartition(")")[2].split()[0]
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    ]
+    return set(states) == {"T"}
+
+
+def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
+    from tritonclient import grpc as triton_grpc
+
+    with TritonServer(shop.repository) as server:
+        session = connect(
+            shop, server, "jets@production", deadline_s=0.5, retries=1, shared_memory=True
+        )
+        each = event(shop, "jets", session, 3)
+        session.run(*each)
+        os.kill(server.pid, signal.SIGSTOP)
+        while not stopped(server.pid):
+            time.sleep(0.01)
+        with pytest.raises(DeadlineError):
+            session.run(*each)
+        os.kill(server.pid, signal.SIGCONT)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                session.run(*each)
+                break
+            except DeadlineError:
+                assert time.monotonic() < until
+        # Every region of a request that was given up is the server's no more.
+        client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
+        while len(client.get_system_shared_memory_status().regions) > 1:
+            session.run(*each)
+            time.sleep(0.1)
+            assert time.monotonic() < until
+        client.close()
+        os.killpg(server.pid, signal.SIGKILL)
+        with pytest.raises((ServerGoneError, DeadlineError)):
+            session.run(*each)
+        with pytest.raises(ServerError, match="ended with status -9"):
+            server.wait()
+        session.close()
+    assert not list(Path("/dev/shm").glob(f"soa_triton_{os.getpid()}_{server.ports.grpc}_*"))
+    assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+
+
+def test_tls(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+         "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    extra = ("--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}")
+    with TritonServer(shop.repository, ServerOptions(extra=extra)) as server:
+        session = connect(shop, server, "jets@production", tls=Tls(certificate))
+        each = event(shop, "jets", session, 3)
+        session.run(*each)
+        assert each[1]["tags"]["x"].any()
+        session.close()
+        with pytest.raises(ServerGoneError):  # a certificate that nobody vouches for
+            connect(shop, server, "jets@production", tls=Tls(), retries=0)
+        with pytest.raises(ServerGoneError):  # and without TLS
+            connect(shop, server, "jets@production", retries=0)
+
+
+def test_a_port_that_is_taken(shop: Shop, real_triton: None) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with (
+            pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 cannot be used"),
+            TritonServer(shop.repository, ServerOptions(ports=Ports(http=port))),
+        ):
+            pass
+
+
+def test_a_model_that_does_not_load(shop: Shop, real_triton: None, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    shutil.copytree(shop.repository / "jets", repository / "jets")
+    (repository / "jets/1/bundle/program.pt2").write_bytes(b"altered")
+    with (
+        pytest.raises(ServerError, match=r"failed to load 'jets' .*program\.pt2 is truncated or"),
+        TritonServer(repository),
+    ):
+        pass
+
+
+def test_not_ready_in_time(shop: Shop, real_triton: None) -> None:
+    with (
+        pytest.raises(ServerError, match=r"was not ready after 0\.1 s"),
+        TritonServer(shop.repository, ServerOptions(ready_s=0.1)),
+    ):
+        pass
+
+
+def test_the_command_serves_until_it_is_told_to_stop(shop: Shop, real_triton: None) -> None:
+    """As a daemon under nohup, which lives on when its terminal goes."""
+    command = [sys.executable, "-c", "import soa_pipeline; soa_pipeline.main()", "serve", "jets/1"]
+    process = subprocess.Popen(
+        ["nohup", *command, "--json", "--registry", shop.registry.uri],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    lines = []
+    while (line := process.stdout.readline()) not in ("}\n", ""):
+        lines.append(line)
+    if process.poll() is not None:
+        pytest.fail(process.communicate()[1])
+    found = json.loads("".join([*lines, "}"]))
+    assert found["worst"]["probabilities"] < 1e-4
+    assert found["metrics"]["nv_inference_exec_count"] > 0
+    session = pipeline.load(
+        "jets@production", device=found["endpoints"]["gRPC"], registry=shop.registry
+    )
+    each = event(shop, "jets", session, 3)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    session.run(*each)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    assert said.endswith("stopping\n") and "Traceback" not in said
+    with pytest.raises((ServerGoneError, DeadlineError)):
+        session.run(*each)
+    session.close()

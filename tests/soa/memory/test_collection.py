@@ -1,0 +1,402 @@
+"""Collections: where each element lies, and how values get in."""
+
+from __future__ import annotations
+
+import json
+import struct
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soa.dtypes import DTYPES, torch_dtype
+from soa.errors import CollectionError, LayoutError
+from soa.layout import Layout, column, eigen, scalar
+from soa.memory.collection import Collection
+from tests.soa.exporters import (
+    OnlyArrayInterface,
+    OnlyCudaArrayInterface,
+    OnlyDLPack,
+    aligned_array,
+)
+from tests.soa.strategies import ROWS, layouts, values_of
+
+# n = 33: x 132 -> 256 at 0; dir 3 * 256 at 256; m (2 x 3) 6 * 256 at 1024; run 128 at 2560.
+LAYOUT = Layout(
+    [
+        column("x", "float32"),
+        eigen("dir", "float32", 3),
+        eigen("m", "float32", 2, 3),
+        scalar("run", "uint32"),
+    ]
+)
+N = 33
+
+
+def raw(collection: Collection) -> bytes:
+    assert collection.buffer is not None
+    return bytes(collection.buffer.cpu().numpy())
+
+
+# -- memory of its own -------------------------------------------------------------------------
+
+
+def test_own_memory_is_zeroed_and_aligned() -> None:
+    collection = Collection(LAYOUT, N)
+    assert raw(collection) == bytes(2688)
+    assert collection.data_ptr % 128 == 0
+    assert not collection.readonly
+    assert [tuple(collection[name].shape) for name in ("x", "dir", "m", "run")] == [
+        (33,),
+        (33, 3),
+        (33, 2, 3),
+        (),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "offset"),
+    [
+        ("x", (5,), 20),  # 5 * 4
+        ("dir", (5, 2), 788),  # 256 + 2 * 256 + 5 * 4
+        ("m", (0, 0, 0), 1024),
+        ("m", (5, 1, 0), 1300),  # component 0 * 2 + 1 = 1: 1024 + 256 + 20
+        ("m", (5, 0, 1), 1556),  # component 1 * 2 + 0 = 2: 1024 + 512 + 20
+        ("m", (5, 1, 2), 2324),  # component 2 * 2 + 1 = 5: 1024 + 1280 + 20
+        ("m", (32, 1, 2), 2432),  # 1024 + 1280 + 128
+    ],
+)
+def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -> None:
+    collection = Collection(LAYOUT, N)
+    collection[name][index] = 1.25
+    expected = bytearray(2688)
+    expected[offset : offset + 4] = struct.pack("<f", 1.25)
+    assert raw(collection) == bytes(expected)
+
+
+def test_where_a_scalar_lies() -> None:
+    collection = Collection(LAYOUT, N)
+    collection["run"].fill_(0x01020304)
+    assert raw(collection)[2560:2564] == b"\4\3\2\1"
+
+
+def test_offsets_follow_the_capacity() -> None:
+    # capacity 33, 2 in use: dir stays at 256, not at the 128 of n = 2.
+    collection = Collection(LAYOUT, 2, capacity=N)
+    collection["dir"][1, 0] = 1.25
+    assert raw(collection)[260:264] == struct.pack("<f", 1.25)
+    assert collection["x"].shape == (2,)
+    assert collection.component("x").shape == (33,)
+    assert collection.matrix("dir", 0, 3).shape == (3, 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_every_dtype(dtype: str, storage: Any) -> None:
+    layout = Layout([column("a", "int8"), column("x", dtype), scalar("s", dtype)], storage=storage)
+    values = values_of(layout, 5, seed=1)
+    collection = Collection.from_arrays(layout, values)
+    assert collection["x"].dtype == torch_dtype(dtype)
+    assert torch.equal(collection["x"], values["x"])
+    assert torch.equal(collection["s"], values["s"])
+    if dtype == "bfloat16":
+        with pytest.raises(LayoutError, match="no bfloat16"):
+            collection.numpy("x")
+    else:
+        shared = collection.numpy("x")
+        assert shared.dtype == np.dtype(dtype)
+        assert shared.ctypes.data == collection["x"].data_ptr()
+
+
+@given(layouts(storages=("buffer", "columns")), ROWS, st.integers(0, 40), st.integers(0, 99))
+def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None:
+    values = values_of(layout, n, seed)
+    collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
+    for member in layout.columns:
+        flat = values[member.name].reshape(-1, member.components)
+        for i in range(member.components):
+            piece = collection.component(member.name, member.component_of(i))
+            assert torch.equal(piece[: len(flat)], flat[:, i])
+            assert piece.data_ptr() % layout.alignment_of(member.name) == 0 or not piece.numel()
+        if layout.storage == "buffer":
+            assert torch.equal(collection[member.name], values[member.name])
+    pieces = [t for c in layout.columns for t in collection._components[c.name]]
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in pieces if t.nbytes)
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+    copy = collection.to("cpu")
+    for piece, other in zip(collection.memory(), copy.memory(), strict=True):
+        assert torch.equal(piece, other)
+        assert piece.data_ptr() != other.data_ptr() or not piece.numel()
+
+
+# -- views ---------------------------------------------------------------------------------------
+
+
+def test_rows_share_memory() -> None:
+    collection = Collection(LAYOUT, 4, capacity=N)
+    grown = collection.rows(np.int64(N))  # type: ignore[arg-type]
+    assert (grown.n, grown.capacity, type(grown.n)) == (33, 33, int)
+    assert grown.data_ptr == collection.data_ptr
+    grown["m"][3, 1, 2] = 5.0
+    assert collection["m"][3, 1, 2] == 5.0
+    assert collection.rows(0)["m"].shape == (0, 2, 3)
+
+
+def test_matrix_is_contiguous_and_in_place() -> None:
+    collection = Collection(LAYOUT, N)
+    block = collection.matrix("dir", 1, 4)  # dir[1], dir[2], m[0], m[1]
+    assert block.shape == (4, 64)
+    assert block.is_contiguous()
+    assert block.data_ptr() == collection.data_ptr + 512
+    block[3, 5] = 1.25
+    assert collection["m"][5, 1, 0] == 1.25
+
+
+def test_numpy_reads_views_through_dlpack_in_place() -> None:
+    collection = Collection(LAYOUT, N)
+    for name in ("x", "m"):
+        shared = np.from_dlpack(collection[name])
+        assert shared.ctypes.data == collection[name].data_ptr()
+        collection[name][5] = 1.25
+        assert (shared[5] == 1.25).all()
+
+
+def test_empty_and_scalar_only_collections() -> None:
+    empty = Collection(LAYOUT, 0)
+    assert len(raw(empty)) == 128  # the scalar's
+    assert empty["m"].shape == (0, 2, 3)
+    assert empty.numpy("dir").shape == (0, 3)
+    assert empty.matrix("m", 0, 6).shape == (6, 0)
+    event = Layout([scalar("run", "uint32")])
+    assert Collection.from_arrays(event, {"run": np.uint32(7)})["run"] == 7
+    assert Collection.from_arrays(event, {"run": np.uint32(7)}, 5).n == 5
+    apart = Layout([scalar("run", "uint32")], storage="columns")
+    borrowed = Collection.from_columns(apart, {"run": aligned_array([7], "uint32")}, 5)
+    assert (borrowed.n, int(borrowed["run"])) == (5, 7)
+
+
+def test_its_text() -> None:
+    assert repr(Collection(LAYOUT, 2, capacity=5)) == (
+        "Collection(n=2, capacity=5, cpu, [x, dir, m, run])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("n", "capacity", "says"),
+    [
+        (-1, None, "-1 elements"),
+        (0, -1, "-1 elements"),
+        (5, 4, "5 elements in a collection with room for 4"),
+        (2.0, None, "must be an integer, found 2.0"),
+        (True, None, "must be an integer, found True"),
+        ("3", None, "must be an integer, found '3'"),
+    ],
+)
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_sizes_that_cannot_be(storage: Any, n: Any, capacity: Any, says: str) -> None:
+    layout = Layout([column("x", "float32")], storage=storage)
+    with pytest.raises(CollectionError, match=says):
+        Collection(layout, n, capacity=capacity)
+    if storage == "buffer":
+        with pytest.raises(CollectionError, match=says):
+            Collection.wrap(layout, aligned_array(np.zeros(64), "float32"), n, capacity=capacity)
+
+
+@pytest.mark.parametrize("n", [-1, 5, 2.0, True])
+def test_n_that_the_columns_do_not_have(n: Any) -> None:
+    layout = Layout([column("x", "float32")], storage="columns")
+    with pytest.raises(CollectionError, match="elements"):
+        Collection.from_columns(layout, {"x": aligned_array(np.zeros(4), "float32")}, n)
+
+
+def test_more_rows_than_room() -> None:
+    with pytest.raises(CollectionError, match="3 elements in a collection with room for 2"):
+        Collection(LAYOUT, 2).rows(3)
+
+
+def test_separate_columns_have_no_single_view() -> None:
+    collection = Collection(Layout(LAYOUT.columns, storage="columns"), N)
+    with pytest.raises(CollectionError, match="components of 'm' are separate arrays"):
+        collection["m"]
+    with pytest.raises(CollectionError, match="not a matrix"):
+        collection.matrix("m", 0, 6)
+    with pytest.raises(CollectionError, match="one address each"):
+        _ = collection.data_ptr
+    assert len(collection.memory()) == 11  # 1 + 3 + 6 + 1
+
+
+def test_the_wrong_constructor_for_the_storage() -> None:
+    apart = Layout([column("x", "float32")], storage="columns")
+    with pytest.raises(CollectionError, match=r"use Collection\.from_columns"):
+        Collection.wrap(apart, np.zeros(4, "f4"), 4)
+    with pytest.raises(CollectionError, match=r"use Collection\.wrap or from_arrays"):
+        Collection.from_columns(LAYOUT, {})
+
+
+# -- separately allocated columns ------------------------------------------------------------------
+
+APART = Layout(
+    [column("x", "float32"), eigen("v", "int16", 2), scalar("run", "uint32")], 64, "columns"
+)
+
+
+def columns_of(n: int = 5, **changed: Any) -> dict[str, Any]:
+    good = {
+        "x": aligned_array(np.arange(n), "float32"),
+        "v": [aligned_array(np.arange(n), "int16"), aligned_array(np.arange(n) + 10, "int16")],
+        "run": aligned_array([7], "uint32"),
+    }
+    return {**good, **changed}
+
+
+def test_from_columns_shares_memory() -> None:
+    given = columns_of()
+    collection = Collection.from_columns(APART, given)
+    assert (collection.n, collection.capacity) == (5, 5)
+    assert collection["x"].data_ptr() == given["x"].ctypes.data
+    assert collection.component("v", 1).data_ptr() == given["v"][1].ctypes.data
+    collection["x"][2] = 9.0
+    given["v"][1][3] = -1
+    assert given["x"][2] == 9.0
+    assert collection.component("v", 1)[3] == -1
+    assert collection["run"] == 7
+    assert Collection.from_columns(APART, given, 3)["x"].shape == (3,)
+
+
+@pytest.mark.parametrize("kind", ["torch", "array interface", "dlpack", "memoryview"])
+def test_from_columns_of_any_exporter(kind: str) -> None:
+    array = aligned_array(np.arange(5), "float32")
+    piece: Any = {
+        "torch": torch.from_numpy(array),
+        "array interface": OnlyArrayInterface(array),
+        "dlpack": OnlyDLPack(array),
+        "memoryview": array.data,
+    }[kind]
+    collection = Collection.from_columns(APART, columns_of(x=piece))
+    assert collection["x"].data_ptr() == array.ctypes.data
+    assert not collection.readonly
+
+
+def test_one_read_only_column_makes_the_collection_read_only() -> None:
+    array = aligned_array(np.arange(5), "float32")
+    array.flags.writeable = False
+    assert Collection.from_columns(APART, columns_of(x=array)).readonly
+
+
+def test_alignment_of_separate_columns() -> None:
+    # The alignment, or the element where that is larger: 1 asks for nothing but the element's.
+    layout = Layout([column("d", "float64"), column("b", "int8")], 1, "columns")
+    assert (layout.alignment_of("d"), layout.alignment_of("b")) == (8, 1)
+    d, b = aligned_array(np.zeros(3), "f8", shift=8), aligned_array(np.zeros(3), "i1", shift=3)
+    assert Collection.from_columns(layout, {"d": d, "b": b}).n == 3
+    with pytest.raises(CollectionError, match=r"column 'd' .* misaligned: 8-byte"):
+        Collection.from_columns(layout, {"d": aligned_array(np.zeros(3), "f8", shift=4), "b": b})
+    assert Collection(layout, 3).component("d").data_ptr() % 8 == 0
+
+
+def test_bfloat16_columns() -> None:
+    layout = Layout([column("h", "bfloat16")], 16, "columns")
+    tensor = torch.arange(5, dtype=torch.bfloat16)
+    for piece in (tensor, OnlyDLPack(tensor)):
+        assert Collection.from_columns(layout, {"h": piece})["h"].data_ptr() == tensor.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"x": np.arange(5)}, "column 'x' is int64, the layout says float32"),
+        ({"x": aligned_array(np.arange(5), ">f4")}, "column 'x' is >f4, the layout says float32"),
+        ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is .*'a'"),
+        ({"x": torch.arange(5)}, "column 'x' is int64"),
+        ({"x": bytes(20)}, "column 'x' is uint8"),
+        ({"x": [1.0]}, "column 'x': cannot view a list as memory"),
+        ({"x": np.float32(1)}, "column 'x': a float32 is a value, not memory"),
+        ({"x": aligned_array(np.zeros(10), "f4")[::2]}, "column 'x': .* not contiguous"),
+        ({"x": aligned_array(np.zeros((5, 1)), "f4")}, r"'x' has shape \(5, 1\), needed one dim"),
+        ({"x": aligned_array(np.zeros(5), "f4", shift=4)}, "column 'x' .* misaligned: 64-byte"),
+        ({"x": aligned_array(np.zeros(4), "f4")}, r"different lengths: x \[4\], v \[5\]"),
+        ({"v": [aligned_array(np.zeros(5), "i2")]}, "'v' needs 2 component arrays, found 1"),
+        ({"v": aligned_array(np.zeros((3, 64)), "i2")}, "'v' needs 2 component arrays, found 3"),
+        ({"v": [aligned_array(np.zeros(5), "i2"), np.zeros(5)]}, r"column 'v\[1\]' is float64"),
+        ({"run": aligned_array([1, 2], "u4")}, "scalar 'run' has 2 values, needed 1"),
+        ({"run": np.zeros(0, "u4")}, "scalar 'run' has 0 values, needed 1"),
+        ({"eta": np.zeros(5)}, r"unknown \['eta'\]"),
+    ],
+)
+def test_columns_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(CollectionError, match=says):
+        Collection.from_columns(APART, columns_of(**changed))
+
+
+def test_missing_columns() -> None:
+    with pytest.raises(CollectionError, match=r"missing \['v', 'run'\]"):
+        Collection.from_columns(APART, {"x": np.zeros(5, "f4")})
+
+
+# -- values, by copy -------------------------------------------------------------------------------
+
+
+def arrays_of(n: int = 5, **changed: Any) -> dict[str, Any]:
+    good = {
+        "x": np.arange(n, dtype="float32"),
+        "dir": np.arange(3 * n, dtype="float32").reshape(n, 3),
+        "m": np.arange(6 * n, dtype="float32").reshape(n, 2, 3),
+        "run": np.uint32(7),
+    }
+    return {**good, **changed}
+
+
+def test_from_arrays_copies() -> None:
+    given = arrays_of(x=np.arange(10, dtype="float32")[::-2])  # negative strides
+    given["dir"].flags.writeable = False
+    collection = Collection.from_arrays(LAYOUT, given)
+    for name, value in given.items():
+        assert np.array_equal(collection.numpy(name), value)
+    collection["x"][0] = -1.0
+    assert given["x"][0] == 9.0
+    assert json.dumps({"n": collection.n}) == '{"n": 5}'
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"x": np.zeros(5)}, "column 'x' is float64, the layout says float32: convert it first"),
+        ({"x": np.zeros(5, "u8")}, "column 'x' is uint64, the layout says float32"),
+        ({"x": np.zeros(5, ">f4")}, "column 'x': .*byte order"),
+        ({"x": np.zeros(5, "M8[s]")}, r"column 'x': .*datetime64"),
+        ({"x": [[1.0], [1.0, 2.0]]}, "column 'x': .*inhomogeneous"),
+        ({"x": np.ma.masked_array(np.zeros(5), np.arange(5) == 2)}, "column 'x': .*masked"),
+        ({"x": np.zeros(4, "f4")}, r"cannot tell n from columns of shapes x \(4,\), dir \(5, 3\)"),
+        ({"x": np.float32(1)}, r"cannot tell n from columns of shapes x \(\)"),
+        ({"x": np.zeros((5, 1), "f4")}, r"column 'x' has shape \(5, 1\), needed \(5,\)"),
+        ({"dir": np.zeros((5, 2), "f4")}, r"'dir' has shape \(5, 2\), needed \(5, 3\)"),
+        ({"m": np.zeros((5, 3, 2), "f4")}, r"'m' has shape \(5, 3, 2\), needed \(5, 2, 3\)"),
+        ({"run": np.zeros(1, "u4")}, r"'run' has shape \(1,\), needed \(\)"),
+        ({"x": torch.zeros(5).to_sparse()}, "column 'x': .*sparse"),
+        ({"x": torch.zeros(5, device="meta")}, "column 'x': .*meta"),
+    ],
+)
+def test_arrays_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(CollectionError, match=says):
+        Collection.from_arrays(LAYOUT, arrays_of(**changed))
+
+
+# -- GPU -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_cuda_columns_share_memory() -> None:
+    layout = Layout([column("x", "float32"), column("h", "bfloat16")], 64, "columns")
+    x = torch.zeros(5, device="cuda")
+    h = torch.zeros(5, device="cuda", dtype=torch.bfloat16)
+    pieces: list[Any] = [x, OnlyDLPack(x), OnlyCudaArrayInterface(x)]
+    for piece in pieces:
+        collection = Collection.from_columns(layout, {"x": piece, "h": h})
+        assert collection["x"].data_ptr() == x.data_ptr()
+        assert collection.device == x.device
+    with pytest.raises(CollectionError, match="different devices"):
+        Collection.from_columns(layout, {"x": aligned_array(np.zeros(5), "f4"), "h": h})

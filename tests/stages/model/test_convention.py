@@ -1,0 +1,107 @@
+"""The calling convention against row-major eager: random layouts, blocks, orders and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
+from runtime.session.session import Session
+from soa import Block, Layout, RowRange, Signature, column
+from soa.memory.transfer import fill_column, read_block
+from stages.errors import CaptureError
+from stages.model.convention import SoaProgram, TracedProgram, outputs_in_order
+from tests.models.signatures import Problem, problems
+
+
+class Eager:
+    """The convention's module as it is, as an executable."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.module = SoaProgram(problem.model, problem.signature)
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            self.module(*arguments)
+
+
+@settings(max_examples=150)
+@given(problems())
+def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
+    signature, n = problem.signature, problem.n
+    session = Session(signature, Eager(problem))
+    inputs = {}
+    for name in signature.input_collections:
+        inputs[name] = poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
+        for member in signature.layouts[name].columns:
+            fill_column(inputs[name], member, problem.inputs[name][member.name])
+    untouched = {name: snapshot(c) for name, c in inputs.items()}
+    out = poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
+    before = snapshot(out)
+    session.run(inputs, {"out": out})
+    for bound, expected in zip(signature.outputs, problem.expected(), strict=True):
+        found = read_block(bound, out)
+        assert torch.equal(found, expected.to(found.dtype)), bound.block
+    assert all(same_bytes(untouched[name], inputs[name]) for name in inputs)
+    assert not wrote_outside(signature, "out", before, out)
+
+
+def test_features_come_in_the_blocks_order() -> None:
+    """By hand: columns a, b, c hold 1, 2, 3; the block asks for c, a, b."""
+    layout = Layout([column(name, "float32") for name in "abc"])
+    signature = Signature.build(
+        {"i": layout, "o": Layout([column(name, "float32") for name in "xyz"])},
+        [Block("features", "i", ("c", "a", "b"))],
+        [Block("answers", "o", ("z", "x", "y"))],
+        {"n": RowRange(0, 10)},
+    )
+
+    class Same(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen.append(x.clone())
+            return x * 10
+
+    seen: list[torch.Tensor] = []
+    program = SoaProgram(Same(), signature)
+    matrix = torch.tensor([[1.0, 1.5], [2.0, 2.5], [3.0, 3.5]])
+    out = torch.zeros(3, 4)
+    assert program(torch.empty(2, 0), matrix, out) == ()
+    assert torch.equal(seen[0], torch.tensor([[3.0, 1.0, 2.0], [3.5, 1.5, 2.5]]))
+    # z gets the first feature (c), x the second (a), y the third (b); buffer order is x, y, z.
+    assert torch.equal(out[:, :2], matrix * 10)
+    assert not out[:, 2:].any()
+    assert torch.equal(TracedProgram(program)(torch.empty(2, 0), matrix, out), torch.empty(2, 0))
+
+
+TWO = Signature.build(
+    {"i": Layout([column("a", "float32")]), "o": Layout([column(c, "float32") for c in "xy"])},
+    [Block("features", "i", ("a",))],
+    [Block("first", "o", ("x",)), Block("second", "o", ("y",))],
+    {"n": RowRange(0, 10)},
+)
+X, Y = torch.zeros(2), torch.ones(2)
+
+
+@pytest.mark.parametrize("result", [(X, Y), [X, Y], {"second": Y, "first": X}])
+def test_a_model_returns_a_tuple_a_list_or_a_dict(result: Any) -> None:
+    assert outputs_in_order(result, TWO) == [X, Y]
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (X, "the model returns 1 outputs, the config declares 2: first, second"),
+        ((X, Y, X), "the model returns 3 outputs, the config declares 2: first, second"),
+        ((X, 1.0), "output 'second' is a float, not a tensor"),
+        ((X, None), "output 'second' is a NoneType, not a tensor"),
+        ({"first": X}, r"returns outputs \['first'\], the config declares \['first', 'second'\]"),
+        (None, "the model returns 1 outputs"),
+    ],
+)
+def test_other_results_are_refused(result: Any, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        outputs_in_order(result, TWO)

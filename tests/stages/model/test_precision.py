@@ -1,0 +1,137 @@
+"""Less precision, chosen by name: what it costs shows against the model as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.base import engine
+from engines.errors import TargetError
+from engines.target import Target
+from pipeline.config.assemble import signature_of, tolerances_of
+from pipeline.config.schema import load_config
+from pipeline.errors import ConfigError
+from runtime.checked.comparison import Tolerance, default_tolerance
+from runtime.errors import LoadError
+from runtime.opening import tf32
+from runtime.session.session import Session
+from soa import Signature
+from stages.capture import Capture, capture
+from stages.compile import compile_here
+from stages.model.precision import Precision, check_precision, in_precision, tf32_switches
+from stages.reference.answers import Reference, random_inputs
+from stages.validation.validate import ValidationReport, validate_session
+from tests.models import mlps
+from tests.models.building import mlp_signature
+from tests.models.project import CONFIG, write_project
+
+
+def captured(model: nn.Module, precision: Precision, folder: Path) -> tuple[Signature, Capture]:
+    signature = mlp_signature()
+    inputs = random_inputs(signature, 1, {})
+    return signature, capture(model.eval(), signature, inputs, folder, precision=precision)
+
+
+def judged(
+    signature: Signature, made: Capture, name: str, tolerance: Tolerance
+) -> ValidationReport:
+    file = made.program if name == "exported" else made.script
+    assert file is not None
+    session = Session(signature, engine(name).open(file, torch.device("cpu")))
+    reference = Reference.load(made.reference)
+    return validate_session(session, name, reference, {"probabilities": tolerance})
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_within_its_own_tolerance_and_not_within_float32s(
+    precision: Precision, dtype: str, tmp_path: Path
+) -> None:
+    signature, made = captured(mlps.PointwiseFirst(), precision, tmp_path)
+    assert Capture.load(tmp_path).precision == precision
+    assert made.torchscript == "scripted"
+    for name in ("exported", "torchscript"):
+        assert judged(signature, made, name, default_tolerance(dtype)).reason is None
+        report = judged(signature, made, name, default_tolerance("float32"))
+        assert not report.valid  # so it was computed in less
+        assert report.worst["probabilities"].max_abs > 1e-5
+
+
+class Grows(nn.Module):
+    """One row's square is above 65,504, the largest number of float16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x[:, :3] * 300) ** 2 / 90_000
+
+
+def test_an_overflow_is_refused_with_its_output_and_row(tmp_path: Path) -> None:
+    signature, made = captured(Grows(), "fp16", tmp_path)
+    report = judged(signature, made, "exported", Tolerance(1.0, 1.0))
+    assert report.reason is not None
+    assert "output 'probabilities' at n=" in report.reason
+    assert "NaN or Inf where the reference has none" in report.reason
+
+
+def test_tf32_is_of_cuda_gpus_only(tmp_path: Path) -> None:
+    check_precision("tf32", Target.parse("cuda/sm_90a"))
+    for target in ("cpu/x86-64-v3", "rocm/gfx90a", "cuda/sm_75"):
+        check_precision("bf16", Target.parse(target))
+        with pytest.raises(TargetError, match=f"precision tf32: {target} has no TF32"):
+            check_precision("tf32", Target.parse(target))
+    with pytest.raises(TargetError, match="use fp32 there"):
+        compile_here("exported", "absent", None, "cpu/x86-64-v3", {}, str(tmp_path), "tf32")
+
+
+def test_tf32_keeps_the_model_and_sets_torch_for_its_time_alone() -> None:
+    model = mlps.PointwiseFirst()
+    assert in_precision(model, "tf32") is model
+    backends = torch.backends
+    before = backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
+    for precision, allowed in (("tf32", True), ("fp32", False)):
+        with tf32_switches(precision):  # type: ignore[arg-type]
+            assert backends.cudnn.allow_tf32 is backends.cuda.matmul.allow_tf32 is allowed
+    assert (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32) == before
+
+
+def test_a_config_with_tf32(tmp_path: Path) -> None:
+    project = write_project(tmp_path, config=CONFIG + "precision: tf32\n")
+    with pytest.raises(ConfigError, match=r"targets\[0\].*with precision: tf32; only CUDA GPUs"):
+        load_config(project.config)
+    there = CONFIG.replace("targets: [cpu]", "targets: [cuda/sm_90]") + "precision: tf32\n"
+    config = load_config(write_project(tmp_path / "there", config=there).config)
+    tolerances = tolerances_of(config, signature_of(config))
+    assert tolerances["probabilities"] == default_tolerance("float16")
+
+
+def test_one_process_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tf32, "_settled", [])
+    with tf32_switches("fp32"):  # which puts back what it finds
+        tf32.settle_tf32(True, "jets")
+        assert torch.backends.cuda.matmul.allow_tf32
+        tf32.settle_tf32(True, "tags")
+        with pytest.raises(LoadError, match="tracks computes in float32, and this process has"):
+            tf32.settle_tf32(False, "tracks")
+        assert torch.backends.cuda.matmul.allow_tf32
+
+
+def test_the_model_itself_is_left_as_it_is() -> None:
+    model = mlps.PointwiseFirst()
+    assert in_precision(model, "fp32") is model
+    reduced = in_precision(model, "bf16")
+    assert {p.dtype for p in reduced.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_a_config_names_it_and_its_tolerance_follows(tmp_path: Path) -> None:
+    project = write_project(tmp_path, config=CONFIG + "precision: bf16\n")
+    config = load_config(project.config)
+    assert config.precision == "bf16"
+    tolerances = tolerances_of(config, signature_of(config))
+    assert tolerances["probabilities"] == default_tolerance("bfloat16")
+    plain = load_config(write_project(tmp_path / "plain").config)
+    assert plain.precision == "fp32"
+    assert tolerances_of(plain, signature_of(plain))["probabilities"] == default_tolerance(
+        "float32"
+    )

@@ -1,0 +1,254 @@
+"""Preprocessing: what the config writes, as torch, against NumPy; and inside an artifact."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from pipeline.config.expressions import features_of
+from pipeline.config.schema import ColumnConfig, PreprocessConfig
+from runtime.checked.comparison import Tolerance
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.capture import Capture
+from stages.model import preprocess
+from stages.model.expressions import NUMBERS, OPERANDS, Expression, Features, Step
+from stages.model.preprocess import Preprocessed, features
+from stages.model.source import ModelSource, build_model
+from stages.reference.answers import Reference
+from stages.validation.validate import validate_session
+from tests.models.building import build
+
+PLAIN = ("a", "b")
+VECTORS = ("u", "v")
+MEMBERS = [
+    *(ColumnConfig(name=name, dtype="float64") for name in PLAIN),
+    *(ColumnConfig(name=name, dtype="float64", eigen=(3,)) for name in VECTORS),
+]
+
+constants = st.integers(-64, 64).map(lambda k: k / 8)
+unary = st.one_of(
+    st.sampled_from([name for name, wanted in NUMBERS.items() if not wanted]),
+    st.tuples(constants, constants).map(lambda pair: {"clip": sorted(pair)}),
+    st.tuples(constants, constants.filter(bool)).map(lambda pair: {"standardise": list(pair)}),
+    constants.map(lambda value: {"above": value}),
+)
+
+
+def chains(names: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    columns = st.sampled_from(names)
+
+    def longer(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        binary = st.tuples(st.sampled_from(OPERANDS), st.one_of(constants, inner)).map(
+            lambda pair: {pair[0]: pair[1]}
+        )
+        steps = st.lists(st.one_of(unary, binary), max_size=4)
+        return st.tuples(columns, steps).map(lambda found: [found[0], *found[1]])
+
+    return st.recursive(columns, longer, max_leaves=6)
+
+
+def by_numpy(written: Any, columns: dict[str, Any]) -> Any:
+    """The same from the written form, with operations of NumPy, in the columns' dtype."""
+    if isinstance(written, int | float):
+        return columns["a"].dtype.type(written)
+    if isinstance(written, str):
+        return columns[written]
+    value = columns[written[0]]
+    for step in written[1:]:
+        argument: Any = None
+        name = step
+        if isinstance(step, dict):
+            [(name, argument)] = step.items()
+        match name:
+            case "log" | "log1p" | "abs" | "sqrt" | "square":
+                value = getattr(np, name)(value)
+            case "clip":
+                value = np.minimum(np.maximum(value, argument[0]), argument[1])
+            case "standardise":
+                value = (value - argument[0]) * argument[1]
+            case "above":
+                value = np.where(value > argument, 1.0, 0.0).astype(value.dtype)
+            case _:
+                operation = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
+                value = getattr(np, operation.get(name, "divide"))(
+                    value, by_numpy(argument, columns)
+                )
+    return value
+
+
+@given(
+    written=st.lists(chains(PLAIN + VECTORS), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+    n=st.sampled_from([0, 1, 5]),
+)
+def test_random_expressions_are_numpys(written: list[Any], seed: int, n: int) -> None:
+    rng = np.random.default_rng(seed)
+    plain = {name: np.round(rng.normal(0, 4, (n, 1)), 3) for name in PLAIN}
+    columns = plain | {name: np.round(rng.normal(0, 4, (n, 3)), 3) for name in VECTORS}
+    with np.errstate(all="ignore"):
+        expected, exact = (
+            np.stack(
+                [
+                    np.broadcast_to(
+                        by_numpy(w, {k: v.astype(dtype) for k, v in columns.items()}), (n, 3)
+                    )
+                    for w in written
+                ],
+                axis=1,
+            )
+            for dtype in (np.float64, np.longdouble)
+        )
+        # Where rounding is magnified, or decides on which side of a threshold a value lies, no two
+        # libraries agree.
+        assume(np.allclose(expected, exact.astype(np.float64), rtol=1e-11, atol=0, equal_nan=True))
+    block = features_of(PreprocessConfig(features=tuple(written)), MEMBERS)
+    given_ = torch.tensor(np.concatenate(list(columns.values()), axis=1))
+    found = features(block, given_)
+    assert found.shape == (n, len(written), 3)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=0)
+
+
+def test_every_operation_that_a_config_may_name_exists() -> None:
+    assert set(preprocess._UNARY) == set(NUMBERS)
+    assert set(preprocess._BINARY) == set(OPERANDS)
+
+
+def test_absent_rows_and_elements_are_padded_whatever_they_hold() -> None:
+    value = Expression("v", (Step("log"),))
+    block = Features((("v", (3,)), ("p", (3,))), (value, value), "p", -9.0)
+    v = torch.tensor([[1.0, -1.0, math.e], [math.nan, math.inf, 1.0]])
+    p = torch.tensor([[1.0, 0.0, 2.0], [-1.0, math.nan, 1e-30]])
+    found = features(block, torch.cat([v, p], dim=1))
+    expected = torch.tensor([[0.0, -9.0, 1.0], [-9.0, -9.0, 0.0]])
+    torch.testing.assert_close(found, expected.unsqueeze(1).expand(-1, 2, -1))
+    whole_row = Features((("q", ()), ("v", (3,))), (value,), "q", 0.5)
+    found = features(whole_row, torch.cat([torch.tensor([[1.0], [0.0]]), v.abs()], dim=1))
+    assert found[1].tolist() == [[0.5, 0.5, 0.5]]
+    assert not (found[0] == 0.5).any()
+
+
+@pytest.mark.parametrize(
+    "shape, features_shape", [((), (4, 2)), ((3,), (4, 2, 3)), ((2, 3), (4, 2, 2, 3))]
+)
+def test_features_keep_the_shape_of_eigen_columns(
+    shape: tuple[int, ...], features_shape: tuple[int, ...]
+) -> None:
+    block = Features((("x", shape),), (Expression("x"), Expression("x", (Step("square"),))))
+    given_ = torch.randn(4, *shape) if len(shape) == 2 else torch.randn(4, math.prod(shape))
+    found = features(block, given_)
+    assert tuple(found.shape) == features_shape
+    assert torch.equal(found[:, 0].flatten(), given_.flatten())
+    assert torch.equal(found[:, 1], found[:, 0].square())
+
+
+# -- inside an artifact ----------------------------------------------------------------------------
+
+
+class Linear(nn.Module):
+    """(n, 2, 3), (n, 1) -> (n, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.one = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        found: Tensor = self.one(x.flatten(1)) + y
+        return found
+
+
+HITS = Layout(
+    [
+        column("pt", "float32"),
+        eigen("u", "float32", 3),
+        column("count", "int32"),
+        column("raw", "float32"),
+    ]
+)
+SIGNATURE = Signature.build(
+    {"hits": HITS, "out": Layout([column("z", "float32")])},
+    [Block("x", "hits", ("u", "pt", "count"), "float32"), Block("y", "hits", ("raw",))],
+    [Block("answer", "out", ("z",))],
+    {"n": RowRange(0, 70)},
+)
+BLOCK = Features(
+    (("u", (3,)), ("pt", ()), ("count", ())),
+    (
+        Expression("u", (Step("abs"), Step("add", operand=1.0), Step("log"))),
+        Expression("u", (Step("multiply", operand=Expression("count", (Step("log1p"),))),)),
+    ),
+    "pt",
+    0.25,
+)
+
+
+def by_hand(inputs: dict[str, Tensor]) -> Tensor:
+    u, pt = inputs["u"], inputs["pt"].unsqueeze(1)
+    one = torch.log(u.abs() + 1.0)
+    other = u * torch.log1p(inputs["count"].float()).unsqueeze(1)
+    both = torch.stack([torch.where(pt > 0, t, 0.25) for t in (one, other)], dim=1)
+    with torch.no_grad():
+        found: Tensor = Linear()(both, inputs["raw"].unsqueeze(1))
+    return found
+
+
+@pytest.mark.parametrize("route", ["auto", "trace"])
+def test_every_engine_takes_the_raw_columns(tmp_path: Path, route: Any) -> None:
+    model = Preprocessed(Linear().eval(), (BLOCK, None))
+    engines = ("aoti", "torchscript", "exported") if route == "auto" else ("torchscript",)
+    built = build(model, SIGNATURE, tmp_path, engines, route=route)
+    assert built.capture.torchscript == ("scripted" if route == "auto" else "traced")
+    reference = Reference.load(built.capture.reference)
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        first = {name: t[: case["n"]] for name, t in reference.inputs["hits"].items()}
+        torch.testing.assert_close(outputs["answer"], by_hand(first))
+    tolerance = {"answer": Tolerance(1e-6, 1e-5)}
+    for name in engines:
+        report = validate_session(built.session(name), name, reference, tolerance)
+        assert report.valid, report.reason
+
+
+@pytest.mark.parametrize("kind", ["torchscript", "program"])
+def test_a_model_from_a_file_is_preprocessed_too(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "model"
+    example = (torch.randn(7, 2, 3), torch.randn(7, 1))
+    if kind == "torchscript":
+        with pytest.warns(DeprecationWarning):
+            torch.jit.save(torch.jit.script(Linear().eval()), file)
+        source = ModelSource(torchscript=file, preprocess=(BLOCK, None))
+    else:
+        rows = {0: torch.export.Dim("n", min=0, max=70)}
+        program = torch.export.export(Linear().eval(), example, dynamic_shapes=(rows, rows))
+        torch.export.save(program, file.with_suffix(".pt2"))
+        source = ModelSource(program=file.with_suffix(".pt2"), preprocess=(BLOCK, None))
+    (tmp_path / "capture").mkdir()
+    built = build_model(source)
+    assert isinstance(built, Preprocessed)
+    made = capture_of(built, tmp_path / "capture")
+    reference = Reference.load(made.reference)
+    torch.testing.assert_close(reference.outputs[-1]["answer"], by_hand(reference.inputs["hits"]))
+
+
+def capture_of(model: nn.Module, folder: Path) -> Capture:
+    from stages.capture import capture
+    from stages.reference.answers import random_inputs
+
+    return capture(model, SIGNATURE, random_inputs(SIGNATURE, 1, {}), folder)
+
+
+def test_another_expression_is_another_model() -> None:
+    one, other = (
+        ModelSource(factory="tests.models.mlps:PointwiseFirst", preprocess=blocks)
+        for blocks in ((BLOCK, None), (Features(BLOCK.columns, BLOCK.values, "pt", 0.5), None))
+    )
+    without = ModelSource(factory="tests.models.mlps:PointwiseFirst", preprocess=(None, None))
+    prints = [source.fingerprint() for source in (one, other, without)]
+    assert prints[0] != prints[1] and "preprocess" not in prints[2]

@@ -1,0 +1,135 @@
+"""Packaging: the whole of a version in one sealed folder, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import Target, engine
+from registry.bundle.bundle import Bundle
+from registry.bundle.manifest import Provenance, SessionSettings
+from registry.errors import BundleError
+from runtime.checked.comparison import Tolerance
+from runtime.session.session import Session
+from stages.benchmark import benchmark
+from stages.compile import Compiled
+from stages.errors import StageError
+from stages.packaging.bundle import TargetResult, package
+from stages.reference.answers import Reference
+from stages.validation.validate import ValidationReport, validate_session
+from tests.models.building import Built
+
+TARGET = str(Target.parse("cpu"))
+TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
+PROVENANCE = Provenance(
+    created="2026-01-02T03:04:05+00:00",
+    config_sha256="00ff",
+    config={"name": "jets"},
+    tools={"torch": torch.__version__},
+    host={"cpu": "any"},
+    python="3.11",
+)
+
+
+def result(mlp: Built, valid: bool) -> TargetResult:
+    """Three candidates: one that did not compile, one refused, and one valid (or also refused)."""
+    reference = Reference.load(mlp.capture.reference)
+    compiled = {
+        name: Compiled(
+            engine=name,
+            folder=mlp.files[name].parent,
+            files=(mlp.files[name].name,) if name == "torchscript" else (),
+            seconds=1.5,
+            error="killed by SIGSEGV" if name == "aoti" else None,
+            log="log.txt",
+            script="reproduce.sh",
+            facts={"opset": 20, "of": [name]},
+        )
+        for name in ("aoti", "torchscript", "exported")
+    }
+    reports = {
+        "aoti": ValidationReport.failed("aoti", "killed by SIGSEGV"),
+        "torchscript": ValidationReport.failed("torchscript", "off by a mile"),
+        "exported": validate_session(mlp.session("exported"), "exported", reference, TIGHT)
+        if valid
+        else ValidationReport.failed("exported", "off by two miles"),
+    }
+    timed = (
+        benchmark(mlp.signature, {"exported": mlp.session("exported")}, mlp.inputs, seconds=0.01)
+        if valid
+        else None
+    )
+    return TargetResult(TARGET, {}, compiled, reports, timed)
+
+
+def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:
+    return package(
+        dest,
+        "jets",
+        "a small tagger",
+        mlp.capture,
+        {TARGET: result(mlp, valid)},
+        TIGHT,
+        frozenset({"probabilities"}),
+        SessionSettings(threads=2, instances=5),
+        PROVENANCE,
+    )
+
+
+def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path: Path) -> None:
+    bundle = packaged(mlp, tmp_path / "bundle")
+    assert bundle.manifest.session == SessionSettings(threads=2, instances=5)
+    record = bundle.manifest.targets[TARGET]
+    assert (record.status, record.chosen) == ("verified", "exported")
+    assert {name: c.status for name, c in record.candidates.items()} == {
+        "aoti": "failed",
+        "torchscript": "invalid",
+        "exported": "valid",
+    }
+    assert record.candidates["aoti"].reason == "killed by SIGSEGV"
+    assert record.candidates["aoti"].files == []
+    assert record.candidates["torchscript"].files == [f"targets/{TARGET}/torchscript/model.ts"]
+    assert record.candidates["torchscript"].facts == {"opset": 20, "of": ["torchscript"]}
+    exported = record.candidates["exported"]
+    assert exported.files == ["program.pt2"]
+    assert set(exported.benchmark) == {"1000", "4099"}
+    assert exported.worst["probabilities"].max_abs < 1e-5
+    assert bundle.manifest.capture.torchscript == "scripted"
+    reports = json.loads((bundle.path / "reports" / "validation.json").read_text())
+    assert reports[TARGET]["torchscript"]["reason"] == "off by a mile"
+    assert (bundle.path / "SHA256SUMS").is_file()
+    assert Bundle.open(bundle.path).digest == bundle.digest
+
+
+def test_what_it_holds_runs(mlp: Built, tmp_path: Path) -> None:
+    bundle = packaged(mlp, tmp_path / "bundle")
+    for name in ("torchscript", "exported"):
+        file = bundle.file(bundle.manifest.targets[TARGET].candidates[name].files[0])
+        executable = engine(name).open(file, torch.device("cpu"))
+        given, written = mlp.collections({"n": 33})
+        Session(mlp.signature, executable).run(given, written)
+        expected, wanted = mlp.collections({"n": 33})
+        mlp.session(name).run(expected, wanted)
+        assert torch.equal(written["tags"].memory()[0], wanted["tags"].memory()[0])
+
+
+def test_a_version_without_a_valid_artifact_is_refused(mlp: Built, tmp_path: Path) -> None:
+    with pytest.raises(StageError) as caught:
+        packaged(mlp, tmp_path / "bundle", valid=False)
+    message = str(caught.value)
+    assert message.startswith("no artifact of 'jets' is valid: ")
+    for part in ("aoti: killed by SIGSEGV", "torchscript: off by a mile", "exported: off by two"):
+        assert f"{TARGET} {part}" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_left_alone(mlp: Built, tmp_path: Path) -> None:
+    packaged(mlp, tmp_path / "bundle")
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path / "bundle").rglob("*")}
+    with pytest.raises(BundleError, match="bundle"):
+        packaged(mlp, tmp_path / "bundle")
+    assert {f: f.stat().st_mtime_ns for f in (tmp_path / "bundle").rglob("*")} == before
+    assert [f.name for f in tmp_path.iterdir()] == ["bundle"]

@@ -1,0 +1,299 @@
+"""What a reference proves: NaN and constants prove nothing, and are refused, counted or noted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
+from stages.capture import capture
+from stages.errors import CaptureError, ReferenceDataError
+from stages.reference.answers import Arrays, Reference, compute_reference, make_cases, random_inputs
+from stages.reference.proof import Nonfinite, count_nonfinite, too_much, weaknesses
+from tests.models import mlps
+from tests.models.building import mlp_signature
+
+SIGNATURE = mlp_signature(100)
+DRAWN = random_inputs(SIGNATURE, 1, {})
+
+
+class Model(nn.Module):
+    """A model out of a function of the six features."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def answers(
+    function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN, signature: Signature = SIGNATURE
+) -> Reference:
+    return compute_reference(Model(function), signature, inputs, make_cases(signature))
+
+
+def with_columns(**values: Tensor) -> Arrays:
+    return {"jets": {**DRAWN["jets"], **values}}
+
+
+def captured(model: nn.Module, folder: Path, inputs: Arrays = DRAWN, limit: float = 0.0) -> None:
+    capture(model.eval(), SIGNATURE, inputs, folder, "none", nonfinite=limit)
+
+
+# -- NaN and infinities ------------------------------------------------------------------------
+
+
+def test_they_are_counted_by_output_and_size() -> None:
+    hole = DRAWN["jets"]["a"].clone()
+    hole[[5, 33]] = math.nan
+    (found,) = count_nonfinite(SIGNATURE, answers(lambda x: x[:, :3], with_columns(a=hole)))
+    sizes = {label: bad for label, (bad, _) in found.by_size.items() if bad}
+    assert sizes == {"n=31": 1, "n=32": 1, "n=33": 1, "n=37": 2, "n=100": 2}
+    assert "n=0" not in found.by_size
+    assert found.by_size["n=100"] == (2, 300)
+    assert found.count == 7
+    assert found.share == 7 / found.values
+    assert found.first == "column 'x', row 5 at n=31"
+    assert found.empty == ""
+
+
+def test_what_the_columns_cannot_hold_is_infinite() -> None:
+    half = mlp_signature(100, output="float16")
+    (found,) = count_nonfinite(half, answers(lambda x: x[:, :3] * 1e9, signature=half))
+    assert found.share > 0.99
+    whole = mlp_signature(100, output="int32")
+    (found,) = count_nonfinite(whole, answers(lambda x: x[:, :3].int(), signature=whole))
+    assert found.count == 0
+
+
+@pytest.mark.parametrize(
+    ("nonfinite", "limit", "says"),
+    [
+        (0, 0.0, None),
+        (10, 0.1, None),
+        (11, 0.1, "11.00% of the reference is NaN or infinite"),
+        (1, 0.0, "raise reference: nonfinite"),
+        (1, math.nan, "raise reference: nonfinite"),
+    ],
+)
+def test_the_limit(nonfinite: int, limit: float, says: str | None) -> None:
+    found = too_much([Nonfinite("p", {"n=100": (nonfinite, 100)})], limit)
+    assert found is None if says is None else says in (found or "")
+
+
+def test_a_logarithm_of_random_numbers_is_refused(tmp_path: Path) -> None:
+    """The author of a model whose first operation is a logarithm, with the default inputs."""
+    model = Model(lambda x: torch.log(x)[:, :3])
+    for limit in (0.0, 0.01, 0.3):
+        with pytest.raises(ReferenceDataError, match=r"column '[xyz]', row \d+ at n=") as caught:
+            captured(model, tmp_path, limit=limit)
+        assert "output 'probabilities'" in str(caught.value)
+        assert "reference: ranges" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+    captured(model, tmp_path, random_inputs(SIGNATURE, 1, dict.fromkeys("abcdef", (1.0, 9.0))))
+
+
+def test_where_nothing_is_finite_no_limit_helps() -> None:
+    first = with_columns(a=torch.where(torch.arange(100) < 1, math.nan, DRAWN["jets"]["a"]))
+    (found,) = count_nonfinite(SIGNATURE, answers(every, first))
+    assert found.share < 0.1
+    text = too_much([found], 0.999) or ""
+    assert "no value at all is finite at n=1" in text
+    assert "another reference: seed" in text
+
+
+def test_a_mean_over_no_rows_may_be_nan() -> None:
+    layout = Layout([column("x", "float32")])
+    signature = Signature.build(
+        {"hits": layout, "out": Layout([scalar("mean", "float32")])},
+        [Block("x", "hits", ("x",))],
+        [Block("mean", "out", ("mean",))],
+        {"n": RowRange(0, 50)},
+    )
+    inputs = random_inputs(signature, 1, {})
+    reference = answers(lambda x: x.mean(dim=0), inputs, signature)
+    assert reference.outputs[0]["mean"].isnan().all()
+    (found,) = count_nonfinite(signature, reference)
+    assert too_much([found], 0.0) is None
+    assert weaknesses(Model(lambda x: x.mean(dim=0)), signature, reference) == ()
+
+
+# -- inputs and outputs that do not move -------------------------------------------------------
+
+
+def noted(function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN) -> tuple[str, ...]:
+    return weaknesses(Model(function), SIGNATURE, answers(function, inputs))
+
+
+def every(x: Tensor) -> Tensor:
+    """Each output depends on each input."""
+    return x.sum(dim=1, keepdim=True) * torch.tensor([1.0, 2.0, 3.0])
+
+
+def test_a_reference_that_shows_everything_has_no_notes() -> None:
+    assert noted(every) == ()
+    assert noted(mlps.PointwiseFirst().core) == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "says"),
+    [
+        (every, {"b": torch.full((100,), 7.0)}, ["input column jets.b is the same in every row"]),
+        (
+            lambda x: every(x.nan_to_num()),
+            {"d": torch.full((100,), math.nan)},
+            ["input column jets.d is the same"],
+        ),
+        (every, {"b": DRAWN["jets"]["e"].clone()}, ["columns jets.b and jets.e hold the same"]),
+        (lambda x: every(x[:, :5]), {}, ["input column jets.f changes no output"]),
+        (
+            lambda x: torch.cat([every(x)[:, :2], torch.ones(len(x), 1)], dim=1),
+            {},
+            ["output column tags.z is the same in every row at n=100"],
+        ),
+        (
+            lambda x: torch.cat([every(x)[:, :2], torch.full((len(x), 1), -math.inf)], dim=1),
+            {},
+            ["output column tags.z is the same in every row at n=100"],
+        ),
+    ],
+    ids=["constant", "constant NaN", "two alike", "unread", "constant output", "masked output"],
+)
+def test_what_does_not_show_is_noted(
+    function: Callable[[Tensor], Tensor], inputs: dict[str, Tensor], says: list[str]
+) -> None:
+    notes = noted(function, with_columns(**inputs))
+    assert len(notes) == len(says), notes
+    for note, expected in zip(notes, says, strict=True):
+        assert expected in note
+
+
+def test_a_column_that_matters_seldom_is_asked_about_twice() -> None:
+    """Of the first 32 rows none is above the cut."""
+    rare = DRAWN["jets"]["f"].clone()
+    rare[:40], rare[60] = 0.0, 9.0
+    assert noted(lambda x: every(x[:, :5]) + (x[:, 5:] > 5), with_columns(f=rare)) == ()
+
+
+def test_an_output_that_no_input_changes() -> None:
+    layouts = {"jets": Layout([column("a", "float32"), scalar("run", "uint32")]),
+               "tags": Layout([column("x", "float32"), eigen("y", "float32", 2)])}  # fmt: skip
+    signature = Signature.build(
+        layouts,
+        [Block("a", "jets", ("a",)), Block("run", "jets", ("run",), "float32")],
+        [Block("moves", "tags", ("x",)), Block("rests", "tags", ("y",))],
+        {"n": RowRange(0, 50)},
+    )
+
+    class Two(nn.Module):
+        def forward(self, a: Tensor, run: Tensor) -> tuple[Tensor, Tensor]:
+            return a + run, torch.ones(len(a), 2)
+
+    reference = compute_reference(
+        Two(), signature, random_inputs(signature, 1, {}), make_cases(signature)
+    )
+    (note,) = weaknesses(Two(), signature, reference)
+    assert "output 'rests' is changed by no input" in note
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "says"),
+    [
+        (lambda x: torch.zeros(x.shape[0], 3), DRAWN, "no input changes any output"),
+        (every, {"jets": {c: torch.zeros(100) for c in mlps.FEATURES}}, "every row of its inputs"),
+    ],
+    ids=["constant model", "zeros"],
+)
+def test_a_reference_that_shows_nothing_is_refused(
+    function: Callable[[Tensor], Tensor], inputs: Arrays, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ReferenceDataError, match=says) as caught:
+        captured(Model(function), tmp_path, inputs)
+    assert "reference: ranges" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_notes_are_said_and_kept(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = Model(lambda x: every(x[:, :5])).eval()
+    made = capture(model, SIGNATURE, DRAWN, tmp_path, "none", say=said.append)
+    stored = Reference.load(made.reference)
+    assert len(stored.notes) == 1
+    assert any(stored.notes[0] in line for line in said)
+
+
+def test_an_older_reference_has_no_notes(tmp_path: Path) -> None:
+    path = tmp_path / "reference.safetensors"
+    path.write_bytes(save({"output/0/p": torch.zeros(2)}, {"cases": '[{"n": 2}]'}))
+    assert Reference.load(path).notes == ()
+
+
+# -- a model that has no one answer ------------------------------------------------------------
+
+
+class Dropping(mlps.Core):
+    """Its dropout works on, whatever mode it is in."""
+
+    def __init__(self, drop: nn.Module) -> None:
+        super().__init__()
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.core(self.drop(x))
+
+
+class Always(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+class AsTrained(nn.Dropout):
+    def forward(self, x: Tensor) -> Tensor:
+        self.training = True
+        return super().forward(x)
+
+
+class Counting(mlps.Core):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.core(x) * self.calls
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Dropping(Always()), "layer 'drop' (Always)"),
+        (Dropping(AsTrained()), "layer 'drop' (AsTrained)"),
+        (Counting(), "the model itself"),
+    ],
+    ids=["functional", "module", "state"],
+)
+def test_a_model_with_two_answers_is_refused_before_anything_is_made(
+    model: nn.Module, says: str, tmp_path: Path
+) -> None:
+    said: list[Any] = []
+    with pytest.raises(CaptureError) as caught:
+        capture(model.eval(), SIGNATURE, DRAWN, tmp_path, say=said.append)
+    text = str(caught.value)
+    assert "two answers to the same inputs" in text
+    assert says in text
+    assert f"{Path(__file__).name}:" in text or "mlps.py:" in text
+    assert len(text) < 500
+    assert len(said) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_scripted_model_with_two_answers(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="bernoulli"):
+        captured(torch.jit.script(nn.Sequential(Always(), nn.Linear(6, 3))), tmp_path)

@@ -1,0 +1,267 @@
+"""Reference inputs and answers: the sizes, the values, and what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
+from stages.errors import CaptureError, ReferenceDataError
+from stages.reference.answers import (
+    Reference,
+    check_inputs,
+    compute_reference,
+    label,
+    make_cases,
+    random_inputs,
+    row_major_inputs,
+)
+from tests.models import detector
+from tests.models.building import mlp_signature
+from tests.models.rogues import Triple
+
+HITS = Layout(
+    [
+        column("x", "float32"),
+        column("flag", "bool"),
+        column("charge", "int8"),
+        eigen("cov", "float32", 2, 3),
+        scalar("run", "uint32"),
+    ]
+)
+SIGNATURE = Signature.build(
+    {"hits": HITS, "out": Layout([column("y", "float32")])},
+    [Block("features", "hits", ("x",)), Block("cov", "hits", ("cov",))],
+    [Block("answers", "out", ("y",))],
+    {"n": RowRange(0, 10)},
+)
+
+
+# -- cases -----------------------------------------------------------------------------------------
+
+
+def test_sizes_surround_every_alignment() -> None:
+    # 128 bytes hold 32 float32 and 128 int8; 2000 lies above the largest.
+    layout = Layout([column("a", "float32"), column("b", "int8")])
+    signature = Signature.build(
+        {"i": layout, "o": Layout([column("y", "float32")])},
+        [Block("x", "i", ("a",))],
+        [Block("z", "o", ("y",))],
+        {"n": RowRange(1, 500, (10, 300))},
+    )
+    sizes = [case["n"] for case in make_cases(signature)]
+    assert sizes == [1, 2, 10, 31, 32, 33, 37, 127, 128, 129, 300, 500]
+
+
+def test_sizes_of_several_dimensions_run_side_by_side() -> None:
+    cases = make_cases(detector.signature())
+    by_n, by_m = [case["n"] for case in cases], [case["m"] for case in cases]
+    assert {0, 1, 2, 31, 32, 33, 100} <= set(by_n)
+    assert {0, 1, 2, 5, 31, 32, 33, 64, 70} <= set(by_m)
+    assert any(n != m for n, m in zip(by_n, by_m, strict=True))
+    assert label({"n": 5, "m": 20}) == "n=5,m=20"
+
+
+def test_the_largest_sizes_meet_and_each_dimension_is_least_alone() -> None:
+    out = Layout([column("y", "float32")])
+    signature = Signature.build(
+        {"i": HITS, "j": out, "o": Layout([column("z", "float32")])},
+        [Block("x", "i", ("x",)), Block("w", "j", ("y",))],
+        [Block("v", "o", ("z",))],
+        {"n": RowRange(0, 1000, (300,)), "m": RowRange(1, 4000)},
+        {"i": "n", "j": "m", "o": "m"},
+    )
+    cases = make_cases(signature)
+    for n, m in ((1000, 4000), (0, 4000), (1000, 1)):
+        assert cases.count({"n": n, "m": m}) == 1
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+
+
+def test_random_inputs_follow_the_layout_and_the_seed() -> None:
+    inputs = random_inputs(SIGNATURE, 1, {})
+    assert set(inputs) == {"hits"}
+    shapes = {name: tuple(value.shape) for name, value in inputs["hits"].items()}
+    assert shapes == {"x": (10,), "flag": (10,), "charge": (10,), "cov": (10, 2, 3), "run": ()}
+    assert inputs["hits"]["run"].dtype == torch.uint32
+    again, other = random_inputs(SIGNATURE, 1, {}), random_inputs(SIGNATURE, 2, {})
+    assert all(torch.equal(inputs["hits"][k], again["hits"][k]) for k in shapes)
+    assert not torch.equal(inputs["hits"]["x"], other["hits"]["x"])
+
+
+def test_ranges_bound_the_values() -> None:
+    signature = mlp_signature(1000)
+    inputs = random_inputs(signature, 3, {"a": (20.0, 500.0)})["jets"]
+    assert inputs["a"].dtype == torch.float32
+    assert 20 <= inputs["a"].min() < 50
+    assert 450 < inputs["a"].max() <= 500
+    assert inputs["b"].min() < -1
+
+
+def good() -> dict[str, dict[str, Any]]:
+    return {
+        "hits": {
+            "x": np.arange(12, dtype=np.float32),
+            "flag": np.zeros(10, dtype=bool),
+            "charge": torch.ones(10, dtype=torch.int8),
+            "cov": np.zeros((10, 2, 3), dtype=np.float32),
+            "run": np.uint32(7),
+        }
+    }
+
+
+def test_a_users_own_inputs_are_taken_and_cut() -> None:
+    checked = check_inputs(SIGNATURE, good())["hits"]
+    assert checked["x"].tolist() == list(range(10))
+    assert checked["run"].dtype == torch.uint32
+    assert int(checked["run"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("column_name", "value", "message"),
+    [
+        ("x", None, "reference column hits.x is missing"),
+        (
+            "x",
+            np.zeros(9, dtype=np.float32),
+            "reference column hits.x has shape (9,), needed (10,)",
+        ),
+        ("x", np.float32(1), "reference column hits.x has shape (), needed (10,)"),
+        (
+            "cov",
+            np.zeros((10, 3, 2), dtype=np.float32),
+            "hits.cov has shape (10, 3, 2), needed (10, 2, 3)",
+        ),
+        ("run", np.zeros(2, dtype=np.uint32), "hits.run has shape (2,), needed ()"),
+        ("x", np.zeros(10), "hits.x is torch.float64, the layout says float32: convert it first"),
+        ("x", ["a"] * 10, "reference column hits.x"),
+        ("x", np.zeros(10, dtype=">f4"), "reference column hits.x"),
+    ],
+)
+def test_inputs_that_do_not_fit(column_name: str, value: Any, message: str) -> None:
+    given = good()
+    if value is None:
+        del given["hits"][column_name]
+    else:
+        given["hits"][column_name] = value
+    with pytest.raises(ReferenceDataError) as caught:
+        check_inputs(SIGNATURE, given)
+    assert message in str(caught.value)
+
+
+def test_a_collection_that_is_missing() -> None:
+    given: Any
+    for given in ({}, None, {"hits": None}, {"hits": [1.0]}):
+        with pytest.raises(ReferenceDataError, match="the reference has no collection 'hits'"):
+            check_inputs(SIGNATURE, given)
+
+
+def test_row_major_inputs_by_hand() -> None:
+    layout = Layout(
+        [
+            column("a", "float32"),
+            eigen("m", "float32", 2, 2),
+            scalar("s", "int32"),
+            column("b", "int8"),
+        ]
+    )
+    signature = Signature.build(
+        {"i": layout, "o": Layout([column("y", "float32")])},
+        [
+            Block("mixed", "i", ("b", "m", "a"), "float32"),
+            Block("scalars", "i", ("s",), "float32"),
+            Block("matrix", "i", ("m",)),
+        ],
+        [Block("z", "o", ("y",))],
+        {"n": RowRange(0, 2)},
+    )
+    arrays = {
+        "i": {
+            "a": torch.tensor([1.0, 2.0]),
+            "m": torch.tensor([[[10.0, 11.0], [12.0, 13.0]], [[20.0, 21.0], [22.0, 23.0]]]),
+            "s": torch.tensor(5, dtype=torch.int32),
+            "b": torch.tensor([-1, -2], dtype=torch.int8),
+        }
+    }
+    mixed, scalars, matrix = row_major_inputs(signature, arrays, {"n": 2})
+    assert mixed.tolist() == [[-1, 10, 11, 12, 13, 1], [-2, 20, 21, 22, 23, 2]]
+    assert scalars.tolist() == [5.0]
+    assert matrix.tolist() == arrays["i"]["m"].tolist()
+    assert row_major_inputs(signature, arrays, {"n": 0})[2].shape == (0, 2, 2)
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_a_reference_survives_its_file(tmp_path: Path) -> None:
+    signature = mlp_signature()
+    made = compute_reference(
+        Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
+    )
+    made.save(tmp_path / "reference.safetensors")
+    read = Reference.load(tmp_path / "reference.safetensors")
+    assert read.cases == made.cases
+    assert [o["probabilities"].shape[0] for o in read.outputs] == [c["n"] for c in made.cases]
+    for one, other in zip(read.outputs, made.outputs, strict=True):
+        assert torch.equal(one["probabilities"], other["probabilities"])
+    assert torch.equal(read.inputs["jets"]["a"], made.inputs["jets"]["a"])
+
+
+@pytest.mark.parametrize("content", [b"", b"not safetensors", None])
+def test_files_that_are_no_reference(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "reference.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ReferenceDataError, match="is not a stored reference"):
+        Reference.load(path)
+
+
+def test_safetensors_of_something_else(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "reference.safetensors"
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(ReferenceDataError, match="is not a stored reference"):
+        Reference.load(path)
+
+
+def test_one_column_may_come_as_a_vector() -> None:
+    class Vector(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cov: torch.Tensor) -> torch.Tensor:
+            return x[:, 0] * 2
+
+    made = compute_reference(Vector(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), ({"n": 3},))
+    assert made.outputs[0]["answers"].shape == (3, 1)
+
+
+def test_a_failure_names_the_size() -> None:
+    class AtThree(torch.nn.Module):
+        def forward(self, x: torch.Tensor, cov: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] == 3:
+                raise RuntimeError("three is a crowd")
+            return x
+
+    with pytest.raises(CaptureError, match=r"fails at n=3 \(.*test_reference\.py:\d+\): three is"):
+        compute_reference(
+            AtThree(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), ({"n": 2}, {"n": 3})
+        )
+
+
+def test_columns_that_the_model_writes_need_no_values() -> None:
+    layout = Layout([column("x", "float32"), column("y", "float32"), eigen("z", "int32", 2)])
+    signature = Signature.build(
+        {"hits": layout},
+        [Block("features", "hits", ("x",))],
+        [Block("answers", "hits", ("y",)), Block("more", "hits", ("z",))],
+        {"n": RowRange(0, 10)},
+    )
+    checked = check_inputs(signature, {"hits": {"x": np.ones(10, dtype=np.float32)}})["hits"]
+    assert checked["y"].tolist() == [0.0] * 10
+    assert checked["z"].shape == (10, 2)
+    with pytest.raises(ReferenceDataError, match=r"hits\.x is missing"):
+        check_inputs(signature, {"hits": {}})

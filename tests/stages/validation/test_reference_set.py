@@ -1,0 +1,100 @@
+"""A larger reference set: read in windows, and compared with the portable program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from runtime.loader import tolerances_of
+from soa.block import Block
+from soa.layout import Layout, column
+from soa.signature import RowRange, Signature
+from stages.errors import ReferenceDataError
+from stages.validation.larger import read_set, validate_here, windows
+from stages.validation.validate import ValidationReport
+from tests.models.project import TARGET, Built
+
+
+def signature(minimum: int = 0) -> Signature:
+    layouts = {"jets": Layout([column("a", "float32")]), "tags": Layout([column("x", "float32")])}
+    return Signature.build(
+        layouts,
+        [Block("f", "jets", ("a",))],
+        [Block("y", "tags", ("x",))],
+        {"n": RowRange(minimum, 10, (10,))},
+    )
+
+
+def write(folder: Path, **columns: torch.Tensor) -> Path:
+    path = folder / "set.safetensors"
+    save_file({f"input/jets/{name}": values for name, values in columns.items()}, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rows", "minimum", "sizes"),
+    [(1, 0, [1]), (10, 0, [10]), (23, 0, [10, 10, 3]), (23, 5, [10, 10, 5]), (12, 10, [10, 10])],
+)
+def test_windows_cover_every_row(tmp_path: Path, rows: int, minimum: int, sizes: list[int]) -> None:
+    path = write(tmp_path, a=torch.arange(float(rows)))
+    found = list(windows(signature(minimum), read_set(signature(minimum), path)))
+    assert [case["n"] for _, case in found] == sizes
+    assert all(len(arrays["jets"]["a"]) == case["n"] for arrays, case in found)
+    seen = {int(value) for arrays, _ in found for value in arrays["jets"]["a"]}
+    assert seen == set(range(rows))
+
+
+def test_files_that_do_not_fit(tmp_path: Path) -> None:
+    def said(path: Path, minimum: int = 0) -> str:
+        with pytest.raises(ReferenceDataError) as caught:
+            read_set(signature(minimum), path)
+        assert str(caught.value).startswith(str(path))
+        return str(caught.value)
+
+    text = tmp_path / "text"
+    text.write_text("no tensors")
+    assert "is not a reference set" in said(text)
+    assert "0 rows of n, at least 1 are needed" in said(write(tmp_path, b=torch.ones(3)))
+    assert "3 rows of n, at least 5 are needed" in said(write(tmp_path, a=torch.ones(3)), 5)
+    double = write(tmp_path, a=torch.ones(3, dtype=torch.float64))
+    assert "the layout says float32: convert it first" in said(double)
+
+
+def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
+    """The chosen artifact beside a program, here."""
+    manifest = jets.bundle.manifest
+    candidate = manifest.targets[TARGET].candidates["torchscript"]
+    answer = validate_here(
+        "torchscript",
+        str(jets.bundle.file(candidate.files[0])),
+        str(program),
+        str(inputs),
+        manifest.signature,
+        {name: vars(t) for name, t in tolerances_of(manifest).items()},
+        "cpu",
+    )
+    return ValidationReport.from_dict(answer)
+
+
+def test_artifact_beside_the_portable_program(jets: Built, heavy: Built, tmp_path: Path) -> None:
+    """2,500 rows for a version of at most 1,000; and beside another model's program."""
+    torch.manual_seed(3)
+    stored = load_file(jets.bundle.file("reference.safetensors"))
+    names = [name for name in stored if name.startswith("input/")]
+    inputs = tmp_path / "set.safetensors"
+    save_file({name: torch.randn(2500) for name in names}, inputs)
+    good = judged(jets, inputs, jets.bundle.file("program.pt2"))
+    assert good.valid, good.reason
+    assert [case.rows["n"] for case in good.cases] == [1000, 1000, 500]
+    assert good.worst["probabilities"].elements == 2500 * 3
+    save_file({name: torch.full((2500,), torch.nan) for name in names}, inputs)
+    empty = judged(jets, inputs, jets.bundle.file("program.pt2"))
+    assert not empty.valid
+    assert "100.00% of the portable program's answers are NaN" in (empty.reason or "")
+    save_file({name: torch.randn(2500) for name in names}, inputs)
+    bad = judged(jets, inputs, heavy.bundle.file("program.pt2"))
+    assert not bad.valid
+    assert bad.worst["probabilities"].outside > 0.5

@@ -1,0 +1,385 @@
+"""What validation lets through and what it refuses, with the reason it gives."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from engines import Executable, engine
+from runtime.checked.comparison import Tolerance
+from runtime.checked.session import CheckedSession
+from runtime.session.session import Session
+from soa import Block, Layout, RowRange, Signature, column
+from stages.benchmark import benchmark
+from stages.capture import capture
+from stages.reference.answers import Reference, random_inputs
+from stages.validation.validate import ValidationReport, validate_candidate, validate_session
+from tests.models import mlps, rogues
+from tests.models.building import ENGINES, Built, build, mlp_signature
+
+TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
+
+
+@pytest.fixture(scope="module")
+def reference() -> Reference:
+    return rogues.reference()
+
+
+def judged(executable: Executable, reference: Reference) -> ValidationReport:
+    return validate_session(Session(mlp_signature(), executable), "by hand", reference, TIGHT)
+
+
+# -- artifacts that are right --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_right_artifact_is_valid(mlp: Built, name: str) -> None:
+    report = validate_session(
+        mlp.session(name),
+        name,
+        Reference.load(mlp.capture.reference),
+        TIGHT,
+        frozenset({"probabilities"}),
+    )
+    assert report.valid
+    assert report.reason is None
+    assert [case.rows["n"] for case in report.cases] == [0, 1, 2, 31, 32, 33, 37, 1000, 4099, 5000]
+    assert all(not case.faults for case in report.cases)
+    worst = report.worst["probabilities"]
+    assert worst.elements == 3 * sum(case.rows["n"] for case in report.cases)
+    assert worst.max_abs < 1e-5
+    assert worst.argmax == 1.0
+    assert worst.ulp_p50 is not None
+    assert worst.ulp_max is not None
+    assert worst.ulp_p50 <= worst.ulp_max
+
+
+def test_a_report_survives_json(mlp: Built) -> None:
+    report = validate_session(
+        mlp.session("exported"), "exported", Reference.load(mlp.capture.reference), TIGHT
+    )
+    assert ValidationReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    failed = ValidationReport.failed("aoti", "killed by SIGSEGV")
+    assert not failed.valid
+    assert ValidationReport.from_dict(json.loads(json.dumps(failed.to_dict()))) == failed
+
+
+# -- executables that are wrong ------------------------------------------------------------------
+
+
+def test_the_honest_executable_is_valid(reference: Reference) -> None:
+    assert judged(rogues.honest(), reference).reason is None
+
+
+@pytest.mark.parametrize(
+    ("executable", "reason"),
+    [
+        (
+            rogues.off_by(1e-3),
+            "output 'probabilities' at n=1, row 0: max abs deviation 0.001, 100.00% of its "
+            "elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)",
+        ),
+        (
+            rogues.writes_padding(),
+            "at n=1: the artifact wrote outside its columns or rows in collection 'tags'",
+        ),
+        (rogues.changes_inputs(), "at n=1: the artifact changed its input collection 'jets'"),
+        (
+            rogues.changes_input_padding(),
+            "at n=1: the artifact changed its input collection 'jets'",
+        ),
+        (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
+        (
+            rogues.ReadsPadding(),
+            "at n=1: the answers depend on what lies in the padding of the inputs",
+        ),
+        (
+            rogues.nondeterministic(),
+            "at n=1: two runs on the same memory give different answers",
+        ),
+        (
+            rogues.returns(float("nan")),
+            "output 'probabilities' at n=1, row 0: 1 NaN or Inf where the reference has none, "
+            "33.33% of its elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)",
+        ),
+        (
+            rogues.returns(float("inf")),
+            "output 'probabilities' at n=1, row 0: 1 NaN or Inf where the reference has none, "
+            "33.33% of its elements outside atol 1e-05 + rtol 1e-05 (allowed: 0.00%)",
+        ),
+        (
+            rogues.Fails(),
+            "at n=1: the artifact failed: RuntimeError: CUDA error: an illegal memory access",
+        ),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or type(value).__name__,
+)
+def test_each_fault_has_its_reason(
+    executable: Executable, reason: str, reference: Reference
+) -> None:
+    report = judged(executable, reference)
+    assert not report.valid
+    assert report.reason == reason
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_every_output_is_judged(wrong: int) -> None:
+    signature, names = rogues.split_signature(), ("first", "others")
+    reference = rogues.reference(signature, rogues.Split())
+    session = Session(signature, rogues.split_off_by(1e-3, wrong))
+    report = validate_session(session, "by hand", reference, dict.fromkeys(names, *TIGHT.values()))
+    assert report.reason is not None
+    assert f"output '{names[wrong]}'" in report.reason
+
+
+def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
+    session = Session(mlp_signature(), rogues.off_by(1e-3))
+    generous = {"probabilities": Tolerance(1e-5, 1e-5, max_outside=1.0)}
+    report = validate_session(session, "by hand", reference, generous)
+    assert report.valid
+    assert report.worst["probabilities"].outside > 0.0
+    assert report.worst["probabilities"].max_abs == pytest.approx(1e-3, rel=1e-2)
+
+
+# -- models that are right on row-major memory only ----------------------------------------------
+
+
+def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
+    """as_strided sees the storage, which is row-major only in the reference."""
+    built = build(mlps.ReadsPadding(), mlp_signature(), tmp_path, ("torchscript", "exported"))
+    reference = Reference.load(built.capture.reference)
+    for name in built.files:
+        report = validate_session(built.session(name), name, reference, TIGHT)
+        assert not report.valid
+        assert report.reason is not None
+        assert "the answers depend on what lies in the padding of the inputs" in report.reason
+
+
+def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
+    """Exporting drops the branch without a word; a trace keeps the side it saw."""
+    built = build(
+        mlps.SpecialAtOneRow(),
+        mlp_signature(),
+        tmp_path,
+        ("torchscript", "exported"),
+        route="trace",
+    )
+    reference = Reference.load(built.capture.reference)
+    for name in built.files:
+        report = validate_session(built.session(name), name, reference, TIGHT)
+        assert report.reason is not None
+        assert report.reason.startswith("output 'probabilities' at n=1, row 0: max abs deviation")
+
+
+def test_a_trace_that_forgot_a_branch_loses_to_the_export(tmp_path: Path) -> None:
+    built = build(mlps.TraceForgets(), mlp_signature(), tmp_path, ("torchscript", "exported"))
+    assert built.capture.torchscript == "traced"
+    reference = Reference.load(built.capture.reference)
+    assert validate_session(built.session("exported"), "exported", reference, TIGHT).valid
+    traced = validate_session(built.session("torchscript"), "torchscript", reference, TIGHT)
+    assert not traced.valid
+    assert traced.reason is not None
+    assert traced.reason.startswith("output 'probabilities' at n=")
+
+
+# -- NaN and infinities of the model's own -------------------------------------------------------
+
+
+def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> None:
+    signature = mlp_signature()
+    inputs = random_inputs(signature, 1, {})
+    for name in ("a", "b"):
+        inputs["jets"][name][0] = 1.0  # where no value is finite, nothing would be proven
+    built = build(
+        mlps.NanAndInf(),
+        signature,
+        tmp_path,
+        ("torchscript", "exported"),
+        inputs,
+        nonfinite=0.6,
+    )
+    reference = Reference.load(built.capture.reference)
+    largest = reference.outputs[-1]["probabilities"]
+    assert largest.isnan().any()
+    assert largest.isinf().any()
+    for name in built.files:
+        report = validate_session(built.session(name), name, reference, TIGHT)
+        assert report.reason is None
+        assert report.worst["probabilities"].nonfinite_mismatches == 0
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    other = build(mlps.PointwiseFirst(), signature, plain, ("exported",))
+    report = validate_session(other.session("exported"), "exported", reference, TIGHT)
+    assert report.reason is not None
+    assert "NaN or Inf where the reference has none" in report.reason
+
+
+# -- in a process of its own ---------------------------------------------------------------------
+
+
+def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None:
+    report = validate_candidate(
+        "aoti",
+        mlp.files["aoti"],
+        mlp.signature,
+        mlp.capture.reference,
+        TIGHT,
+        frozenset({"probabilities"}),
+        tmp_path,
+        300,
+    )
+    assert report.reason is None
+    assert report.valid
+    assert report.worst["probabilities"].argmax == 1.0
+    assert (tmp_path / "reproduce.sh").exists()
+
+
+def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
+    mlp: Built, tmp_path: Path
+) -> None:
+    report = validate_candidate(
+        "aoti",
+        rogues.broken_library(tmp_path),
+        mlp.signature,
+        mlp.capture.reference,
+        TIGHT,
+        frozenset(),
+        tmp_path / "child",
+        300,
+    )
+    assert not report.valid
+    assert report.reason is not None
+    assert report.reason.startswith("killed by SIGSEGV before its first run (log: ")
+    assert str(tmp_path / "child" / "reproduce.sh") in report.reason
+
+
+def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
+    mlp: Built, tmp_path: Path
+) -> None:
+    report = validate_candidate(
+        "aoti",
+        rogues.broken_library(tmp_path, "raise(SIGKILL)"),  # as the kernel does
+        mlp.signature,
+        mlp.capture.reference,
+        TIGHT,
+        frozenset(),
+        tmp_path / "child",
+        300,
+    )
+    assert report.reason is not None
+    assert report.reason.startswith("killed by SIGKILL, as the kernel does where memory runs out")
+    job = json.loads((tmp_path / "child" / "job.json").read_text())
+    assert job["payload"]["keep_memory"] is False
+
+
+def test_capture_and_engines_leave_no_threads_or_grad_mode_changed(
+    mlp: Built, tmp_path: Path
+) -> None:
+    before = (torch.get_num_threads(), torch.is_grad_enabled())
+    signature = mlp_signature()
+    capture(
+        mlps.PointwiseFirst().eval().requires_grad_(False),
+        signature,
+        random_inputs(signature, 1, {}),
+        tmp_path,
+    )
+    engine("exported").open(tmp_path / "program.pt2", torch.device("cpu"))
+    assert (torch.get_num_threads(), torch.is_grad_enabled()) == before
+
+
+# -- a collection that the model both reads and writes --------------------------------------------
+
+
+def one_collection() -> Signature:
+    """A layout whose last columns are the answers, as when a framework adds scores to its jets."""
+    layout = Layout([column(c, "float32") for c in (*mlps.FEATURES, *mlps.CLASSES, "spectator")])
+    return Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", mlps.FEATURES)],
+        [Block("probabilities", "jets", mlps.CLASSES)],
+        {"n": RowRange(0, 100)},
+    )
+
+
+def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
+    signature = one_collection()
+    built = build(rogues.Triple(), signature, tmp_path, ("torchscript", "exported"))
+    reference = Reference.load(built.capture.reference)
+    for name in built.files:
+        assert validate_session(built.session(name), name, reference, TIGHT).reason is None
+    checked = CheckedSession(
+        signature, built.executable("torchscript"), built.executable("exported"), TIGHT
+    )
+    jets, _ = built.collections({"n": 33}, spare=3)
+    checked.run(jets, jets)
+    assert torch.equal(jets["jets"]["y"], jets["jets"]["b"] * 3)
+    report = benchmark(signature, {"a": built.session("exported")}, built.inputs, seconds=0.01)
+    assert report.fastest == "a"
+
+
+@pytest.mark.parametrize(
+    ("executable", "reason"),
+    [
+        (rogues.honest(), None),
+        (rogues.off_by(1e-3), "output 'probabilities' at n=1, row 0: max abs deviation 0.001"),
+        (
+            rogues.writes_padding(),
+            "at n=1: the artifact wrote outside its columns or rows in collection 'jets'",
+        ),
+        (
+            rogues.changes_inputs(),
+            "at n=1: the artifact wrote outside its columns or rows in collection 'jets'",
+        ),
+        (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
+    ],
+)
+def test_faults_in_one_collection(executable: Executable, reason: str | None) -> None:
+    signature = one_collection()
+    report = validate_session(
+        Session(signature, executable), "by hand", rogues.reference(signature), TIGHT
+    )
+    if reason is None:
+        assert report.reason is None
+    else:
+        assert report.reason is not None
+        assert report.reason.startswith(reason)
+
+
+class ReadsBefore:
+    """Right answers, after a look at the bytes before its input."""
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rogues.honest()(arguments)
+        ctypes.string_at(arguments[1].data_ptr() - 16, 16)
+
+
+class ReadsBeyond:
+    """Right answers, after a look at the bytes beyond the end of its input."""
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        rogues.honest()(arguments)
+        ctypes.string_at(arguments[1].data_ptr() + arguments[1].nbytes, 16)
+
+
+@pytest.mark.parametrize("name", ["ReadsBefore", "ReadsBeyond"])
+def test_a_read_past_an_end_kills_the_process_that_validates(name: str) -> None:
+    """No answer shows it; a user's buffer may end where their process has no more memory."""
+    code = (
+        "from tests.stages import test_validate as here; from tests.models import rogues;"
+        "from tests.models.building import mlp_signature; from runtime.session import Session;"
+        f"session = Session(mlp_signature(), here.{name}());"
+        "here.validate_session(session, 'by hand', rogues.reference(), here.TIGHT, say=print)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.stdout.splitlines() == ["at n=0", "at n=1"]
