@@ -21,12 +21,12 @@ if TYPE_CHECKING:  # reading a config asks for the names alone
     import torch
 
 _FILES = {
-    "aoti": "engines.aoti",
+    "aoti": "engines.aoti.engine",
     "aoti-autotune": "engines.aoti.autotune",
     "aoti-folded": "engines.aoti.folded",
     "torchscript": "engines.torchscript",
     "onnxruntime": "engines.onnx.engine",
-    "exported": "engines.exported",
+    "exported": "engines.exported.engine",
     "tensorrt": "engines.tensorrt",
 }
 

@@ -59,7 +59,7 @@ def host() -> dict[str, str]:
 @cache
 def code_digest() -> str:
     """A digest of this software's own code as far as an artifact depends on it."""
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in _CODE:
         sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)

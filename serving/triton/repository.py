@@ -14,7 +14,7 @@ from serving.triton.config import Service, config_text
 
 CONFIG = "config.pbtxt"
 BUNDLE = "bundle"
-_MODEL = "triton_model.py"
+_MODEL = "model.py"
 
 
 def write_repository(

@@ -140,7 +140,7 @@ def _readable(guard: str) -> str:
 
 
 # Torch's own files, ours, and code without a file.
-_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\s+(\S.*))?')
 
 

@@ -83,7 +83,7 @@ def loaded_sources() -> dict[str, str]:
     A model's code is more than its factory's file. What Python or pip installed is left out (its
     version counts instead), and so are our own packages.
     """
-    ours = Path(__file__).resolve().parent.parent
+    ours = Path(__file__).resolve().parents[2]
     libraries = {Path(p).resolve() for p in sysconfig.get_paths().values()}
     found: dict[str, str] = {}
     for module in list(sys.modules.values()):
