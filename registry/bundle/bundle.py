@@ -200,8 +200,8 @@ def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Pat
             raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
         try:
             partial.mkdir()
-        except FileNotFoundError:  # as in /proc
-            raise BundleError(f"cannot write {final}: {final.parent} takes no new folder") from None
+        except FileNotFoundError as error:  # as in /proc, or where somebody removed the parent
+            raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
         try:
             yield partial
             _sync_tree(partial)
