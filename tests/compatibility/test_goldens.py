@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pipeline
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
@@ -84,12 +86,16 @@ def answers(project: Built, scratch: Path) -> dict[str, Any]:
     said = {"run": project.answer}
     for words, more in lives.items():
         name = words.replace(f"{scratch}/", "")
+        if name == "cache":
+            pipeline.load("jets@production", registry=registry[1], lookup="prefer-cache")
         said[name] = json.loads(cli(*words.split(), *more, "--json").stdout)
     return said
 
 
 def goldens(project: Built, scratch: Path) -> dict[str, Any]:
-    said = {name: form(answer) for name, answer in answers(project, scratch).items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIPELINE_CACHE", str(scratch / "cache"))
+        said = {name: form(answer) for name, answer in answers(project, scratch).items()}
     text = json.dumps(said).replace(TARGET, "TARGET").replace("cpu/x86-64-v2", "TARGET")
     bundle = Bundle.open(project.bundle.path)
     names = (re.sub(r"\w{30,}", "HASH", name) for name in bundle.files)
