@@ -90,9 +90,9 @@ class Event:
     def make(cls, session: Session, number: int, n: int) -> Event:
         given = session.collection("given", n)
         spread = torch.arange(n, dtype=torch.float32)
-        given.numpy("event")[:] = number
-        given.numpy("x")[:] = torch.sin(spread + number).numpy()
-        given.numpy("y")[:] = torch.cos(spread * number).numpy()
+        given["event"][:] = number
+        given["x"][:] = torch.sin(spread + number).numpy()
+        given["y"][:] = torch.cos(spread * number).numpy()
         event = cls(number, given, session.collection("found", n))
         event.spoil()
         return event

@@ -40,7 +40,7 @@ from serving.remote.exchange import Exchange
 from serving.remote.session import RemoteSession, find_served, number_of, open_client
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
-from soa.memory.arguments import argument_tensors
+from soa.memory import argument_tensors
 from stages.reference.answers import Reference
 from stages.validation.validate import validate_session
 from tests.models import served

@@ -200,7 +200,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
         assert future.result()["tags"] is written["tags"]
         here.run(given, mine)
         for name in "xyz":
-            assert torch.allclose(written["tags"][name], mine["tags"][name], atol=1e-6)
+            assert torch.allclose(written["tags"].tensor(name), mine["tags"][name], atol=1e-6)
 
 
 def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
@@ -549,7 +549,7 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
     given = Collection.wrap(layout, memory[start:], 8)
     written = remote.collection("tags", 8)
     remote.run(given, written)
-    assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+    assert torch.allclose(written.tensor("x") + written["y"] + written["z"], torch.ones(8))
 
 
 class Sharing(Server):

@@ -670,7 +670,8 @@ def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: 
 def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:
     event = Event.make(local, 1, 5)
     binding = local.bind(event.given, event.found)
-    OnDevice(local.executable, torch.device("cpu"), local.signature)(binding._arguments)
+    arguments = [span.tensor() for span in binding._arguments]
+    OnDevice(local.executable, torch.device("cpu"), local.signature)(arguments)
     assert right(local, event)
     event.spoil()
 
@@ -681,5 +682,5 @@ def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session
 
     meta = torch.device("meta")
     with pytest.raises(RuntimeError, match="out of memory"):
-        OnDevice(fails, meta, local.signature)(binding._arguments)
+        OnDevice(fails, meta, local.signature)(arguments)
     assert event.untouched
