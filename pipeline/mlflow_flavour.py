@@ -220,7 +220,7 @@ def _values(collection: Collection, field: Field) -> Array:
     if column.kind == "scalar":
         return collection.component(column.name).numpy()
     if column.kind == "column" or collection.buffer is not None:
-        return collection.tensor(column.name)
+        return collection[column.name]
     parts = [
         collection.component(column.name, column.component_of(i)).numpy()
         for i in range(column.components)

@@ -48,7 +48,7 @@ class Elsewhere(Session):
         self.device = Device("cpu:1")
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), CPU)
+        return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), Device())
 
 
 def event(value: float, n: int = 5) -> tuple[Collection, Collection]:
@@ -72,7 +72,7 @@ def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
         expected = Collection(TAGS, given["jets"].n)
         session.run(given, expected)
         for c in TAGS.columns:
-            assert torch.equal(written["tags"].tensor(c.name), expected[c.name])
+            assert torch.equal(written["tags"].tensor(c.name), expected.tensor(c.name))
 
 
 def test_the_least_busy_of_equal_sessions() -> None:

@@ -95,7 +95,7 @@ def test_memory_is_reused_and_grows(inputs: Arrays) -> None:
         for c in jets.layout.columns:
             fill_column(jets, c, values[c.name])
         staging.run(jets, tags)
-        assert torch.equal(tags.tensor("x"), jets["a"] * 3)
+        assert torch.equal(tags.tensor("x"), jets.tensor("a") * 3)
         addresses.append(staging._room("jets", "device").collection(rows).data_ptr)
 
     for rows in (50, 7, 50, 100, 50):

@@ -117,7 +117,7 @@ def test_requests_in_flight_share_runs(shop: Shop, triton: TritonServer) -> None
         assert future.result()["tags"] is written["tags"]
         mine = local.collection("tags", written["tags"].n)
         local.run(given, mine)
-        assert torch.allclose(written["tags"].tensor("x"), mine["x"], atol=1e-5)
+        assert torch.allclose(written["tags"].tensor("x"), mine.tensor("x"), atol=1e-5)
     end = time.monotonic() + 10  # it counts an answer after it has sent it
     while True:
         after = triton.metrics("jets")
