@@ -98,14 +98,12 @@ class Event:
         return event
 
     def spoil(self) -> None:
-        self.found.numpy("event")[:] = -1
-        self.found.numpy("score")[:] = -2.0
+        self.found["event"][:] = -1
+        self.found["score"][:] = -2.0
 
     @property
     def untouched(self) -> bool:
-        return bool(
-            (self.found.numpy("event") == -1).all() and (self.found.numpy("score") == -2.0).all()
-        )
+        return bool((self.found["event"] == -1).all() and (self.found["score"] == -2.0).all())
 
     def answers(self) -> tuple[Tensor, Tensor]:
-        return self.found["event"].clone(), self.found["score"].clone()
+        return self.found.tensor("event").clone(), self.found.tensor("score").clone()

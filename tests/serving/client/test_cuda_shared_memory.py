@@ -288,7 +288,7 @@ def test_gpu_collections_through_a_triton(tags: Tags, real_triton: None) -> None
         for event, found, future in pairs:
             future.result()
             local.run(event.given, event.found)
-            assert torch.equal(found["event"].cpu(), event.found["event"])
-            assert torch.allclose(found["score"].cpu(), event.found["score"], rtol=1e-6)
+            assert torch.equal(found["event"].cpu(), event.found.tensor("event"))
+            assert torch.allclose(found["score"].cpu(), event.found.tensor("score"), rtol=1e-6)
         session.close()
     local.close()

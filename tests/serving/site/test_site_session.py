@@ -116,8 +116,8 @@ def test_a_binding_runs_again_on_fewer_rows_and_here(
     for n in (40, 7, 20):
         event.spoil()
         binding(n)
-        assert (event.found.numpy("event")[:n] == 5).all()
-        assert (event.found.numpy("event")[n:] == -1).all()
+        assert (event.found["event"][:n] == 5).all()
+        assert (event.found["event"][n:] == -1).all()
     other = Event.make(session, 6, 30)
     binding.rebind(other.given, other.found)
     binding()
