@@ -288,7 +288,9 @@ def test_gpu_collections_through_a_triton(tags: Tags, real_triton: None) -> None
         for event, found, future in pairs:
             future.result()
             local.run(event.given, event.found)
-            assert torch.equal(found["event"].cpu(), event.found.tensor("event"))
-            assert torch.allclose(found["score"].cpu(), event.found.tensor("score"), rtol=1e-6)
+            assert torch.equal(found.tensor("event").cpu(), event.found.tensor("event"))
+            assert torch.allclose(
+                found.tensor("score").cpu(), event.found.tensor("score"), rtol=1e-6
+            )
         session.close()
     local.close()
