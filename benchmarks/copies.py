@@ -67,7 +67,7 @@ def measure(
 def share_of_copies(made: Subject, session: Session, model: Model, n: int, seconds: float) -> str:
     """What the copying way consists of, in one line: the copies alone, the kernels alone."""
     given, written = made.collections(n)
-    rows = torch.stack([given[c.name] for c in given.layout.columns], dim=1)
+    rows = torch.stack([given.tensor(c.name) for c in given.layout.columns], dim=1)
     answer = model([rows])
     timed = race(
         {

@@ -18,8 +18,7 @@ from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from serving.site.options import Site, SiteServer
 from soa.errors import SoaPipelineError
-from soa.memory.collection import Collection
-from soa.memory.transfer import fill_column
+from soa.memory import Collection, fill_column
 from stages.benchmark import race
 from stages.reference.answers import Arrays, Reference
 

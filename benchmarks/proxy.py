@@ -29,7 +29,7 @@ from serving.client.options import RemoteOptions
 from serving.local.fleet import Fleet
 from serving.local.triton import TritonServer
 from soa.errors import SoaPipelineError
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.reference.answers import Reference
 
 CLIENTS = (1, 8, 32)

@@ -25,8 +25,12 @@ def copying_way(
     written: Mapping[str, Collection],
 ) -> Callable[[], None]:
     """Pack every block of columns, run, unpack. All columns are plain ones."""
-    packed = [[given[b.block.collection][c] for c in b.block.columns] for b in signature.inputs]
-    places = [[written[b.block.collection][c] for c in b.block.columns] for b in signature.outputs]
+    packed = [
+        [given[b.block.collection].tensor(c) for c in b.block.columns] for b in signature.inputs
+    ]
+    places = [
+        [written[b.block.collection].tensor(c) for c in b.block.columns] for b in signature.outputs
+    ]
 
     def run() -> None:
         with torch.no_grad():

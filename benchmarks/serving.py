@@ -43,7 +43,7 @@ from serving.local.triton import TritonServer
 from serving.triton.config import Service
 from serving.triton.repository import write_repository
 from soa.errors import SoaPipelineError
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.reference.answers import Arrays, Reference
 
 _REFS = ("jet-tagger@production", "particlenet@production", "zoo-particle-transformer@production")

@@ -117,8 +117,7 @@ def make_request(
 
     from serving.triton.config import DIGEST
     from serving.wire import collection_parts
-    from soa.memory.collection import Collection
-    from soa.memory.transfer import fill_column
+    from soa.memory import Collection, fill_column
 
     request = service_pb2.ModelInferRequest(
         model_name=service.name, model_version=str(service.number)

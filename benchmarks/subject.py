@@ -16,7 +16,7 @@ from engines import Executable, Portable, Target, engine
 from engines.target import gpu_target
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, random_inputs

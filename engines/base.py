@@ -20,6 +20,8 @@ from soa.options import known_options
 if TYPE_CHECKING:  # reading a config asks for the names alone
     import torch
 
+    from soa.memory import Span
+
 _FILES = {
     "aoti": "engines.aoti.engine",
     "aoti-autotune": "engines.aoti.autotune",
@@ -51,15 +53,16 @@ class Executable(Protocol):
 class Prepared(Protocol):
     """Arguments tied to an artifact, to run again and again: what an executable may offer.
 
-    One that does has a method `prepare(arguments) -> Prepared`. It keeps the tensors alive. One
+    One that does has a method `prepare(spans) -> Prepared`, of the same arguments as memory, which
+    it keeps alive; so it needs no torch. One
     thread at a time uses it: `Binding` refuses a second one, but leaves that to native calls.
     """
 
     def run(self, stream: int = 0, /) -> None:
         """Run once. `stream` is a GPU's raw stream handle; nothing is synchronised."""
 
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        """Other tensors of the same kind, by argument: another n, or memory. All or none."""
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        """Other memory of the same kind, by argument: another n, or address. All or none."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _print_runs(ref: str, registry: Registry, jets: Callable[..., Any]) -> None:
             for _ in range(_CALLS):
                 binding()
             us = (time.perf_counter() - begun) / _CALLS * 1e6
-            right = float(np.mean(outputs.numpy("label") == truth))
+            right = float(np.mean(outputs["label"] == truth))
             deviation = "not compared"
             if isinstance(session, CheckedSession):
                 worst = session.report.worst["probabilities"].max_abs
@@ -104,7 +104,7 @@ def numpy_collection(layout: Layout, columns: dict[str, Any], n: int) -> Collect
     start = -raw.ctypes.data % layout.alignment
     collection = Collection.wrap(layout, raw[start:], n)
     for column in layout.columns:
-        collection.numpy(column.name)[...] = columns[column.name]
+        collection[column.name][...] = columns[column.name]
     return collection
 
 

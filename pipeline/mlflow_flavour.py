@@ -179,7 +179,7 @@ def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collecti
         return Collection.from_columns(layout, pieces, n, readonly=False)
     made = Collection(layout, n)
     for name, array in arrays.items():
-        np.copyto(made.numpy(name), array if layout[name].kind != "scalar" else array[0])
+        np.copyto(made[name], array if layout[name].kind != "scalar" else array[0])
     return made
 
 
@@ -220,7 +220,7 @@ def _values(collection: Collection, field: Field) -> Array:
     if column.kind == "scalar":
         return collection.component(column.name).numpy()
     if column.kind == "column" or collection.buffer is not None:
-        return collection.numpy(column.name)
+        return collection[column.name]
     parts = [
         collection.component(column.name, column.component_of(i)).numpy()
         for i in range(column.components)

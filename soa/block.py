@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from soa.dtypes import torch_dtype
+from soa.dtypes import itemsize
 from soa.errors import BlockError, LayoutError
 from soa.layout import Layout
 
@@ -120,7 +120,7 @@ def plan_block(block: Block, layout: Layout) -> Plan:
 def _model_dtype(block: Block, dtypes: list[str]) -> str:
     if block.dtype is not None:
         try:
-            torch_dtype(block.dtype)
+            itemsize(block.dtype)
         except LayoutError as error:
             raise BlockError(f"block {block.name!r}: {error}") from None
         return block.dtype

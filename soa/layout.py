@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from soa.dtypes import itemsize, torch_dtype
+from soa.dtypes import itemsize
 from soa.errors import LayoutError
 from soa.options import known_options
 
@@ -55,7 +55,7 @@ class Column:
                 f"column {self.name!r}: kind {self.kind!r} is none of column, scalar, eigen"
             )
         try:
-            torch_dtype(self.dtype)
+            itemsize(self.dtype)
         except LayoutError as error:
             raise LayoutError(f"column {self.name!r}: {error}") from None
         if self.kind == "eigen":

@@ -20,7 +20,7 @@ import torch
 
 from runtime.session import Session
 from soa.dtypes import torch_dtype
-from soa.memory import Collection, fill_column
+from soa.memory import Collection, Device, fill_column
 from soa.signature import BoundBlock, Signature
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, label
@@ -177,7 +177,7 @@ def choose_by_rows(
 
 
 def filled_collections(
-    signature: Signature, inputs: Arrays, case: Case, device: torch.device
+    signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """Input collections with the first rows of the reference inputs, and zeroed output ones."""
     given: dict[str, Collection] = {}
@@ -240,7 +240,7 @@ def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> N
         member = collection.layout[name]
         part = flat.narrow(1, at, member.components)
         if collection.buffer is not None:
-            view = collection[name]
+            view = collection.tensor(name)
             view.copy_(part.reshape(view.shape))
         else:
             for k in range(member.components):
@@ -252,7 +252,7 @@ def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> N
 def _member(collection: Collection, name: str) -> torch.Tensor:
     member = collection.layout[name]
     if collection.buffer is not None or member.kind != "eigen":
-        return collection[name]
+        return collection.tensor(name)
     pieces = [
         collection.component(name, member.component_of(k)).narrow(0, 0, collection.n)
         for k in range(member.components)

@@ -1,6 +1,6 @@
 """The native runner from Python: one call without the GIL, nothing allocated per event.
 
-See native/soa_runner.h for what it promises; this file ties tensors to it and keeps them alive.
+See soa_runner.h for what it promises; this file ties memory to it and keeps it alive.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from engines.errors import RunError
 from engines.native import _native
 from engines.processes import Lock
+from soa.memory import Span, span_of
+
+if TYPE_CHECKING:
+    import torch
 
 _native.set_error(RunError)
 
@@ -31,7 +34,7 @@ class NativeExecutable:
     def __init__(
         self,
         library: Path,
-        device: torch.device,
+        device: str | torch.device,
         instances: int | None = None,
         threads: int = 1,
     ) -> None:
@@ -47,11 +50,11 @@ class NativeExecutable:
         )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare(arguments).run()
+        self.prepare([span_of(a) for a in arguments]).run()
 
-    def prepare(self, arguments: Sequence[torch.Tensor]) -> PreparedCall:
+    def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
         """Tie arguments to the artifact, to run again and again."""
-        return PreparedCall(self._model.prepare([_described(a) for a in arguments]), arguments)
+        return PreparedCall(self._model.prepare([a[:3] for a in arguments]), arguments)
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
@@ -74,25 +77,21 @@ class NativeExecutable:
 class PreparedCall:
     """Arguments tied to an artifact. `run(stream)` is the native call itself.
 
-    It keeps the tensors alive. Two threads may not run one prepared call at once: RunError.
+    It keeps the memory alive. Two threads may not run one prepared call at once: RunError.
     """
 
-    def __init__(self, call: _native.Call, arguments: Sequence[torch.Tensor]) -> None:
+    def __init__(self, call: _native.Call, arguments: Sequence[Span]) -> None:
         self.call = call
         self._arguments = list(arguments)
         self.run: Callable[..., None] = call.run
 
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        """Other tensors of the same kind, by argument: another n, or memory. All or none."""
-        self.call.update([(i, _described(tensor)) for i, tensor in changes.items()])
-        for i, tensor in changes.items():
-            self._arguments[i] = tensor
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        """Other memory of the same kind, by argument: another n, or address. All or none."""
+        self.call.update([(i, span[:3]) for i, span in changes.items()])
+        for i, span in changes.items():
+            self._arguments[i] = span
 
 
 def run_many(calls: Sequence[PreparedCall], threads: int, stream: int = 0) -> None:
     """Run prepared calls on `threads` native threads in one call without the GIL."""
     _native.run_many([prepared.call for prepared in calls], threads, stream)
-
-
-def _described(tensor: torch.Tensor) -> tuple[int, str, tuple[int, ...]]:
-    return (tensor.data_ptr(), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -25,23 +25,25 @@ from engines.onnx.export import OUTPUTS, copied, export
 from engines.onnx.program import Output, input_name, read_outputs
 from engines.processes import tell
 from engines.target import Target
+from soa.dtypes import itemsize
+from soa.memory import Span, span_of
 
 _MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
 
 # TensorProto.DataType of onnx.proto, which a worker without the onnx package has no names for.
 _ELEMENT_TYPES = {
-    torch.float32: 1,
-    torch.uint8: 2,
-    torch.int8: 3,
-    torch.uint16: 4,
-    torch.int16: 5,
-    torch.int32: 6,
-    torch.int64: 7,
-    torch.bool: 9,
-    torch.float16: 10,
-    torch.float64: 11,
-    torch.uint32: 12,
-    torch.bfloat16: 16,
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "bfloat16": 16,
 }
 # Where an output without rows is bound.
 _NOWHERE = torch.zeros(16)
@@ -103,9 +105,9 @@ class OnnxExecutable:
         tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare(arguments).run()
+        self.prepare([span_of(a) for a in arguments]).run()
 
-    def prepare(self, arguments: Sequence[torch.Tensor]) -> OnnxCall:
+    def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
         """Tie arguments to the session, to run again and again."""
         session = self.session
         if session is None:
@@ -135,11 +137,9 @@ class OnnxExecutable:
 
 
 class OnnxCall:
-    """Arguments bound by address. It keeps the tensors alive: the binding does not."""
+    """Arguments bound by address. It keeps the memory alive: the binding does not."""
 
-    def __init__(
-        self, model: OnnxExecutable, binding: Any, arguments: Sequence[torch.Tensor]
-    ) -> None:
+    def __init__(self, model: OnnxExecutable, binding: Any, arguments: Sequence[Span]) -> None:
         self._model = model
         self._arguments = list(arguments)
         self._binding = binding
@@ -179,8 +179,8 @@ class OnnxCall:
             raise RunError(self._model.refusal)
         return session
 
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        """Other tensors of the same kind, by argument: another n, or memory."""
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        """Other memory of the same kind, by argument: another n, or memory."""
         self._enter()
         model = self._model
         try:
@@ -210,7 +210,7 @@ class OnnxCall:
                 *self._device,
                 _ELEMENT_TYPES[given.dtype],
                 list(given.shape),
-                given.data_ptr(),
+                given.address,
             )
 
     def _bind_output(self, output: Output) -> None:
@@ -222,9 +222,11 @@ class OnnxCall:
         self._binding.bind_output(output.name, *self._device, element_type, shape, address)
 
 
-def _address(argument: torch.Tensor, output: Output) -> int:
+def _address(argument: Span, output: Output) -> int:
     """Where a component of a written argument lies."""
-    return (argument if argument.dim() == 1 else argument[output.component]).data_ptr()
+    if len(argument.shape) == 1:
+        return argument.address
+    return argument.address + output.component * argument.shape[1] * itemsize(argument.dtype)
 
 
 def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:

@@ -38,11 +38,11 @@ def main() -> None:
     flavours = session.collection("flavours", jets.n)
     session.run(jets, flavours)
 
-    bottom = flavours.numpy("p_b")
-    print(f"{jets.n} jets of {int(jets['entry'].max()) + 1} events; most like b:")
+    bottom = flavours["p_b"]
+    print(f"{jets.n} jets of {int(jets.tensor('entry').max()) + 1} events; most like b:")
     print("event      pt     eta  p_light   p_c   p_b  true")
     for i in np.argsort(-bottom)[:8]:
-        light, charm = flavours.numpy("p_light")[i], flavours.numpy("p_c")[i]
+        light, charm = flavours["p_light"][i], flavours["p_c"][i]
         print(
             f"{columns['entry'][i]:5d} {columns['pt'][i]:7.1f} {columns['eta'][i]:7.2f}"
             f"    {light:.3f} {charm:.3f} {bottom[i]:.3f}  {data.CLASSES[labels[i]]}"

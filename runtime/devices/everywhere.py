@@ -11,7 +11,7 @@ from engines.errors import RunError
 from engines.processes import Lock
 from runtime.session import Binding, Collections, Origin, Session, data_device, layout_of
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, Device
 from soa.signature import Signature
 
 
@@ -73,7 +73,7 @@ class MultiDeviceSession:
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
         """As `Session.run_many`, device by device."""
-        groups: dict[torch.device, list[Binding]] = {}
+        groups: dict[Device, list[Binding]] = {}
         for binding in bindings:
             groups.setdefault(binding.device, []).append(binding)
         for device, group in groups.items():

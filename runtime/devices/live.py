@@ -28,7 +28,7 @@ from runtime.opening import Name, Opened, open_found
 from runtime.session import Binding, Collections, Origin, Rows, Session, layout_of
 from soa.errors import SoaPipelineError
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, Device
 from soa.signature import Signature
 from soa.text import logger
 
@@ -69,7 +69,7 @@ class LiveSession:
         return self.current.origin
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> Device:
         """RunError with `device="auto"`, which runs wherever the data is."""
         if isinstance(self.current, MultiDeviceSession):
             raise RunError("a session for every device has none of its own")

@@ -22,6 +22,7 @@ from runtime.devices.live import LiveSession
 from runtime.devices.staging import Staging
 from runtime.errors import QueueFullError
 from runtime.session import Collections, Session, by_name, check_memory, data_device, same_device
+from soa.memory import Device
 
 WhenFull = Literal["wait", "spill", "raise"]
 
@@ -151,7 +152,7 @@ class Scheduler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _choose(self, device: torch.device) -> _Lane | None:
+    def _choose(self, device: Device) -> _Lane | None:
         """The lane for an event's data, or None to wait for one."""
         local = [lane for lane in self._lanes if same_device(lane.session.device, device)]
         first = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]

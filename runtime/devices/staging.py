@@ -12,7 +12,7 @@ import torch
 from runtime.devices.live import LiveSession
 from runtime.session import Collections, Session, by_name, check_memory
 from soa.layout import Layout
-from soa.memory import Collection, allocate
+from soa.memory import Collection, Device, allocate
 from soa.signature import BoundBlock
 
 
@@ -77,7 +77,7 @@ class Staging:
         key = (name, where)
         if key not in self._rooms:
             layout = self.session.layout(name)
-            device = self.session.device if where == "device" else torch.device("cpu")
+            device = self.session.device if where == "device" else Device()
             pinned = device.type == "cpu" and torch.cuda.is_available()
             self._rooms[key] = _Room(layout, device, pinned)
         return self._rooms[key]
@@ -86,7 +86,7 @@ class Staging:
 class _Room:
     """Memory for one collection, made larger when an event needs it."""
 
-    def __init__(self, layout: Layout, device: torch.device, pinned: bool) -> None:
+    def __init__(self, layout: Layout, device: Device, pinned: bool) -> None:
         self._layout = layout
         self._device = device
         self._pinned = pinned
@@ -107,7 +107,7 @@ class _Room:
     def _allocate(self, nbytes: int) -> torch.Tensor:
         if self._pinned:
             return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-        return allocate(nbytes, self._layout.alignment, self._device)
+        return allocate(nbytes, self._layout.alignment, self._device).tensor()
 
 
 def _copy_blocks(

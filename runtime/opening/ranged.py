@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
-from runtime.session import torch_stream
+from runtime.session import tie
+from soa.memory import Span
+
+if TYPE_CHECKING:
+    import torch
 
 
 class RangedExecutable:
@@ -29,7 +32,7 @@ class RangedExecutable:
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.at(_rows(arguments[0]))(arguments)
 
-    def prepare(self, arguments: Sequence[torch.Tensor]) -> Prepared:
+    def prepare(self, arguments: Sequence[Span]) -> Prepared:
         return _RangedCall(self, arguments)
 
     def recordable(self) -> RangedExecutable:
@@ -48,7 +51,7 @@ class RangedExecutable:
 class _RangedCall:
     """Arguments tied to the artifact for their n, and to others once an n asks for them."""
 
-    def __init__(self, executable: RangedExecutable, arguments: Sequence[torch.Tensor]) -> None:
+    def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
         self._calls: dict[int, Prepared] = {}
@@ -58,10 +61,10 @@ class _RangedCall:
     def run(self, stream: int = 0, /) -> None:
         self.current.run(stream)
 
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+    def replace(self, changes: Mapping[int, Span]) -> None:
         self.current.replace(changes)  # where a thread is running it, all stays as it was
-        for i, tensor in changes.items():
-            self._arguments[i] = tensor
+        for i, span in changes.items():
+            self._arguments[i] = span
         for key, call in list(self._calls.items()):
             if call is not self.current:
                 try:
@@ -73,33 +76,11 @@ class _RangedCall:
     def _call(self) -> Prepared:
         chosen = self._executable.at(_rows(self._arguments[0]))
         if id(chosen) not in self._calls:
-            prepare = getattr(chosen, "prepare", None)
-            made = prepare(self._arguments) if prepare else _PlainCall(chosen, self._arguments)
-            self._calls[id(chosen)] = made
+            self._calls[id(chosen)] = tie(chosen, self._arguments)
         return self._calls[id(chosen)]
 
 
-class _PlainCall:
-    """A prepared call for an engine that has none of its own."""
-
-    def __init__(self, executable: Executable, arguments: Sequence[torch.Tensor]) -> None:
-        self._executable = executable
-        self._arguments = list(arguments)
-
-    def run(self, stream: int = 0, /) -> None:
-        device = self._arguments[0].device
-        if device.type == "cpu":
-            self._executable(self._arguments)
-            return
-        with torch.cuda.stream(torch_stream(stream, device)):
-            self._executable(self._arguments)
-
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        for i, tensor in changes.items():
-            self._arguments[i] = tensor
-
-
-def _rows(carrier: torch.Tensor) -> int:
+def _rows(carrier: Span | torch.Tensor) -> int:
     return carrier.shape[0]
 
 

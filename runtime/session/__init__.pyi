@@ -1,5 +1,6 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
+from .binding import tie as tie
 from .rules import Collections as Collections
 from .rules import by_name as by_name
 from .rules import check_memory as check_memory

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, SupportsIndex
-
-import torch
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
@@ -23,7 +21,7 @@ from engines.processes import OwnProcess
 from runtime.errors import BindError
 from runtime.session.rules import Collections, by_name, check_memory, require_device
 from runtime.session.streams import raw_stream, torch_stream
-from soa.memory import Collection, argument_tensors, carrier
+from soa.memory import Collection, Device, Span, argument_spans, carrier
 from soa.signature import Signature
 
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
@@ -45,25 +43,22 @@ class Binding:
         executable: Executable,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
-        device: torch.device,
+        device: Device,
     ) -> None:
         self.signature = signature
         self.device = device
         self._executable = executable
         self._alone = _Alone()
         self._process = OwnProcess()
-        tied = _tie(signature, inputs, outputs, device)
-        self._arguments = list(tied.arguments)
-        prepare = getattr(executable, "prepare", None)
-        self.prepared: Prepared | None = prepare(self._arguments) if prepare else None
-        """The engine's own call behind this binding, where it has one."""
+        checked = _check(signature, inputs, outputs, device)
+        self._arguments = list(checked.arguments)
+        self.prepared = tie(executable, self._arguments)
+        """The engine's call behind this binding."""
         self._on_cpu = device.type == "cpu"
-        plain = partial(executable, self._arguments)
-        self._run: Callable[[], object] = self.prepared.run if self.prepared else plain
-        self._take(tied)
+        self._take(checked)
 
-    def _take(self, tied: _Tied) -> None:
-        self._tied = tied
+    def _take(self, tied: _Checked) -> None:
+        self._checked = tied
         self.inputs = tied.inputs
         self.outputs = tied.outputs
         self.rows = tied.rows
@@ -87,7 +82,7 @@ class Binding:
     def _launch(self, stream: Any) -> None:
         if stream is None and self._on_cpu:
             if self.writes:
-                self._run()
+                self.prepared.run()
             return
         self._process.require()  # CUDA does not come through a fork
         handle = raw_stream(stream, self.device)
@@ -95,11 +90,7 @@ class Binding:
             self._run_on(handle)
 
     def _run_on(self, handle: int) -> None:
-        if self.prepared:
-            self.prepared.run(handle)
-            return
-        with torch.cuda.stream(torch_stream(handle, self.device)):
-            self._executable(self._arguments)
+        self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
         """All that a call does, where that is one native call: it refuses a second thread itself.
@@ -130,7 +121,7 @@ class Binding:
                 f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}"
             )
         for dim, n in wanted.items():
-            low, high = self.signature.ranges[dim].min, self._tied.limits[dim]
+            low, high = self.signature.ranges[dim].min, self._checked.limits[dim]
             if not low <= n <= high:
                 raise BindError(
                     f"{dim} = {n} is outside {low} … {high} (compiled for up to "
@@ -138,10 +129,8 @@ class Binding:
                 )
         self._replace(
             {
-                i: carrier(wanted[dim], self.device)
-                if whole is None
-                else whole.narrow(0, 0, wanted[dim])
-                for i, dim, whole in self._tied.by_rows
+                i: carrier(wanted[dim], self.device) if whole is None else whole.first(wanted[dim])
+                for i, dim, whole in self._checked.by_rows
             }
         )
         self.rows = wanted
@@ -154,41 +143,69 @@ class Binding:
         Raises BindError, and the binding is then what it was. The memory bound before is let go.
         """
         with self._alone:
-            tied = _tie(
+            checked = _check(
                 self.signature,
                 by_name(inputs, self.signature.input_collections, "input"),
                 by_name(outputs, self.signature.output_collections, "output"),
                 self.device,
             )
-            self._replace(dict(enumerate(tied.arguments)))
-            self._take(tied)
+            self._replace(dict(enumerate(checked.arguments)))
+            self._take(checked)
 
-    def _replace(self, changes: Mapping[int, torch.Tensor]) -> None:
-        if self.prepared:
-            self.prepared.replace(changes)
+    def _replace(self, changes: Mapping[int, Span]) -> None:
+        self.prepared.replace(changes)
         for i, argument in changes.items():
             self._arguments[i] = argument
 
 
+class TensorCall:
+    """Arguments tied to an executable that takes torch's tensors."""
+
+    def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
+        self._executable = executable
+        self._device = arguments[0].device
+        self._tensors = [span.tensor() for span in arguments]
+
+    def run(self, stream: int = 0, /) -> None:
+        if self._device.type == "cpu":
+            self._executable(self._tensors)
+            return
+        import torch
+
+        with torch.cuda.stream(torch_stream(stream, self._device)):
+            self._executable(self._tensors)
+
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        for i, span in changes.items():
+            self._tensors[i] = span.tensor()
+
+
+def tie(executable: Executable, arguments: Sequence[Span]) -> Prepared:
+    """The executable's own prepared call; one that runs it on tensors where it has none."""
+    prepare = getattr(executable, "prepare", None)
+    call: Prepared = prepare(arguments) if prepare else TensorCall(executable, arguments)
+    return call
+
+
 @dataclass(frozen=True)
-class _Tied:
+class _Checked:
     """Collections that passed every check, and what follows from them."""
 
     inputs: dict[str, Collection]
     outputs: dict[str, Collection]
     rows: dict[str, int]
     limits: dict[str, int]
-    arguments: list[torch.Tensor]
-    by_rows: list[tuple[int, str, torch.Tensor | None]]
+    arguments: list[Span]
+    by_rows: list[tuple[int, str, Span | None]]
     """Arguments whose shape is n itself, with the whole memory behind each; None for a carrier."""
 
 
-def _tie(
+def _check(
     signature: Signature,
     inputs: Mapping[str, Collection],
     outputs: Mapping[str, Collection],
-    device: torch.device,
-) -> _Tied:
+    device: Device,
+) -> _Checked:
     every = {**inputs, **outputs}
     require_device(every, device)
     rows = check_memory(signature, inputs, outputs)
@@ -200,13 +217,13 @@ def _tie(
         (
             i,
             a.rows,
-            None if a.kind == "carrier" else every[a.collection].component(a.column, a.component),
+            None if a.kind == "carrier" else every[a.collection].span(a.column, a.component),
         )
         for i, a in enumerate(signature.arguments)
         if a.kind in ("carrier", "column")
     ]
-    arguments = argument_tensors(signature, every, rows)
-    return _Tied(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
+    arguments = argument_spans(signature, every, rows)
+    return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
 
 class _Alone:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from engines.base import Executable
-from runtime.session.binding import Binding
+from runtime.session.binding import Binding, tie
 from runtime.session.rules import Collections
 from runtime.session.streams import torch_stream
-from soa.memory import Collection
+from soa.memory import Collection, Device
 from soa.signature import Signature
 
 _WARM_UP_RUNS = 3  # what libraries allocate on first use must not fall into the recording
@@ -35,7 +35,7 @@ class GraphBinding(Binding):
         executable: Executable,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
-        device: torch.device,
+        device: Device,
     ) -> None:
         super().__init__(signature, executable, inputs, outputs, device)
         self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, int]] | None = None
@@ -81,6 +81,4 @@ class GraphBinding(Binding):
     def _recordable(self) -> Any:
         """The artifact as a function of a raw stream that is also torch's current one."""
         make = getattr(self._executable, "recordable", None)
-        if make is None:
-            return lambda handle: self._executable(self._arguments)
-        return make().prepare(self._arguments).run
+        return tie(make(), self._arguments).run if make else self.prepared.run

@@ -6,13 +6,15 @@ An artifact checks none of it when it runs; all of it is checked here, once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from runtime.errors import BindError
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, Device
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    import torch
 
 Collections = Collection | Mapping[str, Collection]
 
@@ -22,7 +24,7 @@ def as_mapping(given: Collections) -> Mapping[str, Collection]:
     return {"": given} if isinstance(given, Collection) else given
 
 
-def data_device(*given: Collections) -> torch.device:
+def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
     found = {c.device for part in given for c in as_mapping(part).values()}
     if len(found) != 1:
@@ -60,10 +62,10 @@ def layout_of(signature: Signature, name: str) -> Layout:
     return signature.layouts[name]
 
 
-def require_device(collections: Mapping[str, Collection], device: torch.device) -> None:
+def require_device(collections: Mapping[str, Collection], device: Device) -> None:
     """Raise BindError unless every collection lies on `device`."""
     for name, collection in collections.items():
-        if collection.device != device and not same_device(collection.device, device):
+        if not same_device(collection.device, device):
             raise BindError(
                 f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
                 "load the model on the device where the data is"
@@ -93,7 +95,7 @@ def check_memory(
     return rows
 
 
-def same_device(one: torch.device, other: torch.device) -> bool:
+def same_device(one: Device | torch.device, other: Device | torch.device) -> bool:
     return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
@@ -148,10 +150,10 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
     """An output may share no byte with any other bound memory."""
     spans = [
-        (piece.data_ptr(), piece.data_ptr() + piece.nbytes, name, name in outputs)
+        (span.address, span.address + span.nbytes, name, name in outputs)
         for name, collection in {**inputs, **outputs}.items()
-        for piece in collection.memory()
-        if piece.nbytes
+        for span in collection.spans()
+        if span.nbytes
     ]
     spans.sort()
     reach, holder, holder_out = 0, "", False

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.session.binding import Binding
-from runtime.session.cuda_graph import GraphBinding
 from runtime.session.rules import Collections, by_name, layout_of
 from runtime.session.streams import raw_stream
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, Device
 from soa.signature import Signature
 
 if TYPE_CHECKING:
+    import torch
+
     from registry.store import Lookup
 
 
@@ -49,11 +48,11 @@ class Session:
         self,
         signature: Signature,
         executable: Executable,
-        device: torch.device | str = "cpu",
+        device: str | torch.device = "cpu",
         origin: Origin | None = None,
     ) -> None:
         self.signature = signature
-        self.device = torch.device(device)
+        self.device = Device(device)
         self.origin = origin
         self._executable = executable
 
@@ -76,7 +75,9 @@ class Session:
         `graph`: replay a CUDA graph where one can be recorded, see `GraphBinding`. Raises BindError
         naming the collection, what was found and what is needed.
         """
-        kind = GraphBinding if graph else Binding
+        kind = Binding
+        if graph:
+            from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
         return kind(self.signature, self._executable, *self._named(inputs, outputs), self.device)
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:

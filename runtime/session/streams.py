@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from runtime.errors import BindError
+from runtime.session.rules import same_device
+from soa.memory import Device
+
+if TYPE_CHECKING:
+    import torch
 
 
-def raw_stream(stream: Any, device: torch.device) -> int:
+def raw_stream(stream: Any, device: Device | torch.device) -> int:
     """The raw handle of `stream` on the GPU `device`; torch's current stream for None.
 
     Takes a torch stream, a CuPy stream, anything with `__cuda_stream__` (cuda-python's protocol),
@@ -18,6 +21,8 @@ def raw_stream(stream: Any, device: torch.device) -> int:
     """
     if device.type == "cpu":
         raise BindError("stream= was given, but the model runs on the CPU, which has no streams")
+    import torch
+
     if stream is None:
         return int(torch.cuda.current_stream(device).cuda_stream)
     if isinstance(stream, int) and not isinstance(stream, bool):
@@ -31,20 +36,22 @@ def raw_stream(stream: Any, device: torch.device) -> int:
         return int(stream.__cuda_stream__()[1])
     if hasattr(stream, "ptr") and hasattr(stream, "device_id"):  # CuPy's, before the protocol
         if stream.device_id >= 0:  # -1: the null stream, which every device has
-            _require_device(torch.device("cuda", stream.device_id), device)
+            _require_device(Device(f"cuda:{stream.device_id}"), device)
         return int(stream.ptr)
     raise BindError(
         f"stream is a {type(stream).__name__}: give a torch or CuPy stream, or a raw handle"
     )
 
 
-def torch_stream(handle: int, device: torch.device) -> torch.cuda.Stream:
+def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Stream:
     """The stream of a raw handle, for what runs through torch."""
+    import torch
+
     if handle == 0:
         return torch.cuda.default_stream(device)
     return torch.cuda.ExternalStream(handle, device)
 
 
-def _require_device(found: torch.device, device: torch.device) -> None:
-    if (found.index or 0) != (device.index or 0) or found.type != device.type:
+def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:
+    if not same_device(found, device):
         raise BindError(f"the stream is of {found}, the model runs on {device}")

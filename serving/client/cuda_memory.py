@@ -49,7 +49,7 @@ class CudaMemory:
                 code = runtime.cudaIpcGetMemHandle(ctypes.byref(handle), address)
                 _check(code, f"memory on {device} for another process")
                 found = import_bytes(address.value, size, str(device))
-                self.tensor: torch.Tensor = found.tensor
+                self.tensor: torch.Tensor = found.bytes.tensor()
             except BaseException:
                 self.free()
                 raise

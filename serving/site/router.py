@@ -21,6 +21,7 @@ import torch
 from engines.base import Executable, Prepared
 from engines.errors import RunError
 from engines.processes import OwnProcess
+from runtime.session import tie
 from serving.errors import (
     AnswerError,
     BusyError,
@@ -33,6 +34,7 @@ from serving.remote import Progress
 from serving.site.options import Policy
 from serving.site.places import OPEN, Place, PlaceReport, State
 from soa.errors import SoaPipelineError
+from soa.memory import Span, span_of
 from soa.text import logger
 
 log = logger("soa_pipeline.site")
@@ -101,9 +103,9 @@ class Router(Executable):
         """Requests that ran on the local CPU for want of a place; under `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare(arguments).run()
+        self.prepare([span_of(a) for a in arguments]).run()
 
-    def prepare(self, arguments: Sequence[torch.Tensor]) -> Call:
+    def prepare(self, arguments: Sequence[Span]) -> Call:
         return Call(self, arguments)
 
     def report(self) -> SiteReport:
@@ -293,8 +295,9 @@ class Router(Executable):
 class Call:
     """Arguments tied to a site: what runs behind a binding. One thread at a time may run it."""
 
-    def __init__(self, router: Router, arguments: Sequence[torch.Tensor]) -> None:
-        self.arguments = list(arguments)
+    def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
+        self._spans = list(arguments)
+        self.arguments = [span.tensor() for span in arguments]
         self._router = router
         self._local: Callable[[], object] | None = None
         self._prepared: Prepared | None = None
@@ -314,18 +317,14 @@ class Call:
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None
-            prepare = getattr(fall_back, "prepare", None)
-            if prepare:
-                self._prepared = prepare(self.arguments)
-                self._local = self._prepared.run
-            else:
-                self._local = lambda: fall_back(self.arguments)
+            self._prepared = tie(fall_back, self._spans)
+            self._local = self._prepared.run
         self._local()
         with self._router.counting:
             self._router.fell_back += 1
 
-    def replace(self, changes: Mapping[int, torch.Tensor]) -> None:
+    def replace(self, changes: Mapping[int, Span]) -> None:
         if self._prepared is not None:
             self._prepared.replace(changes)
-        for i, argument in changes.items():
-            self.arguments[i] = argument
+        for i, span in changes.items():
+            self._spans[i], self.arguments[i] = span, span.tensor()

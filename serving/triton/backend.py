@@ -244,7 +244,7 @@ class _Buffers:
     def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
         signature = session.signature
         self._gpu = session.device.type != "cpu"
-        here = collections_for(signature, capacity, torch.device("cpu"))
+        here = collections_for(signature, capacity, "cpu")
         there = collections_for(signature, capacity, session.device) if self._gpu else here
         self._host, self._device = here, there
         self._inputs, self._outputs = signature.input_collections, signature.output_collections
@@ -269,7 +269,7 @@ class _Buffers:
 
 
 def collections_for(
-    signature: Signature, capacity: Mapping[str, int], device: torch.device
+    signature: Signature, capacity: Mapping[str, int], device: str
 ) -> dict[str, Collection]:
     return {
         name: Collection(layout, capacity[signature.rows_of[name]], device)

@@ -1,38 +1,68 @@
-"""The arguments of an artifact as views of the caller's memory: no byte is copied."""
+"""A signature's arguments as views of the caller's memory; a block's values in and out, by copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-
+from soa.dtypes import is_float, itemsize, torch_dtype
+from soa.layout import Column
 from soa.memory.collection import Collection
-from soa.signature import Argument, Signature
+from soa.memory.span import CPU, Device, Span
+from soa.signature import BoundBlock, Signature
+
+if TYPE_CHECKING:
+    import torch
 
 
-def carrier(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """The tensor whose shape carries a row count: `(n, 0)`, no memory."""
-    return torch.empty((n, 0), device=device)
+def carrier(n: int, device: Device = CPU) -> Span:
+    """The argument whose shape carries a row count: `(n, 0)`, no memory."""
+    return Span(0, "float32", (n, 0), device)
+
+
+def argument_spans(
+    signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
+) -> list[Span]:
+    """Memory in the order of `signature.arguments`; collections and rows are already checked."""
+    device = next(iter(collections.values())).device
+    spans = []
+    for a in signature.arguments:
+        if a.kind == "carrier":
+            span = carrier(rows[a.rows], device)
+        elif a.kind == "matrix":
+            span = collections[a.collection].run(a.column, a.component, a.count)
+        else:
+            span = collections[a.collection].span(a.column, a.component)
+            span = span if a.kind == "scalar" else span.first(rows[a.rows])
+        spans.append(span)
+    return spans
 
 
 def argument_tensors(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[torch.Tensor]:
-    """Views in the order of `signature.arguments`; collections and rows are already checked."""
-    device = next(iter(collections.values())).device
-    return [_tensor(argument, collections, rows, device) for argument in signature.arguments]
+    """`argument_spans` as torch's views."""
+    return [span.tensor() for span in argument_spans(signature, collections, rows)]
 
 
-def _tensor(
-    argument: Argument,
-    collections: Mapping[str, Collection],
-    rows: Mapping[str, int],
-    device: torch.device,
-) -> torch.Tensor:
-    if argument.kind == "carrier":
-        return carrier(rows[argument.rows], device)
-    collection = collections[argument.collection]
-    if argument.kind == "matrix":
-        return collection.matrix(argument.column, argument.component, argument.count)
-    piece = collection.component(argument.column, argument.component)
-    return piece if argument.kind == "scalar" else piece.narrow(0, 0, rows[argument.rows])
+def fill_column(collection: Collection, column: Column, values: torch.Tensor) -> None:
+    """Copy values, `(n, ...)` (more rows are left out) or `()`, into a member's columns."""
+    collection.fill(column.name, values)
+
+
+def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
+    """A block as a CPU tensor of its own, in the shape the model sees or gives.
+
+    Its dtype is that of its columns; where they differ in width, the widest.
+    """
+    import torch
+
+    n = 1 if bound.plan.kind == "scalars" else collection.n
+    widest = torch_dtype(max(bound.plan.dtypes, key=lambda d: (is_float(d), itemsize(d))))
+    layout = collection.layout
+    parts = [
+        collection.component(name, layout[name].component_of(i))[:n].to("cpu", widest)
+        for name in bound.block.columns
+        for i in range(layout[name].components)
+    ]
+    return torch.stack(parts, dim=1).reshape(bound.shape(n))

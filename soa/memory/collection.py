@@ -1,21 +1,24 @@
 """Collection: n elements in a Layout, on a device, in memory of its own or somebody else's.
 
 The counterpart of CMSSW's `PortableCollection`. Everything that reads a collection reads it in
-place: `collection["pt"]` is a view.
+place: `collection["pt"]` is NumPy's view of it, `collection.tensor("pt")` torch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 
-from soa.dtypes import itemsize, numpy_dtype, torch_dtype
+from soa.dtypes import itemsize
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
-from soa.memory.foreign import allocate, check_alignment, import_bytes, refuse_mask
+from soa.memory.foreign import check_alignment, import_bytes, refuse_mask
+from soa.memory.span import Array, Device, Span, allocate, is_tensor
+
+if TYPE_CHECKING:
+    import torch
 
 _RAW = ("uint8", "|V1", "|S1")
 """What may be any column's bytes, as NumPy names it."""
@@ -26,7 +29,8 @@ class Collection:
 
     The padded column length follows from `capacity`, as the size of a PortableCollection does.
     `Collection(layout, n)` owns zeroed memory; `wrap` and `from_columns` borrow memory and keep the
-    exporting object alive; `from_arrays` copies values in.
+    exporting object alive; `from_arrays` copies values in. torch is imported for GPU memory, and
+    where a torch tensor is asked for.
     """
 
     def __init__(
@@ -41,28 +45,27 @@ class Collection:
         capacity = n if capacity is None else _count(capacity)
         if layout.storage == "buffer":
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
-            self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer, False, None)
+            self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer)
             return
-        parts = {
+        spans = {
             c.name: [
-                allocate(_column_bytes(c, capacity), layout.alignment_of(c.name), device).view(
-                    torch_dtype(c.dtype)
+                allocate(rows * itemsize(c.dtype), layout.alignment_of(c.name), device).at(
+                    0, c.dtype, rows
                 )
                 for _ in range(c.components)
             ]
             for c in layout.columns
+            for rows in [1 if c.kind == "scalar" else capacity]
         }
-        self._init(layout, n, capacity, parts, None, False, None)
+        self._init(layout, n, capacity, spans, None)
 
     def _init(
         self,
         layout: Layout,
         n: int,
         capacity: int,
-        components: dict[str, list[torch.Tensor]],
-        buffer: torch.Tensor | None,
-        readonly: bool,
-        owner: object,
+        columns: dict[str, list[Span]],
+        whole: Span | None,
     ) -> None:
         n = _count(n)
         if n > capacity:
@@ -70,14 +73,12 @@ class Collection:
         self.layout = layout
         self.n = n
         self.capacity = capacity
-        self.readonly = readonly
-        """No output is bound to it. torch has no read-only tensors: do not write to the views."""
-        self.buffer = buffer
-        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns."""
-        self._components = components
-        self._owner = owner
-        first = components[layout.columns[0].name][0]
-        self.device: torch.device = first.device if buffer is None else buffer.device
+        self._columns = columns
+        self._whole = whole
+        first = whole or columns[layout.columns[0].name][0]
+        self.device: Device = first.device
+        self.readonly: bool = first.readonly
+        """No output is bound to it. torch has no read-only tensors: do not write to them."""
 
     # -- construction over other memory ------------------------------------------------------
 
@@ -112,23 +113,17 @@ class Collection:
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
             )
         need = layout.nbytes(capacity)
-        if found.tensor.numel() < need:
+        if found.bytes.nbytes < need:
             raise CollectionError(
-                f"memory of {found.tensor.numel()} bytes is too small: {capacity} elements of this "
+                f"memory of {found.bytes.nbytes} bytes is too small: {capacity} elements of this "
                 f"layout take {need} bytes"
             )
-        buffer = found.tensor.narrow(0, 0, need)
+        buffer = found.bytes.first(need)
+        if readonly is not None:
+            buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
         self = cls.__new__(cls)
-        self._init(
-            layout,
-            n,
-            capacity,
-            _split(layout, capacity, buffer),
-            buffer,
-            found.readonly if readonly is None else readonly,
-            found.owner,
-        )
+        self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer)
         return self
 
     @classmethod
@@ -149,9 +144,7 @@ class Collection:
         if layout.storage != "columns":
             raise CollectionError("this layout is one buffer: use Collection.wrap or from_arrays")
         _check_names(layout, columns)
-        parts: dict[str, list[torch.Tensor]] = {}
-        owners: list[object] = []
-        locked = False
+        spans_of: dict[str, list[Span]] = {}
         for member in layout.columns:
             given = columns[member.name]
             pieces = list(given) if member.kind == "eigen" else [given]
@@ -160,28 +153,24 @@ class Collection:
                     f"column {member.name!r} needs {member.components} component arrays, "
                     f"found {len(pieces)}"
                 )
-            parts[member.name] = []
-            for k, piece in enumerate(pieces):
-                label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
-                tensor, only_read, owner = _import_column(
-                    label, member, piece, layout.alignment_of(member.name)
+            spans_of[member.name] = [
+                _import_column(
+                    member.name if member.kind != "eigen" else f"{member.name}[{k}]",
+                    member,
+                    piece,
+                    layout.alignment_of(member.name),
                 )
-                parts[member.name].append(tensor)
-                owners.append(owner)
-                locked = locked or only_read
-        capacity = _common_length(layout, parts, 0 if n is None else _count(n))
-        self = cls.__new__(cls)
-        self._init(
-            layout,
-            capacity if n is None else n,
-            capacity,
-            parts,
-            None,
-            locked if readonly is None else readonly,
-            owners,
-        )
-        if len({t.device for pieces in parts.values() for t in pieces}) > 1:
+                for k, piece in enumerate(pieces)
+            ]
+        capacity = _common_length(layout, spans_of, 0 if n is None else _count(n))
+        every = [span for spans in spans_of.values() for span in spans]
+        if len({span.device for span in every}) > 1:
             raise CollectionError("the columns lie on different devices")
+        locked = any(span.readonly for span in every) if readonly is None else readonly
+        for name, spans in spans_of.items():
+            spans_of[name] = [span._replace(readonly=locked) for span in spans]
+        self = cls.__new__(cls)
+        self._init(layout, capacity if n is None else n, capacity, spans_of, None)
         return self
 
     @classmethod
@@ -200,10 +189,10 @@ class Collection:
         A dtype that differs from the column's is refused rather than converted.
         """
         _check_names(layout, arrays)
-        tensors = {name: _as_tensor(name, value) for name, value in arrays.items()}
+        values = {name: _as_values(name, value) for name, value in arrays.items()}
         if n is None:
             shapes = {
-                c.name: tuple(tensors[c.name].shape) for c in layout.columns if c.kind != "scalar"
+                c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"
             }
             lengths = {shape[:1] for shape in shapes.values()}
             if len(lengths) > 1 or () in lengths:
@@ -212,116 +201,140 @@ class Collection:
             n = lengths.pop()[0] if lengths else 0
         self = cls(layout, n, device, capacity=capacity)
         for member in layout.columns:
-            given = tensors[member.name]
-            expected = () if member.kind == "scalar" else (n, *member.shape)
+            given = values[member.name]
+            expected = () if member.kind == "scalar" else (self.n, *member.shape)
             if tuple(given.shape) != expected:
                 raise CollectionError(
                     f"column {member.name!r} has shape {tuple(given.shape)}, needed {expected}"
                 )
-            if given.dtype != torch_dtype(member.dtype):
+            dtype = str(given.dtype).removeprefix("torch.")
+            if dtype != member.dtype:
                 raise CollectionError(
-                    f"column {member.name!r} is {str(given.dtype).removeprefix('torch.')}, the "
-                    f"layout says {member.dtype}: convert it first"
+                    f"column {member.name!r} is {dtype}, the layout says {member.dtype}: "
+                    "convert it first"
                 )
             try:
-                self._fill(member, given)
+                self.fill(member.name, given)
             except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
                 reason = str(error).splitlines()[0]
                 raise CollectionError(f"column {member.name!r}: {reason}") from None
         return self
 
-    def _fill(self, member: Column, values: torch.Tensor) -> None:
-        if member.kind != "eigen":
-            self[member.name].copy_(values)
-            return
-        flat = values.reshape(self.n, member.components)
+    def fill(self, name: str, values: Array | torch.Tensor) -> None:
+        """Copy values `(n, ...)` (more rows are left out), or `()` for a scalar, into a member.
+
+        They are converted to the column's dtype.
+        """
+        member = self.layout[name]
+        n = 1 if member.kind == "scalar" else self.n
+        given: Any = values
+        if not is_tensor(given) and self.device.type != "cpu":
+            import torch
+
+            given = torch.as_tensor(given)
+        flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
         for i in range(member.components):
-            piece = self._components[member.name][member.component_of(i)]
-            piece.narrow(0, 0, self.n).copy_(flat[:, i])
+            span = self.span(name, member.component_of(i)).first(n)
+            if is_tensor(flat):
+                span.tensor().copy_(flat[:, i])
+            else:
+                span.numpy()[...] = flat[:, i]
 
     # -- views -------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """The n elements in use, as a view: `(n,)`, `(n, r)`, `(n, r, c)`; a scalar is `()`.
+    def __getitem__(self, name: str) -> Array:
+        """The n elements in use, as a NumPy view of CPU memory: `collection["pt"][:] = values`.
 
-        An Eigen column of a `columns` layout has no single view: use `component`.
+        `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. It is read-only where the collection is.
+        CollectionError for memory of a GPU, and for an Eigen column of a `columns` layout, which
+        has no single view (use `component`); LayoutError for bfloat16.
         """
+        array = self._dense(name).numpy()
+        rows = array[..., : self.n] if array.ndim else array
+        return rows.transpose()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """As `collection[name]`, as torch's view: on any device, of any dtype."""
+        tensor = self._dense(name).tensor()
+        if tensor.dim() == 0:
+            return tensor
+        return tensor.narrow(-1, 0, self.n).permute(*reversed(range(tensor.dim())))
+
+    def _dense(self, name: str) -> Span:
+        """A member in storage order, with its padding: `()`, `(capacity,)`, `(..., S)`."""
         member = self.layout[name]
-        pieces = self._components[name]
-        if member.kind == "scalar":
-            return pieces[0][0]
-        if member.kind == "column":
-            return pieces[0].narrow(0, 0, self.n)
-        if self.buffer is None:
+        if member.kind != "eigen":
+            span = self.span(name)
+            return span if member.kind == "column" else span.at(0, span.dtype)
+        if self._whole is None:
             raise CollectionError(
                 f"the components of {name!r} are separate arrays: read component({name!r}, k)"
             )
-        block = self.matrix(name, 0, member.components).narrow(1, 0, self.n)
-        if len(member.shape) == 1:
-            return block.transpose(0, 1)
-        rows, cols = member.shape
-        return block.view(cols, rows, self.n).permute(2, 1, 0)
+        run = self.run(name, 0, member.components)
+        return run.at(0, run.dtype, *reversed(member.shape), run.shape[1])
 
     def component(self, name: str, k: int = 0) -> torch.Tensor:
-        """Physical column k of a member, `(capacity,)` ((1,) for a scalar), as a view."""
-        return self._components[self.layout[name].name][k]
+        """Physical column k of a member as torch's view: `(capacity,)`, or `(1,)` for a scalar."""
+        return self.span(name, k).tensor()
 
     def matrix(self, name: str, k: int, count: int) -> torch.Tensor:
-        """`count` adjacent physical columns from component k of `name`, as one `(count, S)` view.
+        """`count` adjacent physical columns from component k of `name`, as a `(count, S)` view."""
+        return self.run(name, k, count).tensor()
+
+    def span(self, name: str, k: int = 0) -> Span:
+        """The memory of physical column k of a member, without its padding."""
+        return self._columns[self.layout[name].name][k]
+
+    def run(self, name: str, k: int, count: int) -> Span:
+        """`count` adjacent physical columns from component k of `name`, as one `(count, S)` span.
 
         S is the padded column length. They must be of one dtype and one buffer; that is what a
         `matrix` plan promises.
         """
-        if self.buffer is None:
+        if self._whole is None:
             raise CollectionError("separate columns are not a matrix")
         dtype = self.layout[name].dtype
         pitch = self.layout.pitch(name, self.capacity)
         start = self.layout.offsets(self.capacity)[name] + k * pitch
-        flat = self.buffer.narrow(0, start, count * pitch).view(torch_dtype(dtype))
-        return flat.view(count, pitch // itemsize(dtype))
+        return self._whole.at(start, dtype, count, pitch // itemsize(dtype))
 
-    def numpy(self, name: str) -> np.ndarray[Any, Any]:
-        """A column as a NumPy view; CPU collections only."""
-        if self.device.type != "cpu":
-            raise CollectionError(f"the collection lies on {self.device}: NumPy reads CPU memory")
-        numpy_dtype(self.layout[name].dtype)
-        array: np.ndarray[Any, Any] = self[name].numpy()
-        if self.readonly:
-            array = array.view()
-            array.flags.writeable = False
-        return array
+    def spans(self) -> list[Span]:
+        """Every piece of memory the collection covers: the buffer, or each physical column."""
+        if self._whole is not None:
+            return [self._whole]
+        return [span for spans in self._columns.values() for span in spans]
 
-    def rows(self, n: int) -> Self:
-        """The same memory with n elements in use."""
-        other = type(self).__new__(type(self))
-        other._init(
-            self.layout, n, self.capacity, self._components, self.buffer, self.readonly, self
-        )
-        return other
+    def memory(self) -> list[torch.Tensor]:
+        """`spans` as torch's views."""
+        return [span.tensor() for span in self.spans()]
 
-    def to(self, device: str | torch.device) -> Collection:
-        """A copy on another device, in memory of its own."""
-        other = Collection(self.layout, self.n, device, capacity=self.capacity)
-        if self.buffer is not None and other.buffer is not None:
-            other.buffer.copy_(self.buffer)
-            return other
-        for name, pieces in self._components.items():
-            for mine, theirs in zip(pieces, other._components[name], strict=True):
-                theirs.copy_(mine)
-        return other
+    @property
+    def buffer(self) -> torch.Tensor | None:
+        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns."""
+        return None if self._whole is None else self._whole.tensor()
 
     @property
     def data_ptr(self) -> int:
         """Address of the buffer; raises CollectionError for separate columns."""
-        if self.buffer is None:
-            raise CollectionError("separate columns have one address each: component(...)")
-        return self.buffer.data_ptr()
+        if self._whole is None:
+            raise CollectionError("separate columns have one address each: span(...)")
+        return self._whole.address
 
-    def memory(self) -> list[torch.Tensor]:
-        """Every piece of memory the collection covers: the buffer, or each physical column."""
-        if self.buffer is not None:
-            return [self.buffer]
-        return [piece for pieces in self._components.values() for piece in pieces]
+    def rows(self, n: int) -> Self:
+        """The same memory with n elements in use."""
+        other = type(self).__new__(type(self))
+        other._init(self.layout, n, self.capacity, self._columns, self._whole)
+        return other
+
+    def to(self, device: str | torch.device) -> Collection:
+        """A copy of every byte on another device, in memory of its own."""
+        other = Collection(self.layout, self.n, device, capacity=self.capacity)
+        for mine, theirs in zip(self.spans(), other.spans(), strict=True):
+            if mine.device.type == theirs.device.type == "cpu":
+                theirs.raw().numpy()[...] = mine.raw().numpy()
+            else:
+                theirs.raw().tensor().copy_(mine.raw().tensor())
+        return other
 
     def __repr__(self) -> str:
         names = ", ".join(c.name for c in self.layout.columns)
@@ -332,20 +345,16 @@ def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
 
 
-def _column_bytes(member: Column, capacity: int) -> int:
-    return (1 if member.kind == "scalar" else capacity) * itemsize(member.dtype)
-
-
-def _split(layout: Layout, capacity: int, buffer: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-    """Views of each physical column of a buffer, padding left out."""
+def _split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
+    """The physical columns of a buffer, padding left out."""
     offsets = layout.offsets(capacity)
     return {
         c.name: [
-            buffer.narrow(
-                0,
+            buffer.at(
                 offsets[c.name] + k * layout.pitch(c.name, capacity),
-                _column_bytes(c, capacity),
-            ).view(torch_dtype(c.dtype))
+                c.dtype,
+                1 if c.kind == "scalar" else capacity,
+            )
             for k in range(c.components)
         ]
         for c in layout.columns
@@ -361,30 +370,28 @@ def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
         raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
 
 
-def _import_column(
-    label: str, member: Column, piece: Any, alignment: int
-) -> tuple[torch.Tensor, bool, object]:
+def _import_column(label: str, member: Column, piece: Any, alignment: int) -> Span:
     try:
         found = import_bytes(piece)
     except CollectionError as error:
         raise CollectionError(f"column {label!r}: {error}") from None
     if found.dtype != member.dtype:
         raise CollectionError(f"column {label!r} is {found.dtype}, the layout says {member.dtype}")
-    tensor = found.tensor.view(torch_dtype(member.dtype))
+    count = found.bytes.nbytes // itemsize(member.dtype)
     if member.kind == "scalar":
-        if tensor.numel() != 1:
-            raise CollectionError(f"scalar {label!r} has {tensor.numel()} values, needed 1")
+        if count != 1:
+            raise CollectionError(f"scalar {label!r} has {count} values, needed 1")
     elif len(found.shape) != 1:
         raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
-    check_alignment(tensor, alignment, f"column {label!r}")
-    return tensor, found.readonly, found.owner
+    check_alignment(found.bytes, alignment, f"column {label!r}")
+    return found.bytes.at(0, member.dtype, count)
 
 
 def _common_length(
-    layout: Layout, parts: Mapping[str, Sequence[torch.Tensor]], without_columns: int
+    layout: Layout, spans: Mapping[str, Sequence[Span]], without_columns: int
 ) -> int:
     lengths = {
-        c.name: {piece.numel() for piece in parts[c.name]}
+        c.name: {span.shape[0] for span in spans[c.name]}
         for c in layout.columns
         if c.kind != "scalar"
     }
@@ -392,18 +399,17 @@ def _common_length(
     if len(every) > 1:
         shown = ", ".join(f"{name} {sorted(found)}" for name, found in lengths.items())
         raise CollectionError(f"columns of different lengths: {shown}")
-    return int(every.pop())
+    return every.pop()
 
 
-def _as_tensor(name: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
+def _as_values(name: str, value: Any) -> Array | torch.Tensor:
+    if is_tensor(value):
+        if str(value.layout) != "torch.strided":
+            raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
         return value.detach()
     try:
         refuse_mask(value)
-        array = np.asarray(value)
-        if not array.flags.writeable:
-            array = array.copy()  # torch.from_numpy warns otherwise; the values are copied anyway
-        return torch.from_numpy(np.ascontiguousarray(array) if array.ndim else array)
+        return np.asarray(value)
     except (CollectionError, TypeError, ValueError) as error:
         raise CollectionError(f"column {name!r}: {error}") from None
 

@@ -2,61 +2,66 @@
 
 Accepted: an address with a size, anything with the buffer protocol (bytes, mmap, memoryview),
 NumPy, torch, and any exporter of `__cuda_array_interface__`, `__array_interface__` or DLPack. The
-tensor that comes back keeps the exporter alive; an address must be kept alive by the caller.
+span that comes back keeps the exporter alive; an address must be kept alive by the caller. Only
+memory of a GPU, which torch checks, and torch's own tensors need torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-import torch.utils.dlpack
 
 from soa.errors import CollectionError
+from soa.memory.span import CPU, Array, Device, Span, is_tensor, span_of
+
+if TYPE_CHECKING:
+    import torch
 
 
-@dataclass(frozen=True)
-class Bytes:
-    """A flat uint8 tensor over foreign memory; `owner` keeps that memory alive.
+class Foreign(NamedTuple):
+    """Memory as bytes, with the dtype and shape that its exporter says.
 
-    `dtype` and `shape` are what the exporter says of it. A dtype that no column has keeps its
-    exporter's own name (`>f4` for big-endian numbers), so that it equals none of ours.
+    A dtype that no column has keeps its exporter's own name (`>f4` for big-endian numbers), so that
+    it equals none of ours.
     """
 
-    tensor: torch.Tensor
-    readonly: bool
-    owner: object
+    bytes: Span
     dtype: str
     shape: tuple[int, ...]
 
 
-def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = None) -> Bytes:
+def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = None) -> Foreign:
     """View `memory` as bytes on its own device; raises CollectionError if that takes a copy."""
     found = _import(memory, nbytes, device)
-    if device is not None and found.tensor.device.type != torch.device(device).type:
+    where = found.bytes.device
+    if device is not None and where.type != Device(device).type:
         raise CollectionError(
-            f"this {type(memory).__name__} lies on {found.tensor.device}, not on {device}: "
+            f"this {type(memory).__name__} lies on {where}, not on {device}: "
             "wrap it where it lies, then copy it with Collection.to"
         )
     return found
 
 
-def _import(memory: Any, nbytes: int | None, device: str | None) -> Bytes:
+def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
     if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
-        return _from_integer(int(memory), nbytes, device or "cpu")
+        address = int(memory)
+        if nbytes is None:
+            raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
+        if address < 0 or nbytes < 0:
+            raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
+        return Foreign(_at(address, nbytes, device or CPU, False, None), "uint8", (nbytes,))
     # NumPy sees the scalar's (or the pointer's own) few bytes as memory: never what is meant.
     if isinstance(memory, bool | np.generic | ctypes._SimpleCData | ctypes._Pointer):
         raise CollectionError(
             f"a {type(memory).__name__} is a value, not memory: give an array, or an address as "
             "an int with nbytes="
         )
-    if isinstance(memory, torch.Tensor):
-        return _from_tensor(memory.detach(), False, memory)
+    if is_tensor(memory):
+        return _from_tensor(memory.detach())
     if hasattr(memory, "__cuda_array_interface__"):
         return _from_cuda_interface(memory, device)
     if hasattr(memory, "__array_interface__"):
@@ -72,49 +77,49 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Bytes:
         ) from None
 
 
-def _from_integer(address: int, nbytes: int | None, device: str) -> Bytes:
-    if nbytes is None:
-        raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
-    if address < 0 or nbytes < 0:
-        raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-    tensor = _from_address(address, nbytes, device)
-    return Bytes(tensor, False, None, "uint8", (nbytes,))
+def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
+    if nbytes and not address:
+        raise CollectionError(f"null address for {nbytes} bytes")
+    if device == CPU or not nbytes:
+        return Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
+    return _from_cuda_interface(_OnGpu(address, nbytes, owner), device).bytes._replace(
+        readonly=readonly
+    )
 
 
-def _from_tensor(tensor: torch.Tensor, readonly: bool, owner: object) -> Bytes:
+def _require_contiguous(contiguous: bool, strides: object, shape: object, what: str) -> None:
+    if not contiguous:
+        raise CollectionError(
+            f"{what} with strides {strides} for shape {shape} is not contiguous: a collection "
+            "wraps memory as it lies, it does not copy"
+        )
+
+
+def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
+    import torch
+
     plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
     if not plain or tensor.is_conj() or tensor.is_neg():
         raise CollectionError(
             "a sparse, quantized, nested, conjugated or negated tensor does not hold its values as "
             "they are: give a plain one"
         )
-    if not tensor.is_contiguous():
-        raise CollectionError(
-            f"memory with strides {tuple(tensor.stride())} for shape {tuple(tensor.shape)} is not "
-            "contiguous: a collection wraps memory as it lies, it does not copy"
-        )
-    if tensor.numel():
-        flat = tensor.view(-1).view(torch.uint8)
-    else:
-        flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    shape = tuple(tensor.shape)
+    _require_contiguous(tensor.is_contiguous(), tuple(tensor.stride()), shape, "memory")
+    flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
     dtype = str(tensor.dtype).removeprefix("torch.")
-    return Bytes(flat, readonly, owner, dtype, tuple(tensor.shape))
+    return Foreign(span_of(flat)._replace(readonly=readonly), dtype, shape)
 
 
-def _from_array(array: np.ndarray[Any, Any], owner: object) -> Bytes:
-    refuse_mask(array if owner is None else owner)
+def _from_array(array: Array, owner: object) -> Foreign:
+    refuse_mask(owner)
     if array.dtype.hasobject:
         raise CollectionError("an array of Python objects holds references, not values")
-    if not array.flags.c_contiguous:
-        raise CollectionError(
-            f"array with strides {array.strides} bytes for shape {array.shape} is not contiguous: "
-            "a collection wraps memory as it lies, it does not copy"
-        )
-    # By address, since torch.from_numpy warns about read-only arrays that we never write.
+    shape = array.shape
+    _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
-    owners = (owner, array)
-    tensor = _from_address(address, array.nbytes, "cpu", owners)
-    return Bytes(tensor, not array.flags.writeable, owners, str(array.dtype), array.shape)
+    found = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
+    return Foreign(found, str(array.dtype), shape)
 
 
 def refuse_mask(array: object) -> None:
@@ -123,7 +128,9 @@ def refuse_mask(array: object) -> None:
         raise CollectionError("the array has masked values: fill them first (array.filled(value))")
 
 
-def _from_cuda_interface(memory: Any, device: str | None) -> Bytes:
+def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
+    import torch
+
     address, readonly = memory.__cuda_array_interface__["data"]
     if device is None:
         # Without an index torch takes the current GPU, and would copy from another one.
@@ -135,59 +142,15 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Bytes:
         raise CollectionError(f"torch cannot import this GPU memory: {error}") from None
     if tensor.numel() and tensor.data_ptr() != address:
         raise CollectionError(f"this memory does not lie on {device}: say which GPU (device=)")
-    return _from_tensor(tensor, bool(readonly), memory)
+    return _from_tensor(tensor, bool(readonly))
 
 
-class _FlagReader:
-    """Hands a DLPack exporter to torch, and keeps the flags that torch ignores."""
-
-    # struct DLManagedTensorVersioned (dlpack.h): version 2 * uint32, manager_ctx, deleter, flags
-    FLAGS_AT = 24
-    NAME = b"dltensor_versioned"
-    READ_ONLY = 1
-    IS_COPIED = 2
-
-    def __init__(self, exporter: Any) -> None:
-        self.exporter = exporter
-        self.flags = 0
-
-    def __dlpack_device__(self) -> Any:
-        return self.exporter.__dlpack_device__()
-
-    def __dlpack__(self, **how: Any) -> Any:
-        capsule = self.exporter.__dlpack__(**how)
-        arguments = (ctypes.py_object, ctypes.c_char_p)
-        is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *arguments)(
-            ("PyCapsule_IsValid", ctypes.pythonapi)
-        )
-        pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, *arguments)(
-            ("PyCapsule_GetPointer", ctypes.pythonapi)
-        )
-        if is_valid(capsule, self.NAME):  # the older "dltensor" has no flags
-            at = pointer_of(capsule, self.NAME) + self.FLAGS_AT
-            self.flags = ctypes.c_uint64.from_address(at).value
-        return capsule
-
-
-def _from_dlpack(memory: Any) -> Bytes:
-    reader = _FlagReader(memory)
-    try:
-        tensor = torch.utils.dlpack.from_dlpack(reader)
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise CollectionError(
-            f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
-        ) from None
-    if reader.flags & reader.IS_COPIED:
-        raise CollectionError(f"this {type(memory).__name__} exports a copy of its memory")
-    return _from_tensor(tensor, bool(reader.flags & reader.READ_ONLY), memory)
-
-
-class _At:
-    """An address in the forms that NumPy and torch import; it holds the memory's owner."""
+class _OnGpu:
+    """An address in the form that torch imports; it holds the memory's owner."""
 
     def __init__(self, address: int, nbytes: int, owner: object) -> None:
         self.owner = owner
-        self.interface = {
+        self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",
             "data": (address, False),
@@ -195,43 +158,108 @@ class _At:
         }
 
 
-class _OnCpu(_At):
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        return self.interface
+class _DLTensor(ctypes.Structure):
+    """`DLTensor` of dlpack.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
 
 
-class _OnCuda(_At):
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return self.interface
+class _Versioned(ctypes.Structure):
+    """`DLManagedTensorVersioned`; the older `DLManagedTensor` begins with its tensor."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint32 * 2),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
 
 
-def _from_address(
-    address: int, nbytes: int, device: str, owner: object | None = None
-) -> torch.Tensor:
-    if nbytes == 0:
-        return torch.empty(0, dtype=torch.uint8, device=device)
-    if address == 0:
-        raise CollectionError(f"null address for {nbytes} bytes")
-    if torch.device(device).type != "cpu":
-        return _from_cuda_interface(_OnCuda(address, nbytes, owner), device).tensor
-    # The tensor holds the array, which holds what it was made from, which holds the owner: a view
-    # of a collection outlives it.
-    return torch.from_numpy(np.asarray(_OnCpu(address, nbytes, owner)))
+_READ_ONLY, _IS_COPIED = 1, 2
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_HOSTS, _GPUS = (1, 3, 11), (2, 10)  # kDLCPU, pinned by CUDA or ROCm; kDLCUDA, kDLROCM
+_CAPSULE = (ctypes.py_object, ctypes.c_char_p)
+_is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_CAPSULE)(("PyCapsule_IsValid", ctypes.pythonapi))
+_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_CAPSULE)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def check_alignment(tensor: torch.Tensor, alignment: int, what: str) -> None:
-    """Raise CollectionError unless the tensor's address is a multiple of `alignment`."""
-    if tensor.numel() and tensor.data_ptr() % alignment:
+def _from_dlpack(memory: Any) -> Foreign:
+    """Read the capsule and keep it: the exporter's memory is let go when the capsule dies."""
+    name = type(memory).__name__
+    try:
+        on_gpu = memory.__dlpack_device__()[0] in _GPUS
+        how = {"stream": _current_stream(memory.__dlpack_device__()[1])} if on_gpu else {}
+        try:
+            capsule = memory.__dlpack__(**how, max_version=(1, 0))
+        except TypeError:  # an exporter from before version 1.0
+            capsule = memory.__dlpack__(**how)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(
-            f"{what} at address {tensor.data_ptr():#x} is misaligned: {alignment}-byte alignment "
-            f"needed, found {tensor.data_ptr() % alignment} bytes past it; allocate aligned "
-            "memory, or declare a smaller alignment in the layout"
+            f"this {name} does not export its memory by DLPack: {error}"
+        ) from None
+    flags = 0
+    if _is_valid(capsule, b"dltensor_versioned"):
+        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
+        if managed.version[0] != 1:
+            raise CollectionError(f"this {name} exports DLPack {managed.version[0]}; known is 1")
+        flags, found = managed.flags, managed.tensor
+    elif _is_valid(capsule, b"dltensor"):
+        found = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
+    else:
+        raise CollectionError(f"this {name} does not export its memory by DLPack: no tensor in it")
+    if flags & _IS_COPIED:
+        raise CollectionError(f"this {name} exports a copy of its memory")
+    if found.device_type not in _HOSTS + _GPUS:
+        raise CollectionError(f"this {name} lies on a device of DLPack's kind {found.device_type}")
+    shape = tuple(found.shape[: found.ndim])
+    if found.strides:
+        strides = tuple(found.strides[: found.ndim])
+        _require_contiguous(_dense(shape, strides), strides, shape, "memory")
+    device = f"cuda:{found.device_id}" if found.device_type in _GPUS else CPU
+    nbytes = int(np.prod(shape, dtype=np.int64)) * -(-found.bits * found.lanes // 8)
+    address = (found.data or 0) + found.byte_offset
+    span = _at(address, nbytes, device, bool(flags & _READ_ONLY), (memory, capsule))
+    kind = _KINDS.get(found.code, f"DLPack's type {found.code} of ")
+    dtype = "bool" if (found.code, found.bits) == (6, 8) else f"{kind}{found.bits}"
+    return Foreign(span, dtype if found.lanes == 1 else f"{dtype} by {found.lanes}", shape)
+
+
+def _current_stream(index: int) -> int:
+    """The stream that an exporter makes its memory ready for, as DLPack names it."""
+    import torch
+
+    handle = int(torch.cuda.current_stream(index).cuda_stream)
+    return handle or (0 if torch.version.hip else 1)
+
+
+def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements lie row by row without gaps."""
+    step = 1
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent != 1 and stride != step and 0 not in shape:
+            return False
+        step *= extent
+    return True
+
+
+def check_alignment(span: Span, alignment: int, what: str) -> None:
+    """Raise CollectionError unless the span's address is a multiple of `alignment`."""
+    past = span.address % alignment
+    if span.nbytes and past:
+        raise CollectionError(
+            f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
+            f"needed, found {past} bytes past it; allocate aligned memory, or declare a smaller "
+            "alignment in the layout"
         )
-
-
-def allocate(nbytes: int, alignment: int, device: str | torch.device) -> torch.Tensor:
-    """Zeroed bytes whose address is a multiple of `alignment`."""
-    raw = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=device)
-    return raw.narrow(0, -raw.data_ptr() % alignment, nbytes)

@@ -1,7 +1,8 @@
 """Arrow and Awkward columns as a Collection and back, without a copy.
 
 NumPy, CuPy, torch and whatever else speaks DLPack need nothing here: `Collection.wrap` and
-`Collection.from_columns` take them, and `collection["pt"]` is a torch tensor, which exports DLPack.
+`Collection.from_columns` take them; `collection["pt"]` is a NumPy array and
+`collection.tensor("pt")` a torch tensor, and both export DLPack.
 
 Both libraries keep each column in memory of its own, so the layout has `storage="columns"`. Both
 also share their buffers freely and never write to them: what comes in is read-only.
@@ -17,12 +18,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from soa.dtypes import DTYPES, itemsize, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Column, Layout, column
 from soa.memory.collection import Collection
+from soa.memory.span import Span
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -66,21 +67,22 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
     """
     import pyarrow as pa
 
-    def array_of(name: str, values: torch.Tensor, dtype: str) -> pa.Array:
+    def array_of(name: str, span: Span) -> pa.Array:
+        dtype = span.dtype
         if dtype not in _FROM_ARROW.values():
             raise CollectionError(
                 f"column {name!r}: Arrow has no {dtype} of these bytes; leave it out (columns=)"
             )
         kind = pa.from_numpy_dtype(numpy_dtype(dtype))
-        if not values.numel():
+        if not span.nbytes:
             return pa.array([], kind)
-        buffer = pa.foreign_buffer(values.data_ptr(), values.nbytes, base=values)
-        return pa.Array.from_buffers(kind, values.numel(), [None, buffer], 0)
+        buffer = pa.foreign_buffer(span.address, span.nbytes, base=span)
+        return pa.Array.from_buffers(kind, span.shape[0], [None, buffer], 0)
 
     arrays = []
     names = []
     for member, parts in _exported(collection, columns):
-        made = [array_of(member.name, part, member.dtype) for part in parts]
+        made = [array_of(member.name, part) for part in parts]
         if member.kind == "eigen":
             made = [pa.StructArray.from_arrays(made, names=_entry_names(member))]
         arrays += made
@@ -120,20 +122,17 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     """
     import awkward as ak
 
-    def content_of(name: str, values: torch.Tensor, dtype: str) -> Any:
-        if dtype == "bfloat16":
+    def content_of(name: str, span: Span) -> Any:
+        if span.dtype == "bfloat16":
             raise CollectionError(
                 f"column {name!r}: NumPy has no bfloat16; leave it out (columns=)"
             )
-        array: np.ndarray[Any, Any] = values.numpy()
-        if collection.readonly:
-            array.flags.writeable = False
-        return ak.contents.NumpyArray(array)
+        return ak.contents.NumpyArray(span.numpy())
 
     contents = []
     names = []
     for member, parts in _exported(collection, columns):
-        made = [content_of(member.name, part, member.dtype) for part in parts]
+        made = [content_of(member.name, part) for part in parts]
         if member.kind == "eigen":
             made = [ak.contents.RecordArray(made, _entry_names(member), length=collection.n)]
         contents += made
@@ -286,8 +285,8 @@ def _entry_names(member: Column) -> list[str]:
 
 def _exported(
     collection: Collection, columns: Sequence[str] | None
-) -> Iterator[tuple[Column, list[torch.Tensor]]]:
-    """Each member with its entries row by row, every entry a `(n,)` view."""
+) -> Iterator[tuple[Column, list[Span]]]:
+    """Each member with its entries row by row, every entry of shape `(n,)`."""
     if collection.device.type != "cpu":
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
@@ -302,7 +301,7 @@ def _exported(
         yield (
             member,
             [
-                collection.component(name, member.component_of(i)).narrow(0, 0, collection.n)
+                collection.span(name, member.component_of(i)).first(collection.n)
                 for i in range(member.components)
             ],
         )

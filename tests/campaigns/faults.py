@@ -361,13 +361,13 @@ FAULTS = (
     ),
     Fault(
         "the alignment of memory is not checked",
-        "if tensor.numel() and tensor.data_ptr() % alignment:",
+        "if span.nbytes and past:",
         "if False:",
         ("test_what_cannot_be_wrapped",),
     ),
     Fault(
         "an exporter's copy is taken for its memory",
-        "if reader.flags & reader.IS_COPIED:",
+        "if flags & _IS_COPIED:",
         "if False:",
         ("test_an_exporter_of_a_copy",),
     ),

@@ -52,9 +52,9 @@ def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
     n = 10
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     for i, name in enumerate("abcdef"):
-        jets.numpy(name)[:] = 0.1 * i
+        jets[name][:] = 0.1 * i
     session.run(jets, tags)
-    return {name: np.array(tags.numpy(name)) for name in "xyz"}
+    return {name: np.array(tags[name]) for name in "xyz"}
 
 
 @pytest.mark.parametrize("ref", ["jets@production", "jets@previous", "jets/1"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.checked.comparison import Tolerance
 from soa.dtypes import DTYPES
-from soa.memory.transfer import read_block
+from soa.memory import read_block
 from stages.reference.answers import Reference
 from stages.validation.validate import validate_session
 from tests.models import all_dtypes, detector
@@ -98,8 +98,8 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     given, written = every_dtype.collections({"n": 33})
     every_dtype.session(name).run(given, written)
     every = given["every"]
-    blocks = [torch.stack([every[d].float() for d in DTYPES], dim=1)]
-    blocks += [every[f"two_{d}"].float() for d in DTYPES]
+    blocks = [torch.stack([every.tensor(d).float() for d in DTYPES], dim=1)]
+    blocks += [every.tensor(f"two_{d}").float() for d in DTYPES]
     expected = dict(
         zip(
             [b.name for b in every_dtype.signature.outputs],
@@ -109,9 +109,11 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     )
     found = written["written"]
     for d in DTYPES:
-        assert torch.equal(found[f"mat_{d}"], expected[f"out_{d}"].to(found[f"mat_{d}"].dtype)), d
+        assert torch.equal(
+            found.tensor(f"mat_{d}"), expected[f"out_{d}"].to(found[f"mat_{d}"].dtype)
+        ), d
     for k, d in enumerate(all_dtypes.FLOATS):
-        assert torch.equal(found[d].float(), expected["floats"][:, k]), d
+        assert torch.equal(found.tensor(d).float(), expected["floats"][:, k]), d
     for d in ("bool", *all_dtypes.INTEGERS):
         for k in range(2):
             value = expected[f"loose_{d}"][:, k].long()

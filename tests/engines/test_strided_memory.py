@@ -9,7 +9,7 @@ import torch
 from torch.export import Dim
 
 from engines.exported.quiet import quiet_torch
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from tests.models.building import ENGINES, Built
 from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
 
@@ -17,11 +17,11 @@ SIZES = (0, 1, 2, 31, 32, 33, 1000, 4099)
 
 
 def row_major(jets: Collection) -> torch.Tensor:
-    return torch.stack([jets[name] for name in FEATURES], dim=1)
+    return torch.stack([jets.tensor(name) for name in FEATURES], dim=1)
 
 
 def answers(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags[name] for name in CLASSES], dim=1)
+    return torch.stack([tags.tensor(name) for name in CLASSES], dim=1)
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,8 @@ def test_an_engine_on_a_gpu(mlp: Built, tmp_path: Path) -> None:
     given, written = mlp.collections({"n": 33})
     there = {name: collection.to(device) for name, collection in written.items()}
     session.run({name: c.to(device) for name, c in given.items()}, there)
-    rows = torch.stack([given["jets"][c.name] for c in given["jets"].layout.columns], dim=1)
-    found = torch.stack([there["tags"][c.name] for c in written["tags"].layout.columns], dim=1)
+    rows = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
+    found = torch.stack(
+        [there["tags"].tensor(c.name) for c in written["tags"].layout.columns], dim=1
+    )
     torch.testing.assert_close(found.cpu(), mlp.model(rows), atol=1e-4, rtol=1e-3)

@@ -11,7 +11,7 @@ import torch
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.capture import Capture, Route, capture
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, Case, random_inputs

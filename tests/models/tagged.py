@@ -90,22 +90,20 @@ class Event:
     def make(cls, session: Session, number: int, n: int) -> Event:
         given = session.collection("given", n)
         spread = torch.arange(n, dtype=torch.float32)
-        given.numpy("event")[:] = number
-        given.numpy("x")[:] = torch.sin(spread + number).numpy()
-        given.numpy("y")[:] = torch.cos(spread * number).numpy()
+        given["event"][:] = number
+        given["x"][:] = torch.sin(spread + number).numpy()
+        given["y"][:] = torch.cos(spread * number).numpy()
         event = cls(number, given, session.collection("found", n))
         event.spoil()
         return event
 
     def spoil(self) -> None:
-        self.found.numpy("event")[:] = -1
-        self.found.numpy("score")[:] = -2.0
+        self.found["event"][:] = -1
+        self.found["score"][:] = -2.0
 
     @property
     def untouched(self) -> bool:
-        return bool(
-            (self.found.numpy("event") == -1).all() and (self.found.numpy("score") == -2.0).all()
-        )
+        return bool((self.found["event"] == -1).all() and (self.found["score"] == -2.0).all())
 
     def answers(self) -> tuple[Tensor, Tensor]:
-        return self.found["event"].clone(), self.found["score"].clone()
+        return self.found.tensor("event").clone(), self.found.tensor("score").clone()

@@ -20,7 +20,7 @@ from serving.wire import (
     locations,
 )
 from soa import Block, Collection, Layout, RowRange, Signature, column, scalar
-from soa.memory.arguments import argument_tensors
+from soa.memory import argument_tensors
 from stages.reference.answers import row_major_inputs
 from tests.models import served
 from tests.models.building import reference_collections
@@ -137,7 +137,7 @@ def test_rows_in_the_middle() -> None:
     t = WireTensor("c.a", "c", (("a", 0),), (0,), (1,), "int32", "n")
     parts = collection_parts(collection, t)
     t.scatter(parts, 4, np.array([[7], [8]], np.int32))
-    assert collection["a"].tolist() == [0, 0, 0, 0, 7, 8, 0, 0, 0, 0]
+    assert collection.tensor("a").tolist() == [0, 0, 0, 0, 7, 8, 0, 0, 0, 0]
     assert t.gather(parts, 4, 2).tolist() == [[7], [8]]
 
 

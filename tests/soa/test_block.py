@@ -14,7 +14,7 @@ from soa.block import Block, Plan, plan_block
 from soa.dtypes import DTYPES, itemsize
 from soa.errors import BlockError
 from soa.layout import Column, Layout, column, eigen, scalar
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from tests.soa.strategies import ROWS, layouts, values_of
 
 Array = np.ndarray[Any, Any]

@@ -67,8 +67,8 @@ def test_each_level_computes_the_same(mlp: Built, libraries: dict[str, Path], ar
     for n in (0, 1, 33, 1000):
         given, written = mlp.collections({"n": n})
         session.run(given, written)
-        rows = torch.stack([given["jets"][name] for name in "abcdef"], dim=1)
-        found = torch.stack([written["tags"][c.name] for c in TAGS.columns], dim=1)
+        rows = torch.stack([given["jets"].tensor(name) for name in "abcdef"], dim=1)
+        found = torch.stack([written["tags"].tensor(c.name) for c in TAGS.columns], dim=1)
         tolerance = default_tolerance("float32")
         assert compare(found, mlp.model(rows), tolerance, classifier=False).outside == 0
 

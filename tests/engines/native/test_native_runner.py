@@ -48,7 +48,7 @@ def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
 
 
 def values(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags[c.name] for c in TAGS.columns])
+    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 31, 32, 33, 1000, 4099])
@@ -65,7 +65,7 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
     names = runner.get_constant_names_to_original_fqns()
     given = {name: weights[own.removeprefix("model.")] for name, own in names.items()}
     runner.update_constant_buffer(given, False, True)
-    runner.run(theirs._arguments)
+    runner.run([span.tensor() for span in theirs._arguments])
     torch.set_num_threads(threads)
     assert torch.equal(values(tags), values(expected))
     assert n == 0 or values(tags).sum() > 0
@@ -81,7 +81,7 @@ def test_another_n_of_the_same_binding(mlp: Built, session: Session) -> None:
     binding, tags = bound(mlp, session, 1000)
     for n in (1000, 1, 0, 33, 999):
         for column in TAGS.columns:
-            tags[column.name].fill_(-1.0)
+            tags.tensor(column.name).fill_(-1.0)
         binding(n)
         once, expected = bound(mlp, session, n)
         once()

@@ -23,7 +23,7 @@ from runtime.checked.comparison import Tolerance
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.compile import compile_candidate
 from stages.reference.answers import Reference, random_inputs
@@ -59,7 +59,7 @@ def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
 
 
 def values(tags: Collection) -> torch.Tensor:
-    return torch.stack([tags[c.name] for c in TAGS.columns])
+    return torch.stack([tags.tensor(c.name) for c in TAGS.columns])
 
 
 # -- what is bound, and what is copied -------------------------------------------------------------
@@ -81,7 +81,7 @@ def test_a_binding_reads_and_writes_the_callers_memory(mlp: Built) -> None:
     before = values(written["tags"])[:, :10].clone()
     fill_column(given["jets"], given["jets"].layout["a"], torch.full((10,), 7.0))
     binding()  # nothing was bound anew
-    jets = torch.stack([given["jets"][c.name] for c in given["jets"].layout.columns], dim=1)
+    jets = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
     after = values(written["tags"])[:, :10]
     assert not torch.equal(before, after)
     torch.testing.assert_close(after.T, mlp.model(jets[:10]), atol=1e-6, rtol=0)
@@ -184,7 +184,7 @@ def test_another_n_of_the_same_binding(mlp: Built) -> None:
     binding, tags = bound(mlp, session, 1000)
     for n in (1000, 1, 0, 33, 999):
         for each in TAGS.columns:
-            tags[each.name].fill_(-1.0)
+            tags.tensor(each.name).fill_(-1.0)
         binding(n)
         once, expected = bound(mlp, session, n)
         once()
@@ -323,7 +323,7 @@ def test_on_a_gpu_it_gives_the_cpus_answers(mlp: Built) -> None:
         given, written = mlp.collections({"n": n})
         there = {name: c.to(device) for name, c in {**given, **written}.items()}
         session.run({"jets": there["jets"]}, {"tags": there["tags"]})
-        found = torch.stack([there["tags"][c.name].cpu() for c in TAGS.columns])
+        found = torch.stack([there["tags"].tensor(c.name).cpu() for c in TAGS.columns])
         torch.testing.assert_close(found, values(expected), atol=1e-5, rtol=0)
 
 

@@ -65,10 +65,10 @@ def require_right(session: Any, n: int = 33) -> None:
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     features = torch.randn(n, 6)
     for i, name in enumerate("abcdef"):
-        jets[name].copy_(features[:, i])
+        jets.tensor(name).copy_(features[:, i])
     session.run(jets, tags)
     expected = PointwiseFirst(1)(features).detach()
-    found = torch.stack([tags[name] for name in "xyz"], dim=1)
+    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

@@ -30,7 +30,7 @@ from registry.bundle.manifest import Candidate
 from registry.store.registry import Registry
 from runtime.loader import load
 from runtime.session.session import Session
-from soa.memory.collection import Collection
+from soa.memory import Collection
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -145,7 +145,7 @@ def row_major(columns: dict[str, Any], names: tuple[str, ...]) -> torch.Tensor:
 
 
 def answers(collection: Collection, names: list[str]) -> torch.Tensor:
-    return torch.stack([collection[name] for name in names], 1)
+    return torch.stack([collection.tensor(name) for name in names], 1)
 
 
 def test_the_demo_model(demo: Life) -> None:
@@ -164,8 +164,8 @@ def test_the_demo_model(demo: Life) -> None:
         session.run(jets, tags)
         found = answers(tags, ["p_qcd", "p_w", "p_top"])
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-        assert torch.equal(tags["label"], label)
-    assert float((tags["label"].numpy() == truth).mean()) > 0.8  # 0.85 on 20000 jets
+        assert torch.equal(tags.tensor("label"), label)
+    assert float((tags.tensor("label").numpy() == truth).mean()) > 0.8  # 0.85 on 20000 jets
 
 
 def test_the_real_particlenet(real_particlenet: Life) -> None:

@@ -22,7 +22,7 @@ from runtime.loader import load
 from runtime.session.session import Session
 from soa.errors import CollectionError
 from soa.layout import Layout, column
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from tests.models import mlps
 from tests.models.project import PASSED, Built, Project, cli, refusal, write_project
 

@@ -299,5 +299,5 @@ def test_what_was_pulled_runs(two: Registry, tmp_path: Path) -> None:
     n = 33
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     session.run(jets, tags)
-    total = sum(tags[name] for name in ("x", "y", "z"))
+    total = sum(tags.tensor(name) for name in ("x", "y", "z"))
     assert total == pytest.approx(1.0, abs=1e-5)

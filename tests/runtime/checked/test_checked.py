@@ -50,7 +50,7 @@ def test_a_right_artifact_passes_and_fills_the_report(mlp: Built) -> None:
     binding()
     plain, expected = mlp.collections({"n": 33}, spare=10)
     mlp.session("aoti").run(plain, expected)
-    assert torch.equal(written["tags"]["x"][:33], expected["tags"]["x"])
+    assert torch.equal(written["tags"].tensor("x")[:33], expected["tags"].tensor("x"))
     report = session.report
     assert report.events == 5
     assert 0 < report.slowest_us <= report.total_us
@@ -91,7 +91,7 @@ def test_the_reference_does_not_see_the_callers_padding() -> None:
 def test_an_answer_that_is_off() -> None:
     session = checked(rogues.off_by(1e-2))
     given, written = jets_and_tags(5)
-    given["jets"]["a"].fill_(0.0)
+    given["jets"].tensor("a").fill_(0.0)
     with pytest.raises(DeviationError) as caught:
         session.run(given, written)
     message = str(caught.value)
@@ -151,9 +151,9 @@ def test_a_failure_of_the_artifact_is_its_own() -> None:
 def test_nan_and_infinities_are_counted_and_let_through_where_the_reference_has_them() -> None:
     session = checked(rogues.honest())
     given, written = jets_and_tags(5)
-    given["jets"]["a"][1] = float("nan")
-    given["jets"]["b"][2] = float("inf")
-    given["jets"]["f"][3] = float("-inf")
+    given["jets"].tensor("a")[1] = float("nan")
+    given["jets"].tensor("b")[2] = float("inf")
+    given["jets"].tensor("f")[3] = float("-inf")
     session.run(given, written)
     assert session.report.nonfinite_inputs == 3
     assert session.report.nonfinite_outputs == 2

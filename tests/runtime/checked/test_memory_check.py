@@ -39,7 +39,7 @@ def test_every_byte_is_poisoned(storage: Storage) -> None:
     collection = poisoned(layout(storage), 5, 9, 0x5A)
     assert (collection.n, collection.capacity) == (5, 9)
     assert all((piece.view(torch.uint8) == 0x5A).all() for piece in collection.memory())
-    assert poisoned(layout(storage), 5, 5, 0xFF)["x"].isnan().all()
+    assert poisoned(layout(storage), 5, 5, 0xFF).tensor("x").isnan().all()
 
 
 @pytest.mark.parametrize("storage", STORAGES)

@@ -35,7 +35,7 @@ def test_a_device_is_deployed_once_at_its_first_event() -> None:
     tags = [session.collection("tags", 4) for _ in range(8)]
     jets = session.collection("jets", 4)
     for c in JETS.columns:
-        jets[c.name].fill_(2)
+        jets.tensor(c.name).fill_(2)
     assert opened == []
     threads = [threading.Thread(target=session.run, args=(jets, each)) for each in tags]
     for thread in threads:
@@ -43,7 +43,7 @@ def test_a_device_is_deployed_once_at_its_first_event() -> None:
     for thread in threads:
         thread.join()
     assert opened == [torch.device("cpu")]
-    assert all(each["x"].eq(6).all() for each in tags)
+    assert all(each.tensor("x").eq(6).all() for each in tags)
 
 
 def test_other_devices_go_on_while_one_is_deployed() -> None:
@@ -108,7 +108,7 @@ def test_cpu_and_gpu_at_once() -> None:
     for device in ("cpu", "cuda", "cpu", "cuda:0"):
         jets = session.collection("jets", 40, device)
         tags = session.collection("tags", 40, device)
-        jets["a"].fill_(5)
+        jets.tensor("a").fill_(5)
         session.run(jets, tags)
-        assert tags["x"].eq(15).all()
+        assert tags.tensor("x").eq(15).all()
     assert [device.type for device in opened] == ["cpu", "cuda"]

@@ -25,7 +25,7 @@ from runtime.devices.live import LiveSession, Watcher
 from runtime.devices.scheduler import Scheduler
 from runtime.errors import BindError, LoadError
 from runtime.session.session import Session
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from tests.models.forked import in_a_child
 from tests.models.project import TARGET, Built, described, resealed
 from tests.models.versions import negated, promoted
@@ -63,12 +63,12 @@ def event(session: LiveSession | Session, n: int = N) -> tuple[Collection, Colle
     jets = session.collection("jets", n)
     columns = torch.randn(6, n, generator=torch.Generator().manual_seed(n))
     for name, values in zip("abcdef", columns, strict=True):
-        jets[name].copy_(values)
+        jets.tensor(name).copy_(values)
     return jets, session.collection("tags", n)
 
 
 def read(tags: Collection, n: int = N) -> torch.Tensor:
-    return torch.stack([tags[name][:n] for name in "xyz"]).clone()
+    return torch.stack([tags.tensor(name)[:n] for name in "xyz"]).clone()
 
 
 def answers(folder: Path, n: int = N) -> torch.Tensor:
@@ -328,7 +328,7 @@ def test_a_second_thread_is_refused_at_the_swap(registry: Registry, second: Bund
         running.wait(30)
         while not refused and not done.done():
             try:
-                binding.inner.prepared.replace({})  # type: ignore[union-attr]
+                binding.inner.prepared.replace({})
             except RunError as error:
                 refused.append(error)
     assert refused
@@ -390,7 +390,7 @@ class Load:
         seen: list[int] = []
         while not self.stop.is_set():
             for name in "xyz":
-                tags[name].fill_(float("nan"))  # an event that is lost would show
+                tags.tensor(name).fill_(float("nan"))  # an event that is lost would show
             run()
             seen.append(which(read(tags), self.both))
             if len(seen) == 1:

@@ -16,6 +16,7 @@ from runtime.session.binding import Binding
 from runtime.session.rules import Collections
 from runtime.session.session import Session
 from soa import Collection
+from soa.memory import Device
 from tests.models import rogues
 from tests.models.building import JETS, TAGS, Built, mlp_signature
 
@@ -44,16 +45,16 @@ class Elsewhere(Session):
 
     def __init__(self, executable: Gate) -> None:
         super().__init__(SIGNATURE, executable, "cpu")
-        self.device = torch.device("cpu", 1)
+        self.device = Device("cpu:1")
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), CPU)
+        return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), Device())
 
 
 def event(value: float, n: int = 5) -> tuple[Collection, Collection]:
     jets = Collection(JETS, n)
     for c in JETS.columns:
-        jets[c.name].fill_(value)
+        jets.tensor(c.name).fill_(value)
     return jets, Collection(TAGS, n)
 
 
@@ -63,7 +64,7 @@ def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
     # Columns of other events differ by their order of rows, not only by n.
     for k, (given, _) in enumerate(events):
         for c in JETS.columns:
-            given["jets"][c.name].add_(k / 400)
+            given["jets"].tensor(c.name).add_(k / 400)
     with Scheduler([session, mlp.session("aoti")], queue=3, workers=2) as scheduler:
         done = [scheduler.submit(given, written) for given, written in events]
     assert all(each.done() and each.exception() is None for each in done)
@@ -71,7 +72,7 @@ def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
         expected = Collection(TAGS, given["jets"].n)
         session.run(given, expected)
         for c in TAGS.columns:
-            assert torch.equal(written["tags"][c.name], expected[c.name])
+            assert torch.equal(written["tags"].tensor(c.name), expected.tensor(c.name))
 
 
 def test_the_least_busy_of_equal_sessions() -> None:
@@ -119,7 +120,7 @@ def test_when_full_wait() -> None:
     later.join(60)
     scheduler.close()
     assert len(done) == 3
-    assert tags["x"].eq(9).all()
+    assert tags.tensor("x").eq(9).all()
 
 
 def test_when_full_spill() -> None:
@@ -133,7 +134,7 @@ def test_when_full_spill() -> None:
     spilled = scheduler.submit(jets, tags)
     spilled.result(60)
     assert (near.events, far.events) == (0, 1)
-    assert tags["z"].eq(9).all()
+    assert tags.tensor("z").eq(9).all()
     near.open.set()
     wait(done)
     scheduler.close()
@@ -147,7 +148,7 @@ def test_data_that_lies_on_no_sessions_device_goes_to_the_least_busy() -> None:
         events = [event(k) for k in range(6)]
         wait([scheduler.submit(*each) for each in events])
     assert sum(gate.events for gate in gates) == 6
-    assert [float(tags["y"][0]) for _, tags in events] == [0, 3, 6, 9, 12, 15]
+    assert [float(tags.tensor("y")[0]) for _, tags in events] == [0, 3, 6, 9, 12, 15]
 
 
 def test_memory_that_does_not_fit_is_refused_at_once() -> None:

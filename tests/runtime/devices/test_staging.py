@@ -11,7 +11,7 @@ from runtime.devices.staging import Staging
 from runtime.errors import BindError
 from runtime.session.session import Session
 from soa import Collection
-from soa.memory.transfer import fill_column
+from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.reference.answers import Arrays, random_inputs
 from tests.models import detector, rogues
@@ -95,7 +95,7 @@ def test_memory_is_reused_and_grows(inputs: Arrays) -> None:
         for c in jets.layout.columns:
             fill_column(jets, c, values[c.name])
         staging.run(jets, tags)
-        assert torch.equal(tags["x"], jets["a"] * 3)
+        assert torch.equal(tags.tensor("x"), jets.tensor("a") * 3)
         addresses.append(staging._room("jets", "device").collection(rows).data_ptr)
 
     for rows in (50, 7, 50, 100, 50):

@@ -70,10 +70,10 @@ def require_right(session: Session, n: int = 33) -> None:
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     features = torch.randn(n, 6)
     for i, name in enumerate("abcdef"):
-        jets[name].copy_(features[:, i])
+        jets.tensor(name).copy_(features[:, i])
     session.run(jets, tags)
     expected = PointwiseFirst(1)(features).detach()
-    found = torch.stack([tags[name] for name in "xyz"], dim=1)
+    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
@@ -231,7 +231,7 @@ def test_where_the_data_is(pulled: Path, jets: Built) -> None:
     assert session.devices == []
     given, written = session.collection("jets", 40), session.collection("tags", 40)
     for c in given.layout.columns:
-        given[c.name].copy_(torch.linspace(1, 40, 40))
+        given.tensor(c.name).copy_(torch.linspace(1, 40, 40))
     session.run(given, written)
     assert session.devices == [torch.device("cpu")]
     expected = session.collection("tags", 40)
@@ -378,7 +378,7 @@ def test_another_engine_below_some_rows(jets: Built, tmp_path: Path) -> None:
         given, written = session.collection("jets", n), session.collection("tags", n)
         expected = session.collection("tags", n)
         for k, c in enumerate(given.layout.columns):
-            given[c.name].copy_(torch.linspace(1, 9 + k, n))
+            given.tensor(c.name).copy_(torch.linspace(1, 9 + k, n))
         session.run(given, written)
         load(folder, mode="test", engine_name=name).run(given, expected)
         assert torch.equal(written.memory()[0], expected.memory()[0])

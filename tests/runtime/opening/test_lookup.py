@@ -64,7 +64,7 @@ def version_of(session: Session) -> str | None:
 def require_runs(session: Session) -> None:
     jets, tags = session.collection("jets", 5), session.collection("tags", 5)
     session.run(jets, tags)
-    assert float(tags["x"].sum() + tags["y"].sum() + tags["z"].sum()) == pytest.approx(5)
+    assert float(tags.tensor("x").sum() + tags["y"].sum() + tags["z"].sum()) == pytest.approx(5)
 
 
 def move_away(registry: Registry) -> None:

@@ -70,10 +70,10 @@ def test_replaced_in_the_last_moment(copy: Opened, name: str, tmp_path: Path) ->
     reference = Reference.load(copy.bundle.file(copy.bundle.manifest.reference))
     jets = session.collection("jets", 1000)
     for column in session.layout("jets").columns:
-        jets[column.name][:] = reference.inputs["jets"][column.name][:1000]
+        jets.tensor(column.name)[:] = reference.inputs["jets"][column.name][:1000]
     tags = session.collection("tags", 1000)
     session.run(jets, tags)
-    total = sum(tags[column.name] for column in session.layout("tags").columns)
+    total = sum(tags.tensor(column.name) for column in session.layout("tags").columns)
     torch.testing.assert_close(torch.as_tensor(total), torch.ones(1000))
 
 

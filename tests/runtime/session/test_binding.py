@@ -373,7 +373,7 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
             fresh = Collection(TAGS, n, capacity=100)
             session.run(given["jets"].rows(n), fresh)
             for c in CLASSES:
-                assert torch.equal(written["tags"].component(c)[:n], fresh[c]), (name, n)
+                assert torch.equal(written["tags"].component(c)[:n], fresh.tensor(c)), (name, n)
                 assert written["tags"].component(c)[n:].isnan().all()
 
 
@@ -475,7 +475,7 @@ def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
             session.run(mlp.collections({"n": n})[0], expected)
             assert binding.rows == {"n": n}
             for c in CLASSES:
-                assert torch.equal(outputs["tags"][c], expected["tags"][c]), (name, n)
+                assert torch.equal(outputs["tags"].tensor(c), expected["tags"].tensor(c)), (name, n)
         assert not written["tags"].memory()[0].any()  # the first memory was let go
 
 

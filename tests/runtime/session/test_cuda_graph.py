@@ -48,10 +48,10 @@ def test_replays_see_new_values_and_give_the_answers() -> None:
     assert binding.graph == "recorded at n=40"
     jets, tags = binding.inputs["jets"], binding.outputs["tags"]
     for value in (2, 7):
-        jets["a"].fill_(value)
-        tags["x"].zero_()
+        jets.tensor("a").fill_(value)
+        tags.tensor("x").zero_()
         binding()
-        assert tags["x"].eq(3 * value).all()
+        assert tags.tensor("x").eq(3 * value).all()
     tags.component("x").zero_()
     binding(50)  # another n: without the graph
     assert tags.component("x")[:50].ne(0).all()
@@ -60,7 +60,7 @@ def test_replays_see_new_values_and_give_the_answers() -> None:
     binding.rebind(other.inputs, other.outputs)
     assert binding.graph == "not yet"
     binding()
-    assert other.outputs["tags"]["z"].eq(9).all()
+    assert other.outputs["tags"].tensor("z").eq(9).all()
 
 
 @pytest.mark.cuda
@@ -75,4 +75,4 @@ def test_what_cannot_be_recorded_runs_all_the_same() -> None:
     binding = bound(Session(mlp_signature(), synchronises, device), 40, 40)
     binding()
     assert binding.graph.startswith("not recorded: ")
-    assert binding.outputs["tags"]["y"].eq(6).all()
+    assert binding.outputs["tags"].tensor("y").eq(6).all()

@@ -41,12 +41,12 @@ def test_collections_by_name_or_alone() -> None:
     session = Session(mlp_signature(), rogues.honest())
     jets, one, other = (session.collection(name, 3) for name in ("jets", "tags", "tags"))
     for k, name in enumerate(FEATURES):
-        jets[name].fill_(k + 1)
+        jets.tensor(name).fill_(k + 1)
     session.run(jets, one)
     session.run({"jets": jets}, {"tags": other})
     for tags in (one, other):
-        assert tags["x"].tolist() == [3.0] * 3
-        assert tags["z"].tolist() == [9.0] * 3
+        assert tags.tensor("x").tolist() == [3.0] * 3
+        assert tags.tensor("z").tolist() == [9.0] * 3
 
 
 def test_an_origin_says_what_runs() -> None:

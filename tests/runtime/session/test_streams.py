@@ -85,9 +85,9 @@ def test_outputs_are_ready_in_stream_order() -> None:
     for k, stream in enumerate((side, side.cuda_stream), start=1):
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)
-            jets["a"].fill_(k)
+            jets.tensor("a").fill_(k)
             binding(stream=stream)
-            answer = tags["x"].clone()
+            answer = tags.tensor("x").clone()
         side.synchronize()
         assert answer.eq(3 * k).all()
     if torch.cuda.device_count() > 1:

@@ -40,7 +40,7 @@ from serving.remote.exchange import Exchange
 from serving.remote.session import RemoteSession, find_served, number_of, open_client
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
-from soa.memory.arguments import argument_tensors
+from soa.memory import argument_tensors
 from stages.reference.answers import Reference
 from stages.validation.validate import validate_session
 from tests.models import served
@@ -288,7 +288,9 @@ def test_gpu_collections_through_a_triton(tags: Tags, real_triton: None) -> None
         for event, found, future in pairs:
             future.result()
             local.run(event.given, event.found)
-            assert torch.equal(found["event"].cpu(), event.found["event"])
-            assert torch.allclose(found["score"].cpu(), event.found["score"], rtol=1e-6)
+            assert torch.equal(found.tensor("event").cpu(), event.found.tensor("event"))
+            assert torch.allclose(
+                found.tensor("score").cpu(), event.found.tensor("score"), rtol=1e-6
+            )
         session.close()
     local.close()

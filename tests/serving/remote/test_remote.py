@@ -162,8 +162,8 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
     given, written = collections(shop.bundles["jets"], remote, 40)
     binding = remote.bind(given, written)
     binding()
-    whole = written["tags"].numpy("x").copy()
-    written["tags"].numpy("x")[:] = -1
+    whole = written["tags"]["x"].copy()
+    written["tags"]["x"][:] = -1
     binding(10)
     part = written["tags"].component("x")
     # Another engine may be chosen for fewer rows.
@@ -200,7 +200,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
         assert future.result()["tags"] is written["tags"]
         here.run(given, mine)
         for name in "xyz":
-            assert torch.allclose(written["tags"][name], mine["tags"][name], atol=1e-6)
+            assert torch.allclose(written["tags"].tensor(name), mine["tags"][name], atol=1e-6)
 
 
 def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
@@ -300,9 +300,9 @@ def test_an_array_that_is_missing(shop: Shop, server: Server, remote: RemoteSess
 
 def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
     given, written = collections(shop.bundles["jets"], remote, 5)
-    given["jets"].numpy("c")[3] = float("nan")
+    given["jets"]["c"][3] = float("nan")
     remote.run(given, written)
-    assert written["tags"]["x"].isnan().tolist() == [False, False, False, True, False]
+    assert written["tags"].tensor("x").isnan().tolist() == [False, False, False, True, False]
 
 
 def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
@@ -312,7 +312,7 @@ def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
     server.fault = changed(0, raw=NAN * 5)
     given, written = collections(shop.bundles["jets"], session, 5)
     session.run(given, written)
-    assert written["tags"]["x"].isnan().all()
+    assert written["tags"].tensor("x").isnan().all()
     session.close()
 
 
@@ -439,7 +439,9 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     same = collections(shop.bundles["jets"], whole, 1000)
     whole.run(*same)
     for name in "xyz":
-        assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
+        assert torch.allclose(
+            event[1]["tags"].tensor(name), same[1]["tags"].tensor(name), atol=1e-6
+        )
     model: Any = session.executable
     model.follow(Served("", "columns", merge=False))
     given, written = collections(shop.bundles["jets"], session, 1000)
@@ -549,7 +551,9 @@ def test_a_collection_wrapped_over_foreign_memory(shop: Shop, remote: RemoteSess
     given = Collection.wrap(layout, memory[start:], 8)
     written = remote.collection("tags", 8)
     remote.run(given, written)
-    assert torch.allclose(written["x"] + written["y"] + written["z"], torch.ones(8))
+    assert torch.allclose(
+        torch.from_numpy(written["x"] + written["y"] + written["z"]), torch.ones(8)
+    )
 
 
 class Sharing(Server):

@@ -116,8 +116,8 @@ def test_a_binding_runs_again_on_fewer_rows_and_here(
     for n in (40, 7, 20):
         event.spoil()
         binding(n)
-        assert (event.found.numpy("event")[:n] == 5).all()
-        assert (event.found.numpy("event")[n:] == -1).all()
+        assert (event.found["event"][:n] == 5).all()
+        assert (event.found["event"][n:] == -1).all()
     other = Event.make(session, 6, 30)
     binding.rebind(other.given, other.found)
     binding()
@@ -670,7 +670,8 @@ def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: 
 def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:
     event = Event.make(local, 1, 5)
     binding = local.bind(event.given, event.found)
-    OnDevice(local.executable, torch.device("cpu"), local.signature)(binding._arguments)
+    arguments = [span.tensor() for span in binding._arguments]
+    OnDevice(local.executable, torch.device("cpu"), local.signature)(arguments)
     assert right(local, event)
     event.spoil()
 
@@ -681,5 +682,5 @@ def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session
 
     meta = torch.device("meta")
     with pytest.raises(RuntimeError, match="out of memory"):
-        OnDevice(fails, meta, local.signature)(binding._arguments)
+        OnDevice(fails, meta, local.signature)(arguments)
     assert event.untouched

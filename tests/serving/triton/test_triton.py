@@ -88,8 +88,8 @@ def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path:
         local = pipeline.load("jets@production", registry=shop.registry)
         given, written = event(shop, "jets", local, 9)
         local.run(given, written)
-        rows = np.stack([given["jets"].numpy(name) for name in FEATURES], axis=1)
-        wanted = np.stack([written["tags"].numpy(name) for name in CLASSES], axis=1)
+        rows = np.stack([given["jets"][name] for name in FEATURES], axis=1)
+        wanted = np.stack([written["tags"][name] for name in CLASSES], axis=1)
         client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
         asked = triton_grpc.InferInput("features", list(rows.shape), "FP32")
         asked.set_data_from_numpy(rows)
@@ -117,7 +117,7 @@ def test_requests_in_flight_share_runs(shop: Shop, triton: TritonServer) -> None
         assert future.result()["tags"] is written["tags"]
         mine = local.collection("tags", written["tags"].n)
         local.run(given, mine)
-        assert torch.allclose(written["tags"]["x"], mine["x"], atol=1e-5)
+        assert torch.allclose(written["tags"].tensor("x"), mine.tensor("x"), atol=1e-5)
     end = time.monotonic() + 10  # it counts an answer after it has sent it
     while True:
         after = triton.metrics("jets")

@@ -7,9 +7,7 @@ import torch
 
 from soa.block import Block
 from soa.layout import Layout, column, eigen, scalar
-from soa.memory.arguments import argument_tensors, carrier
-from soa.memory.collection import Collection
-from soa.memory.transfer import fill_column, read_block
+from soa.memory import Collection, argument_tensors, carrier, fill_column, read_block
 from soa.signature import RowRange, Signature
 from tests.soa.strategies import values_of
 
@@ -71,7 +69,7 @@ def test_values_in_and_blocks_out() -> None:
         fill_column(jets, member, values[member.name])  # the sixth row is left out
         expected = values[member.name]
         expected = expected if member.kind == "scalar" else expected[:5]
-        assert torch.equal(jets[member.name], expected)
+        assert torch.equal(jets.tensor(member.name), expected)
     kinematics, mixed, cov, event = (read_block(bound, jets) for bound in SIGNATURE.inputs)
     assert torch.equal(kinematics, torch.stack([values["eta"], values["pt"]], 1)[:5])
     assert torch.equal(mixed, torch.stack([values["q"].float(), values["pt"]], 1)[:5])

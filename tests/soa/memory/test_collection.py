@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from soa.dtypes import DTYPES, torch_dtype
 from soa.errors import CollectionError, LayoutError
 from soa.layout import Layout, column, eigen, scalar
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from tests.soa.exporters import (
     OnlyArrayInterface,
     OnlyCudaArrayInterface,
@@ -50,7 +50,7 @@ def test_own_memory_is_zeroed_and_aligned() -> None:
     assert raw(collection) == bytes(2688)
     assert collection.data_ptr % 128 == 0
     assert not collection.readonly
-    assert [tuple(collection[name].shape) for name in ("x", "dir", "m", "run")] == [
+    assert [tuple(collection.tensor(name).shape) for name in ("x", "dir", "m", "run")] == [
         (33,),
         (33, 3),
         (33, 2, 3),
@@ -72,7 +72,7 @@ def test_own_memory_is_zeroed_and_aligned() -> None:
 )
 def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -> None:
     collection = Collection(LAYOUT, N)
-    collection[name][index] = 1.25
+    collection.tensor(name)[index] = 1.25
     expected = bytearray(2688)
     expected[offset : offset + 4] = struct.pack("<f", 1.25)
     assert raw(collection) == bytes(expected)
@@ -80,16 +80,16 @@ def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -
 
 def test_where_a_scalar_lies() -> None:
     collection = Collection(LAYOUT, N)
-    collection["run"].fill_(0x01020304)
+    collection.tensor("run").fill_(0x01020304)
     assert raw(collection)[2560:2564] == b"\4\3\2\1"
 
 
 def test_offsets_follow_the_capacity() -> None:
     # capacity 33, 2 in use: dir stays at 256, not at the 128 of n = 2.
     collection = Collection(LAYOUT, 2, capacity=N)
-    collection["dir"][1, 0] = 1.25
+    collection.tensor("dir")[1, 0] = 1.25
     assert raw(collection)[260:264] == struct.pack("<f", 1.25)
-    assert collection["x"].shape == (2,)
+    assert collection.tensor("x").shape == (2,)
     assert collection.component("x").shape == (33,)
     assert collection.matrix("dir", 0, 3).shape == (3, 64)
 
@@ -100,16 +100,16 @@ def test_every_dtype(dtype: str, storage: Any) -> None:
     layout = Layout([column("a", "int8"), column("x", dtype), scalar("s", dtype)], storage=storage)
     values = values_of(layout, 5, seed=1)
     collection = Collection.from_arrays(layout, values)
-    assert collection["x"].dtype == torch_dtype(dtype)
-    assert torch.equal(collection["x"], values["x"])
-    assert torch.equal(collection["s"], values["s"])
+    assert collection.tensor("x").dtype == torch_dtype(dtype)
+    assert torch.equal(collection.tensor("x"), values["x"])
+    assert torch.equal(collection.tensor("s"), values["s"])
     if dtype == "bfloat16":
         with pytest.raises(LayoutError, match="no bfloat16"):
-            collection.numpy("x")
+            collection["x"]
     else:
-        shared = collection.numpy("x")
+        shared = collection["x"]
         assert shared.dtype == np.dtype(dtype)
-        assert shared.ctypes.data == collection["x"].data_ptr()
+        assert shared.ctypes.data == collection.tensor("x").data_ptr()
 
 
 @given(layouts(storages=("buffer", "columns")), ROWS, st.integers(0, 40), st.integers(0, 99))
@@ -123,8 +123,8 @@ def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None
             assert torch.equal(piece[: len(flat)], flat[:, i])
             assert piece.data_ptr() % layout.alignment_of(member.name) == 0 or not piece.numel()
         if layout.storage == "buffer":
-            assert torch.equal(collection[member.name], values[member.name])
-    pieces = [t for c in layout.columns for t in collection._components[c.name]]
+            assert torch.equal(collection.tensor(member.name), values[member.name])
+    pieces = [collection.component(c.name, k) for c in layout.columns for k in range(c.components)]
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in pieces if t.nbytes)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     copy = collection.to("cpu")
@@ -141,9 +141,9 @@ def test_rows_share_memory() -> None:
     grown = collection.rows(np.int64(N))  # type: ignore[arg-type]
     assert (grown.n, grown.capacity, type(grown.n)) == (33, 33, int)
     assert grown.data_ptr == collection.data_ptr
-    grown["m"][3, 1, 2] = 5.0
-    assert collection["m"][3, 1, 2] == 5.0
-    assert collection.rows(0)["m"].shape == (0, 2, 3)
+    grown.tensor("m")[3, 1, 2] = 5.0
+    assert collection.tensor("m")[3, 1, 2] == 5.0
+    assert collection.rows(0).tensor("m").shape == (0, 2, 3)
 
 
 def test_matrix_is_contiguous_and_in_place() -> None:
@@ -153,30 +153,30 @@ def test_matrix_is_contiguous_and_in_place() -> None:
     assert block.is_contiguous()
     assert block.data_ptr() == collection.data_ptr + 512
     block[3, 5] = 1.25
-    assert collection["m"][5, 1, 0] == 1.25
+    assert collection.tensor("m")[5, 1, 0] == 1.25
 
 
 def test_numpy_reads_views_through_dlpack_in_place() -> None:
     collection = Collection(LAYOUT, N)
     for name in ("x", "m"):
-        shared = np.from_dlpack(collection[name])
-        assert shared.ctypes.data == collection[name].data_ptr()
-        collection[name][5] = 1.25
+        shared = np.from_dlpack(collection.tensor(name))
+        assert shared.ctypes.data == collection.tensor(name).data_ptr()
+        collection.tensor(name)[5] = 1.25
         assert (shared[5] == 1.25).all()
 
 
 def test_empty_and_scalar_only_collections() -> None:
     empty = Collection(LAYOUT, 0)
     assert len(raw(empty)) == 128  # the scalar's
-    assert empty["m"].shape == (0, 2, 3)
-    assert empty.numpy("dir").shape == (0, 3)
+    assert empty.tensor("m").shape == (0, 2, 3)
+    assert empty["dir"].shape == (0, 3)
     assert empty.matrix("m", 0, 6).shape == (6, 0)
     event = Layout([scalar("run", "uint32")])
-    assert Collection.from_arrays(event, {"run": np.uint32(7)})["run"] == 7
+    assert Collection.from_arrays(event, {"run": np.uint32(7)}).tensor("run") == 7
     assert Collection.from_arrays(event, {"run": np.uint32(7)}, 5).n == 5
     apart = Layout([scalar("run", "uint32")], storage="columns")
     borrowed = Collection.from_columns(apart, {"run": aligned_array([7], "uint32")}, 5)
-    assert (borrowed.n, int(borrowed["run"])) == (5, 7)
+    assert (borrowed.n, int(borrowed.tensor("run"))) == (5, 7)
 
 
 def test_its_text() -> None:
@@ -221,7 +221,7 @@ def test_more_rows_than_room() -> None:
 def test_separate_columns_have_no_single_view() -> None:
     collection = Collection(Layout(LAYOUT.columns, storage="columns"), N)
     with pytest.raises(CollectionError, match="components of 'm' are separate arrays"):
-        collection["m"]
+        collection.tensor("m")
     with pytest.raises(CollectionError, match="not a matrix"):
         collection.matrix("m", 0, 6)
     with pytest.raises(CollectionError, match="one address each"):
@@ -257,14 +257,14 @@ def test_from_columns_shares_memory() -> None:
     given = columns_of()
     collection = Collection.from_columns(APART, given)
     assert (collection.n, collection.capacity) == (5, 5)
-    assert collection["x"].data_ptr() == given["x"].ctypes.data
+    assert collection.tensor("x").data_ptr() == given["x"].ctypes.data
     assert collection.component("v", 1).data_ptr() == given["v"][1].ctypes.data
-    collection["x"][2] = 9.0
+    collection.tensor("x")[2] = 9.0
     given["v"][1][3] = -1
     assert given["x"][2] == 9.0
     assert collection.component("v", 1)[3] == -1
-    assert collection["run"] == 7
-    assert Collection.from_columns(APART, given, 3)["x"].shape == (3,)
+    assert collection.tensor("run") == 7
+    assert Collection.from_columns(APART, given, 3).tensor("x").shape == (3,)
 
 
 @pytest.mark.parametrize("kind", ["torch", "array interface", "dlpack", "memoryview"])
@@ -277,7 +277,7 @@ def test_from_columns_of_any_exporter(kind: str) -> None:
         "memoryview": array.data,
     }[kind]
     collection = Collection.from_columns(APART, columns_of(x=piece))
-    assert collection["x"].data_ptr() == array.ctypes.data
+    assert collection.tensor("x").data_ptr() == array.ctypes.data
     assert not collection.readonly
 
 
@@ -302,7 +302,10 @@ def test_bfloat16_columns() -> None:
     layout = Layout([column("h", "bfloat16")], 16, "columns")
     tensor = torch.arange(5, dtype=torch.bfloat16)
     for piece in (tensor, OnlyDLPack(tensor)):
-        assert Collection.from_columns(layout, {"h": piece})["h"].data_ptr() == tensor.data_ptr()
+        assert (
+            Collection.from_columns(layout, {"h": piece}).tensor("h").data_ptr()
+            == tensor.data_ptr()
+        )
 
 
 @pytest.mark.parametrize(
@@ -355,8 +358,8 @@ def test_from_arrays_copies() -> None:
     given["dir"].flags.writeable = False
     collection = Collection.from_arrays(LAYOUT, given)
     for name, value in given.items():
-        assert np.array_equal(collection.numpy(name), value)
-    collection["x"][0] = -1.0
+        assert np.array_equal(collection[name], value)
+    collection.tensor("x")[0] = -1.0
     assert given["x"][0] == 9.0
     assert json.dumps({"n": collection.n}) == '{"n": 5}'
 
@@ -366,8 +369,8 @@ def test_from_arrays_copies() -> None:
     [
         ({"x": np.zeros(5)}, "column 'x' is float64, the layout says float32: convert it first"),
         ({"x": np.zeros(5, "u8")}, "column 'x' is uint64, the layout says float32"),
-        ({"x": np.zeros(5, ">f4")}, "column 'x': .*byte order"),
-        ({"x": np.zeros(5, "M8[s]")}, r"column 'x': .*datetime64"),
+        ({"x": np.zeros(5, ">f4")}, "column 'x' is >f4"),
+        ({"x": np.zeros(5, "M8[s]")}, r"column 'x' is datetime64"),
         ({"x": [[1.0], [1.0, 2.0]]}, "column 'x': .*inhomogeneous"),
         ({"x": np.ma.masked_array(np.zeros(5), np.arange(5) == 2)}, "column 'x': .*masked"),
         ({"x": np.zeros(4, "f4")}, r"cannot tell n from columns of shapes x \(4,\), dir \(5, 3\)"),
@@ -376,7 +379,7 @@ def test_from_arrays_copies() -> None:
         ({"dir": np.zeros((5, 2), "f4")}, r"'dir' has shape \(5, 2\), needed \(5, 3\)"),
         ({"m": np.zeros((5, 3, 2), "f4")}, r"'m' has shape \(5, 3, 2\), needed \(5, 2, 3\)"),
         ({"run": np.zeros(1, "u4")}, r"'run' has shape \(1,\), needed \(\)"),
-        ({"x": torch.zeros(5).to_sparse()}, "column 'x': .*sparse"),
+        ({"x": torch.zeros(5).to_sparse()}, "column 'x' is a sparse"),
         ({"x": torch.zeros(5, device="meta")}, "column 'x': .*meta"),
     ],
 )
@@ -396,7 +399,7 @@ def test_cuda_columns_share_memory() -> None:
     pieces: list[Any] = [x, OnlyDLPack(x), OnlyCudaArrayInterface(x)]
     for piece in pieces:
         collection = Collection.from_columns(layout, {"x": piece, "h": h})
-        assert collection["x"].data_ptr() == x.data_ptr()
+        assert collection.tensor("x").data_ptr() == x.data_ptr()
         assert collection.device == x.device
     with pytest.raises(CollectionError, match="different devices"):
         Collection.from_columns(layout, {"x": aligned_array(np.zeros(5), "f4"), "h": h})

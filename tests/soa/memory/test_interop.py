@@ -13,7 +13,7 @@ import torch
 
 from soa.errors import CollectionError, LayoutError
 from soa.layout import Layout, column, eigen, scalar
-from soa.memory.collection import Collection
+from soa.memory import Collection
 from soa.memory.interop import from_arrow, from_awkward, to_arrow, to_awkward
 from tests.soa.exporters import aligned_array
 
@@ -64,8 +64,8 @@ def test_arrow_columns_are_seen_in_place(dtype: str) -> None:
     for data, one in sources:
         collection = from_arrow(data)
         assert collection.layout == Layout([column("x", dtype)], 1, "columns")
-        assert collection["x"].data_ptr() == address(one)
-        assert collection["x"].tolist() == one.to_pylist()
+        assert collection.tensor("x").data_ptr() == address(one)
+        assert collection.tensor("x").tolist() == one.to_pylist()
         assert collection.readonly
 
 
@@ -73,11 +73,11 @@ def test_a_layout_picks_arrow_columns() -> None:
     data = batch()
     collection = from_arrow(data, PICKED)
     assert collection.layout == PICKED
-    assert collection["pt"].data_ptr() == address(data.column("pt"))
-    assert collection["q"].data_ptr() == address(data.column("q"))
+    assert collection.tensor("pt").data_ptr() == address(data.column("pt"))
+    assert collection.tensor("q").data_ptr() == address(data.column("q"))
     part = from_arrow(data.slice(3, 2), PICKED)
-    assert part["pt"].data_ptr() == address(data.column("pt")) + 12
-    assert part["q"].tolist() == [3, 4]
+    assert part.tensor("pt").data_ptr() == address(data.column("pt")) + 12
+    assert part.tensor("q").tolist() == [3, 4]
 
 
 def test_arrow_structs_are_eigen_columns() -> None:
@@ -95,21 +95,21 @@ def test_arrow_structs_are_eigen_columns() -> None:
 
 def test_empty_arrow_data() -> None:
     assert from_arrow(batch(0), PICKED).n == 0
-    assert from_arrow(batch().slice(2, 0), PICKED)["pt"].shape == (0,)
+    assert from_arrow(batch().slice(2, 0), PICKED).tensor("pt").shape == (0,)
     assert from_arrow({"x": pa.chunked_array([], pa.float32())}).n == 0
 
 
 def test_nulls_that_are_not_there_do_no_harm() -> None:
     array = pa.array([1.0, None, 3.0], pa.float32())[2:]
     assert array.buffers()[0] is not None
-    assert from_arrow({"x": array})["x"].tolist() == [3.0]
+    assert from_arrow({"x": array}).tensor("x").tolist() == [3.0]
 
 
 def test_arrow_memory_lives_as_long_as_a_view() -> None:
     size = 1 << 20
     gc.collect()
     before = pa.total_allocated_bytes()
-    view = from_arrow({"x": pa.array([1] * size, pa.int8())})["x"]
+    view = from_arrow({"x": pa.array([1] * size, pa.int8())}).tensor("x")
     gc.collect()
     assert pa.total_allocated_bytes() >= before + size
     assert view.count_nonzero() == size
@@ -193,8 +193,8 @@ def test_to_arrow_shares_memory(dtype: str, storage: Any) -> None:
     collection = Collection(layout, 3, capacity=40)
     made = to_arrow(collection)
     assert made.schema.names == ["a", "x"]
-    assert address(made.column("x")) == collection["x"].data_ptr()
-    collection["x"].copy_(torch.tensor([1, 2, 3]))
+    assert address(made.column("x")) == collection.tensor("x").data_ptr()
+    collection.tensor("x").copy_(torch.tensor([1, 2, 3]))
     assert made.column("x").to_pylist() == [1, 2, 3]
     made.validate(full=True)
 
@@ -248,12 +248,12 @@ def test_awkward_columns_are_seen_in_place(dtype: str) -> None:
     x = np.arange(9).astype(dtype)
     array = ak.zip({"x": x, "y": np.arange(9.0)})
     whole = from_awkward(array, Layout([column("x", dtype)], 8, "columns"))
-    assert whole["x"].data_ptr() == x.ctypes.data
-    assert whole["x"].tolist() == x.tolist()
+    assert whole.tensor("x").data_ptr() == x.ctypes.data
+    assert whole.tensor("x").tolist() == x.tolist()
     assert whole.readonly
     part = from_awkward(ak.Array({"x": x})[2:5])
     assert part.layout.alignment == 1
-    assert part["x"].data_ptr() == x.ctypes.data + 2 * x.itemsize
+    assert part.tensor("x").data_ptr() == x.ctypes.data + 2 * x.itemsize
     assert part.n == 3
 
 
@@ -273,7 +273,7 @@ def test_eigen_columns_through_awkward_and_back() -> None:
     for k in range(6):
         assert back.component("m", k).data_ptr() == collection.component("m", k).data_ptr()
     assert from_awkward(made[1:3], MATRIX_APART).component("m", 1).tolist() == [9, 15]
-    collection["k"][0] = 7
+    collection.tensor("k")[0] = 7
     del collection
     gc.collect()
     assert made.k[0] == 7
@@ -320,14 +320,14 @@ def test_cupy_shares_memory() -> None:
     cupy = pytest.importorskip("cupy")
     x = cupy.arange(256, dtype="float32")
     collection = Collection.from_columns(Layout([column("x", "float32")], 128, "columns"), {"x": x})
-    assert collection["x"].data_ptr() == x.data.ptr
+    assert collection.tensor("x").data_ptr() == x.data.ptr
     assert collection.device.type == "cuda"
-    collection["x"][3] = -1
+    collection.tensor("x")[3] = -1
     torch.cuda.synchronize()
     assert float(x[3]) == -1
     wrapped = Collection.wrap(Layout([column("x", "float32")]), x, 256)
     assert wrapped.data_ptr == x.data.ptr
-    back = cupy.from_dlpack(collection["x"])
+    back = cupy.from_dlpack(collection.tensor("x"))
     assert back.data.ptr == x.data.ptr
 
 

@@ -18,8 +18,7 @@ import torch
 
 from soa.errors import CollectionError
 from soa.layout import Layout, column, scalar
-from soa.memory.collection import Collection
-from soa.memory.foreign import import_bytes
+from soa.memory import Collection, import_bytes
 from tests.soa.exporters import (
     Array,
     OldDLPack,
@@ -59,14 +58,14 @@ def test_wrap_shares_memory(kind: str) -> None:
     collection = Collection.wrap(LAYOUT, views_of(memory)[kind], N)
     assert collection.data_ptr == memory.ctypes.data
     assert not collection.readonly
-    collection["x"][32] = 1.5  # byte 32 * 4 = 128
-    collection["k"][1] = -2  # byte 256 + 2
-    collection["s"].fill_(7.0)
+    collection.tensor("x")[32] = 1.5  # byte 32 * 4 = 128
+    collection.tensor("k")[1] = -2  # byte 256 + 2
+    collection.tensor("s").fill_(7.0)
     assert memory[128:132].tobytes() == np.float32(1.5).tobytes()
     assert memory[258:260].tobytes() == np.int16(-2).tobytes()
     assert memory[384:392].tobytes() == np.float64(7.0).tobytes()
     memory[256:258] = np.frombuffer(np.int16(5).tobytes(), np.uint8)
-    assert collection["k"][:2].tolist() == [5, -2]
+    assert collection.tensor("k")[:2].tolist() == [5, -2]
 
 
 def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
@@ -102,7 +101,7 @@ def test_wrap_an_address(number: Callable[[int], Any]) -> None:
     memory = aligned(NBYTES)
     collection = Collection.wrap(LAYOUT, number(memory.ctypes.data), N, nbytes=NBYTES)
     assert collection.data_ptr == memory.ctypes.data
-    collection["x"][0] = 2.0
+    collection.tensor("x")[0] = 2.0
     assert memory.view("f4")[0] == 2.0
 
 
@@ -112,7 +111,7 @@ def test_wrap_a_mapped_file(tmp_path: Path) -> None:
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
         collection = Collection.wrap(LAYOUT, mapped, N)
         assert not collection.readonly
-        collection["x"][1] = 3.0
+        collection.tensor("x")[1] = 3.0
         with pytest.raises(BufferError):
             mapped.close()  # the collection still reads it
         del collection
@@ -141,7 +140,7 @@ def test_read_only_memory_stays_so(memory: Any) -> None:
     assert collection.readonly
     assert collection.rows(3).readonly
     with pytest.raises(ValueError, match="read-only"):
-        collection.numpy("x")[0] = 1
+        collection["x"][0] = 1
     assert not collection.to("cpu").readonly
     assert not Collection.wrap(LAYOUT, memory, N, readonly=False).readonly
 
@@ -150,13 +149,13 @@ def test_bytes_and_read_only_maps(tmp_path: Path) -> None:
     loose = Layout([column("k", "int16")], 2)  # bytes lie anywhere
     collection = Collection.wrap(loose, b"\1\0\2\0", 2)
     assert collection.readonly
-    assert collection["k"].tolist() == [1, 2]
+    assert collection.tensor("k").tolist() == [1, 2]
     path = tmp_path / "event"
     path.write_bytes(b"\3\0" * 8)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         collection = Collection.wrap(loose, mapped, 8)
         assert collection.readonly
-        assert collection["k"].tolist() == [3] * 8
+        assert collection.tensor("k").tolist() == [3] * 8
         del collection
         gc.collect()
 
@@ -165,7 +164,7 @@ def test_empty_memory() -> None:
     layout = Layout([column("x", "float32")])
     for nothing in (np.zeros(0, "f4"), b"", torch.empty(0), OnlyDLPack(torch.empty(0)), 0):
         collection = Collection.wrap(layout, nothing, 0, nbytes=0)
-        assert collection["x"].shape == (0,)
+        assert collection.tensor("x").shape == (0,)
         assert collection.matrix("x", 0, 1).shape == (1, 0)
 
 
@@ -283,7 +282,7 @@ def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], he
     seen: Any = {
         "collection": collection,
         "rows": collection.rows(2),
-        "view": collection["x"],
+        "view": collection.tensor("x"),
         "component": collection.component("k"),
     }[held]
     del array, collection
@@ -297,7 +296,7 @@ def test_a_view_outlives_its_collection() -> None:
     size = 64 << 20
     memory = aligned(size)
     memory[:] = 1
-    view = Collection.wrap(Layout([column("x", "uint8")]), memory, size)["x"]
+    view = Collection.wrap(Layout([column("x", "uint8")]), memory, size).tensor("x")
     del memory
     assert int(view.count_nonzero()) == size
 
@@ -313,14 +312,14 @@ def test_wrap_cuda_memory() -> None:
         collection = Collection.wrap(LAYOUT, source, N)
         assert collection.data_ptr == memory.data_ptr()
         assert collection.device == memory.device
-        collection["x"][0] += 1
+        collection.tensor("x")[0] += 1
     by_address = Collection.wrap(LAYOUT, memory.data_ptr(), N, nbytes=NBYTES, device="cuda")
-    by_address["x"][0] += 1
+    by_address.tensor("x")[0] += 1
     assert memory.view(torch.float32)[0].item() == 4
     assert Collection.wrap(LAYOUT, OnlyCudaArrayInterface(memory, True), N).readonly
     with pytest.raises(CollectionError, match="NumPy reads CPU memory"):
-        by_address.numpy("x")
-    assert by_address.to("cpu")["x"][0] == 4
+        by_address["x"]
+    assert by_address.to("cpu").tensor("x")[0] == 4
     with pytest.raises(CollectionError, match="lies on cuda:0, not on cpu"):
         import_bytes(memory, device="cpu")
 
@@ -332,4 +331,4 @@ def test_own_cuda_memory() -> None:
     assert collection.device.type == "cuda"
     values = {"x": np.arange(N, dtype="f4"), "k": np.arange(N, dtype="i2"), "s": np.float64(2)}
     filled = Collection.from_arrays(LAYOUT, values, device="cuda").to("cpu")
-    assert filled["x"].tolist() == list(range(N))
+    assert filled.tensor("x").tolist() == list(range(N))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
-from soa.memory.transfer import fill_column, read_block
+from soa.memory import fill_column, read_block
 from stages.errors import CaptureError
 from stages.model.convention import SoaProgram, TracedProgram, outputs_in_order
 from tests.models.signatures import Problem, problems

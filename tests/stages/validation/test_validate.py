@@ -320,7 +320,7 @@ def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
     )
     jets, _ = built.collections({"n": 33}, spare=3)
     checked.run(jets, jets)
-    assert torch.equal(jets["jets"]["y"], jets["jets"]["b"] * 3)
+    assert torch.equal(jets["jets"].tensor("y"), jets["jets"].tensor("b") * 3)
     report = benchmark(signature, {"a": built.session("exported")}, built.inputs, seconds=0.01)
     assert report.fastest == "a"
 

@@ -1,0 +1,164 @@
+"""Span: dense memory of one dtype and shape, by address; and the device it lies on.
+
+It needs no torch. `numpy` and `tensor` see the same bytes, and what they give keeps them alive.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+
+import numpy as np
+
+from soa.dtypes import itemsize, numpy_dtype, torch_dtype
+from soa.errors import CollectionError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = np.ndarray[Any, Any]
+
+
+class Device(str):
+    """A device by torch's name of it: "cpu", or "cuda:1" (an AMD GPU too). "cuda" is "cuda:0".
+
+    torch takes it wherever it takes a device, and it equals the torch.device of that name.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str | torch.device = "cpu") -> Device:
+        if isinstance(name, Device):
+            return name
+        text = str(name)
+        if not re.fullmatch(r"[a-z]+(:[0-9]+)?", text):
+            raise CollectionError(f"{text!r} is no device: use cpu, cuda or cuda:<index>")
+        return super().__new__(cls, {"cpu:0": "cpu", "cuda": "cuda:0"}.get(text, text))
+
+    @property
+    def type(self) -> str:
+        return self.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]  # as of a torch.device, not a str's
+        """The number of the GPU; None for a CPU."""
+        number = self.partition(":")[2]
+        return int(number) if number else None
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other if isinstance(other, str) else str(other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+CPU = Device("cpu")
+
+
+class Span(NamedTuple):
+    """Borrowed memory: `shape` elements of `dtype`, row by row without gaps.
+
+    `owner` keeps it alive: a flat uint8 tensor around it where the memory came by torch, as on a
+    GPU always.
+    """
+
+    address: int
+    dtype: str
+    shape: tuple[int, ...]
+    device: Device = CPU
+    readonly: bool = False
+    owner: object = None
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * itemsize(self.dtype)
+
+    def at(self, offset: int, dtype: str, *shape: int) -> Span:
+        """Other elements in the same memory, from a byte offset on."""
+        return Span(self.address + offset, dtype, shape, self.device, self.readonly, self.owner)
+
+    def first(self, n: int) -> Span:
+        """The first n elements of a column."""
+        return Span(self.address, self.dtype, (n,), self.device, self.readonly, self.owner)
+
+    def raw(self) -> Span:
+        """All of it as bytes."""
+        return self.at(0, "uint8", self.nbytes)
+
+    def numpy(self) -> Array:
+        """A NumPy view, read-only where the span is; CollectionError for memory of a GPU.
+
+        LayoutError for bfloat16, which NumPy does not have.
+        """
+        if self.device.type != "cpu":
+            raise CollectionError(
+                f"the memory lies on {self.device}, and NumPy reads CPU memory: use .tensor(...), "
+                "or .to('cpu') for a copy"
+            )
+        dtype = numpy_dtype(self.dtype)
+        array = np.empty(self.shape, dtype) if not self.nbytes else np.asarray(At(self, dtype.str))
+        if self.readonly:
+            array.flags.writeable = False
+        return array
+
+    def tensor(self) -> torch.Tensor:
+        """torch's view. torch has no read-only tensors: do not write to one that should be."""
+        import torch
+
+        dtype, nbytes = torch_dtype(self.dtype), self.nbytes
+        if not nbytes:
+            return torch.empty(self.shape, dtype=dtype, device=self.device)
+        if isinstance(self.owner, torch.Tensor):
+            flat = self.owner.narrow(0, self.address - self.owner.data_ptr(), nbytes)
+        else:
+            flat = torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
+        return flat.view(dtype).view(self.shape)
+
+
+class At:
+    """A span in the form that NumPy imports; it holds the span's owner."""
+
+    def __init__(self, span: Span, typestr: str) -> None:
+        self.owner = span.owner
+        self.__array_interface__ = {
+            "shape": span.shape,
+            "typestr": typestr,
+            "data": (span.address, False),
+            "version": 3,
+        }
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether it is a torch tensor: without torch imported nothing is."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """A contiguous tensor of a column's dtype as a span."""
+    import torch
+
+    return Span(
+        tensor.data_ptr(),
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        Device(tensor.device),
+        False,
+        tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor,
+    )
+
+
+def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> Span:
+    """Zeroed bytes whose address is a multiple of `alignment`."""
+    if str(device).partition(":")[0] == "cpu":
+        room = np.zeros(nbytes + alignment, np.uint8)
+        address = room.ctypes.data
+        return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, room)
+    import torch
+
+    flat = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=str(device))
+    return span_of(flat.narrow(0, -flat.data_ptr() % alignment, nbytes))
