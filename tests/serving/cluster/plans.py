@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.target import Target
-from serving.cluster.needs import Plan, Storage, prometheus_at
+from serving.cluster.needs import Needs, Storage, prometheus_at
 
-CPU = Plan(
+CPU = Needs(
     name="jets",
     model="jets",
     version="jets/1",
