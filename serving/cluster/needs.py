@@ -126,8 +126,8 @@ def prometheus_at(url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a deployment needs. `name` begins the names of all objects; `gpus`, `cpus` and memory are of one
-    server; `shm_mib` is the part of /dev/shm that tensors travel through inside it."""
+    """`name` begins the names of all objects; `gpus`, `cpus` and memory are of one server;
+    `shm_mib` is the /dev/shm that tensors travel through inside it."""
 
     name: str
     model: str

@@ -1,4 +1,4 @@
-"""Plans to write files from, without a version: of every vendor."""
+"""What deployments need, without a version: of every vendor."""
 
 from __future__ import annotations
 
