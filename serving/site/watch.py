@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from runtime.opening import Opened
 from serving.errors import DeadlineError, ServingError
-from serving.metrics import get, sums
+from serving.metrics import get, model_counters
 from serving.remote import RemoteModel, find_served, number_of
 from serving.site.places import Place
 from serving.site.router import Router
@@ -132,7 +132,7 @@ class Watch:
     def _counters(self, url: str) -> _Counters | None:
         try:
             text = get(url, self._within_s).decode("utf-8", "replace")
-            return _Counters(time.monotonic(), sums(text, model=self._opened.name))
+            return _Counters(time.monotonic(), model_counters(text, self._opened.name))
         except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
             return None
 
