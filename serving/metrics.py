@@ -1,14 +1,12 @@
-"""Triton's own metrics, in Prometheus' text format, over HTTP."""
+"""What a program counts of itself, in Prometheus' text format, over HTTP."""
 
 from __future__ import annotations
 
 import http.client
-import re
 import urllib.request
 
-_METRIC = re.compile(
-    r'^(nv_\w+)\{[^}]*model="(?P<model>[^"]*)"[^}]*\} (?P<value>\S+)$', re.MULTILINE
-)
+from serving.errors import ServingError
+
 _LARGEST = 1 << 24
 
 
@@ -22,10 +20,28 @@ def get(url: str, within_s: float = 2.0) -> bytes:
         raise OSError(f"{url} does not answer in HTTP: {error!r}") from None
 
 
-def model_counters(text: str, model: str) -> dict[str, float]:
-    """What is counted for a model, by metric, summed over its versions."""
+def sums(text: str, **labels: str) -> dict[str, float]:
+    """By metric, the sum over its series with these labels; ValueError for what is no metrics."""
+    try:
+        from prometheus_client.parser import text_string_to_metric_families
+    except ImportError as error:
+        raise ServingError(
+            f"metrics need prometheus_client ({error}): pip install 'soa-pipeline[serve]'"
+        ) from None
+    try:
+        families = list(text_string_to_metric_families(text))
+    except IndexError:  # of the parser, where a line is cut
+        raise ValueError("not in Prometheus' text format") from None
     found: dict[str, float] = {}
-    for match in _METRIC.finditer(text):
-        if match["model"] == model:
-            found[match[1]] = found.get(match[1], 0.0) + float(match["value"])
+    for family in families:
+        for sample in family.samples:
+            if labels.items() <= sample.labels.items():
+                # The parser calls a counter x_total, also where the text does not.
+                name = sample.name.removesuffix("_total")
+                found[name] = found.get(name, 0.0) + sample.value
     return found
+
+
+def model_counters(text: str, model: str) -> dict[str, float]:
+    """What Triton counts for a model, by metric, summed over its versions; raises ValueError."""
+    return sums(text, model=model)

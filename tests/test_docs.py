@@ -35,9 +35,8 @@ from pipeline.config.schema import Config, RowsConfig, load_config
 from pipeline.deployment.repository import deploy
 from registry.mlflow.mlmodel import fields
 from registry.store.registry import Registry
-from serving.local.binary import find_triton
-from serving.local.envoy import find_envoy
-from serving.local.triton import TritonServer
+from serving.local.fleet import find_envoy
+from serving.local.triton import TritonServer, find_triton
 from soa.errors import SoaPipelineError
 from soa_pipeline import PACKAGES
 from tests.models import served

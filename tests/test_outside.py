@@ -59,10 +59,10 @@ OWN_SOURCE = {
     "stages/model/source.py",
 }
 OWN_SERVER = {  # its log, and what was built for it
-    "serving/local/process.py", "serving/local/triton.py", "serving/native/tensorrt.py",
+    "serving/local/program.py", "serving/native/tensorrt.py",
 }  # fmt: skip
 SYSTEM = {"engines/target.py"}  # /proc/cpuinfo
-OURS = {"serving/cluster/helm.py"}  # a schema of the package's own
+OURS = {"serving/cluster/files.py"}  # a schema and templates of the package's own
 
 
 def test_one_function_reads_files_of_others() -> None:
@@ -75,7 +75,7 @@ def test_one_function_parses_json() -> None:
     of_our_own = {"pipeline/cli/main.py", "registry/bundle/manifest.py"}  # written a line before
     triton = {"serving/triton/model.py"}  # what Triton hands over
     assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
-    assert callers("safe_load", "compose", "full_load", "unsafe_load") <= OURS | {
+    assert callers("safe_load", "safe_load_all", "compose", "full_load", "unsafe_load") <= OURS | {
         "pipeline/config/yaml_lines.py"
     }
     assert callers("eval", "exec", "sympify", "literal_eval") <= {

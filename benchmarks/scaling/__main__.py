@@ -45,7 +45,7 @@ def _measured(ref: str, into: Path, envoy: str | None, stored: Path | None) -> M
     from benchmarks.scaling.measure import measure
     from registry.store.registry import Registry
     from serving.errors import ServerError
-    from serving.local.envoy import find_envoy
+    from serving.local.fleet import find_envoy
 
     binary = None
     try:

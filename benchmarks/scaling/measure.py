@@ -24,7 +24,7 @@ from pipeline.deployment.repository import deploy
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
-from serving.local.envoy import EnvoyProxy
+from serving.local.fleet import EnvoyProxy
 from serving.local.triton import TritonServer
 from serving.triton.config import Service
 from serving.triton.repository import write_repository

@@ -78,14 +78,14 @@ def cluster_files(
                 raise click.UsageError(f"--{option} is for a cluster: add --helm or --manifests")
         return None
     from pipeline.deployment import ClusterFiles
-    from serving.cluster import Wanted
+    from serving.cluster import ClusterOptions
 
     if image is None:
         raise click.UsageError("a cluster needs --image: one with Triton, torch and soa-pipeline")
     least, _, most = servers.partition("-")
     if not (least.isdecimal() and (most or least).isdecimal()):
         raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
-    wanted = Wanted(image, min_servers=int(least), max_servers=int(most or least), **rest)
+    wanted = ClusterOptions(image, min_servers=int(least), max_servers=int(most or least), **rest)
     files = ClusterFiles(wanted, helm, manifests, replace)
     files.check()
     return files

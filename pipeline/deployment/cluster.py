@@ -13,11 +13,11 @@ from pipeline.deployment.repository import Deployed
 from registry.bundle import write_atomically
 from serving.cluster import (
     FILES,
-    Plan,
-    Wanted,
+    ClusterOptions,
+    Needs,
     helm_values,
     manifests,
-    plan,
+    needs_of,
     remarks,
     schema_reader,
 )
@@ -28,7 +28,7 @@ from serving.errors import ServingError
 class ClusterFiles:
     """What to write for a cluster, and where: `helm` is a file, `manifests` a folder."""
 
-    wanted: Wanted
+    wanted: ClusterOptions
     helm: Path | None = None
     manifests: Path | None = None
     replace: bool = False
@@ -48,7 +48,7 @@ class ClusterFiles:
 
     def write(self, deployed: Deployed) -> list[str]:
         """Write them for what was deployed; returns lines for people. Raises ServingError."""
-        planned = plan(deployed.service, deployed.bundle, self.wanted)
+        planned = needs_of(deployed.service, deployed.bundle, self.wanted)
         said = []
         if self.helm is not None:
             _write(self.helm, _head(planned) + _yaml(helm_values(planned)))
@@ -69,7 +69,7 @@ def _yaml(*documents: object) -> str:
     return yaml.safe_dump_all(documents, sort_keys=False, width=100)
 
 
-def _head(planned: Plan) -> str:
+def _head(planned: Needs) -> str:
     return (
         f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.2-0.3.\n"
         f"# Under this name, no other: helm install {planned.name} fastml/supersonic -f FILE\n"

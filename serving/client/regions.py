@@ -1,57 +1,74 @@
-"""Regions of shared memory: one for each request in flight, used again by the next.
+"""Shared memory between a client and a server on one host, in regions.
 
-After a failure or a retry a region is let go instead, since a server that comes late may still
-write into it.
+Each request in flight has one, and the next request uses it again. After a failure or a retry it is
+let go instead, since a server that comes late may still write into it. A server keeps a region for
+as long as a request in it uses it, and refuses to forget it: it is told again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
-CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
+import grpc
+import numpy as np
+import torch
+
+from serving.client.calls import Client
+from serving.errors import RefusedError, RemoteError, ServingError, VersionMismatchError
+
+_CLOSE_S = 1.0  # for a server to take note; one that is gone needs no telling
+_REMIND_S = 1.0  # between two times that it is told
+_POLL_S = 0.05
 _SMALLEST = 1 << 16
 
 
-class Shared(ABC):
-    """A region that the server knows."""
+@dataclass(eq=False)
+class Region:
+    """Registered with the server as `name`; `memory` is all of it, as bytes: NumPy's or torch's.
 
-    doubtful = False
+    `owner` frees it.
+    """
 
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """In bytes."""
+    name: str
+    size: int
+    memory: Any
+    owner: Any
+    doubtful: bool = False
 
     def doubt(self) -> None:
         """Somebody may write into it later: no other request may have it."""
         self.doubtful = True
 
 
-R = TypeVar("R", bound=Shared)
+class Pool(ABC):
+    """A client's regions of one kind. Any number of threads may take one at once."""
 
-
-class Pool(ABC, Generic[R]):
-    """Any number of threads may take a region at once."""
-
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
+        self._client = client
         self._lock = threading.Lock()
-        self._free: list[R] = []
+        self._free: list[Region] = []
         self._closed = False
+        self._leaving: dict[str, tuple[Region, Any, float]] = {}
+        """Those that the server is to forget, by name, with gRPC's future and since when."""
 
     @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[R]:
+    def taken(self, size: int) -> Iterator[Region]:
         """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
-        self._before()
+        self._look_after()
         with self._lock:
             region = self._free.pop() if self._free else None
         if region is not None and region.size < size:
             self._let_go(region)
             region = None
-        region = region or self._make(max(_SMALLEST, 1 << (size - 1).bit_length()))
+        region = region or self._new(max(_SMALLEST, 1 << (size - 1).bit_length()))
         try:
             yield region
         except BaseException:
@@ -72,23 +89,167 @@ class Pool(ABC, Generic[R]):
             self._let_go(region)
 
     def close(self) -> None:
-        """Tell the server to forget all of them, for a second at most."""
+        """Tell the server to forget all of them, and wait a second at most until it has."""
         with self._lock:
             self._closed = True
         self.forget()
-        self._wait_for_server()
+        until = time.monotonic() + _CLOSE_S
+        while self._leaving and (left := until - time.monotonic()) > 0:
+            _, answer, _ = next(iter(self._leaving.values()))
+            with contextlib.suppress(
+                grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
+            ):
+                answer.result(left)
+            if answer.done() and answer.code() is grpc.StatusCode.UNAVAILABLE:
+                return
+            self._look_after(_POLL_S)
+            time.sleep(_POLL_S if self._leaving else 0)
 
-    def _before(self) -> None:
-        """Each time that one is taken: nothing that waits."""
+    def _new(self, size: int) -> Region:
+        name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
+        region = self._allocate(name, size)
+        try:
+            self._share(region)
+        except RefusedError:
+            self._release(region)
+            raise
+        except BaseException:
+            self._let_go(region)  # it may have got there
+            raise
+        return region
+
+    def _let_go(self, region: Region) -> None:
+        """It is never used again."""
+        self._left(region)
+        self._tell(region)
+
+    def _tell(self, region: Region) -> None:
+        answer = self._unshare(region.name)
+        with self._lock:
+            if answer is None:  # the connection is closed: nobody can say any more what it knows
+                self._leaving.pop(region.name, None)
+            else:
+                self._leaving[region.name] = (region, answer, time.monotonic())
+
+    def _look_after(self, after_s: float = _REMIND_S) -> None:
+        """Free what the server has forgotten, and tell it again of the rest."""
+        if not self._leaving:
+            return
+        with self._lock:  # each of them is this thread's now
+            answered = [each for each in self._leaving.values() if each[1].done()]
+            for region, _, _ in answered:
+                del self._leaving[region.name]
+        for region, answer, since in answered:
+            if answer.code() is grpc.StatusCode.OK and self._is_forgotten(region):
+                self._forgotten(region)
+            elif time.monotonic() - since >= after_s:
+                self._tell(region)
+            else:
+                with self._lock:
+                    self._leaving[region.name] = (region, answer, since)
 
     @abstractmethod
-    def _make(self, size: int) -> R:
-        """A new region that the server knows."""
+    def _allocate(self, name: str, size: int) -> Region:
+        """Memory that the server does not know yet. Raises ServingError."""
 
     @abstractmethod
-    def _let_go(self, region: R) -> None:
-        """It is never used again: free it, and tell the server, without waiting."""
+    def _share(self, region: Region) -> None:
+        """Make it known to the server. Raises RemoteError."""
 
     @abstractmethod
-    def _wait_for_server(self) -> None:
-        """Until it has forgotten what was let go, for `CLOSE_S` in all."""
+    def _unshare(self, name: str) -> Any:
+        """gRPC's future of the server's answer, without waiting; None on a closed connection."""
+
+    @abstractmethod
+    def _release(self, region: Region) -> None:
+        """Free our side."""
+
+    def _left(self, region: Region) -> None:
+        """It was let go of: our side is freed now, the server's when it gets to it."""
+        self._release(region)
+
+    def _is_forgotten(self, region: Region) -> bool:
+        """Whether the server's OK means that no request uses it any more."""
+        return True
+
+    def _forgotten(self, region: Region) -> None:
+        return
+
+
+class Regions(Pool):
+    """System shared memory, as NumPy's arrays."""
+
+    def _allocate(self, name: str, size: int) -> Region:
+        from tritonclient.utils import shared_memory
+
+        try:
+            handle = shared_memory.create_shared_memory_region(name, f"/{name}", size)
+            memory = shared_memory.get_contents_as_numpy(handle, np.uint8, [size])
+        except (OSError, shared_memory.SharedMemoryException) as error:
+            raise ServingError(f"no shared memory of {size} bytes on this host: {error}") from None
+        return Region(name, size, memory, handle)
+
+    def _share(self, region: Region) -> None:
+        try:
+            self._client.share(region.name, f"/{region.name}", region.size)
+        except RefusedError as error:
+            raise RefusedError(
+                f"{error}: shared memory needs client and server on one host"
+            ) from None
+
+    def _unshare(self, name: str) -> Any:
+        return self._client.unshare(name)
+
+    def _release(self, region: Region) -> None:
+        from tritonclient.utils import shared_memory
+
+        shared_memory.destroy_shared_memory_region(region.owner)
+
+
+class CudaRegions(Pool):
+    """Memory of one GPU, as torch's tensors. No GPU has run this.
+
+    CUDA allows memory to be freed only once the other process has closed it. Triton says so by no
+    longer knowing the region; one of which it never says so is kept until this process ends.
+    """
+
+    def __init__(self, client: Client, device: torch.device) -> None:
+        super().__init__(client)
+        self._device = device
+
+    def _allocate(self, name: str, size: int) -> Region:
+        from serving.client.cuda_memory import CudaMemory
+
+        owner = CudaMemory(size, self._device)
+        return Region(name, size, owner.tensor, owner)
+
+    def _share(self, region: Region) -> None:
+        index = self._device.index
+        try:
+            self._client.share_cuda(region.name, region.owner.handle, index, region.size)
+        except RefusedError as error:
+            raise RefusedError(
+                f"{error}: CUDA shared memory needs a server with CUDA on this host, which sees "
+                f"GPU {index} under that number: else use shared_memory='system', or none"
+            ) from None
+
+    def _unshare(self, name: str) -> Any:
+        return self._client.unshare_cuda(name)
+
+    def _release(self, region: Region) -> None:
+        region.owner.free()
+
+    def _left(self, region: Region) -> None:
+        return
+
+    def _is_forgotten(self, region: Region) -> bool:
+        try:
+            self._client.cuda_status(region.name, _CLOSE_S)
+        except VersionMismatchError:  # not found
+            return True
+        except RemoteError:
+            pass
+        return False
+
+    def _forgotten(self, region: Region) -> None:
+        self._release(region)

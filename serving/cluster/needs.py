@@ -39,8 +39,8 @@ _NAME_LENGTH = 40  # names made of it end in up to 20 letters, and Kubernetes ta
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What no version knows.
+class ClusterOptions:
+    """What the user says of a deployment, since no version knows it.
 
     `image` has Triton, torch and soa-pipeline. `models` is where the repository lies:
     `pvc:CLAIM[/FOLDER]`, `nfs:HOST:/FOLDER`, or `/cvmfs/FOLDER`. `queue_ms`: how long requests may
@@ -62,9 +62,8 @@ class Wanted:
             raise ServingError(f"image {self.image!r} is not the name of a container image")
         if not 1 <= self.min_servers <= self.max_servers:
             raise ServingError(
-                f"{self.min_servers} to {self.max_servers} servers: needed is at least 1, for the "
-                "queue that new ones are started by is that of a server; and no more at least than "
-                "at most"
+                f"{self.min_servers} to {self.max_servers} servers: the least must be at least 1 "
+                "and no more than the most"
             )
         for what, value in (
             ("queue limit", self.queue_ms),
@@ -109,18 +108,8 @@ def _plain(text: str, folder: str) -> str:
     return folder.rstrip("/")
 
 
-@dataclass(frozen=True)
-class Address:
-    scheme: str
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}"
-
-
-def prometheus_at(url: str | None) -> Address | None:
-    """Raises ServingError for what is not `http[s]://HOST[:PORT]`."""
+def prometheus_at(url: str | None) -> str | None:
+    """The URL with its port; raises ServingError for what is not `http[s]://HOST[:PORT]`."""
     if url is None:
         return None
     try:
@@ -131,13 +120,14 @@ def prometheus_at(url: str | None) -> Address | None:
         good = None
     if not good:
         raise ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
-    return Address(parts.scheme, str(parts.hostname), port)
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    return f"{parts.scheme}://{host}:{port}"
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A deployment. `name` begins the names of all objects; `gpus`, `cpus` and memory are of one
-    server; `shm_mib` is the part of /dev/shm that tensors travel through inside it."""
+class Needs:
+    """`name` begins the names of all objects; `gpus`, `cpus` and memory are of one server;
+    `shm_mib` is the /dev/shm that tensors travel through inside it."""
 
     name: str
     model: str
@@ -154,8 +144,13 @@ class Plan:
     min_servers: int
     max_servers: int
     queue_ms: int
-    prometheus: Address | None
+    prometheus: str | None
     connections_per_s: int
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of servers changes with the load."""
+        return self.max_servers > self.min_servers
 
     @property
     def resources(self) -> dict[str, int | str]:
@@ -181,8 +176,8 @@ class Plan:
         return {"kubernetes.io/arch": "arm64" if arch == "aarch64" else "amd64"}
 
 
-def plan(service: Service, bundle: Bundle, wanted: Wanted) -> Plan:
-    """The deployment of what `pipeline deploy` wrote as `service` from `bundle`."""
+def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs:
+    """Of what `pipeline deploy` wrote as `service` from `bundle`."""
     target = Target.parse(service.target)
     vendor = _VENDORS[target.device]
     record = bundle.manifest.targets[service.target]
@@ -191,24 +186,24 @@ def plan(service: Service, bundle: Bundle, wanted: Wanted) -> Plan:
     each = _PROCESS_GIB[vendor] + (_COPIES * _artifact_bytes(bundle, record) + 2 * tensors) / _GIB
     shm_mib = max(SHM_MIB, processes + math.ceil(2 * tensors * processes / 2**20))
     memory = math.ceil(_SERVER_GIB + processes * each + shm_mib / 1024)
-    return Plan(
+    return Needs(
         name=object_name(service.name),
         model=service.name,
         version=f"{service.name}/{service.number}",
         digest=service.digest,
         target=target,
         vendor=vendor,
-        image=wanted.image,
+        image=options.image,
         cpus=processes * bundle.manifest.session.threads + 1,
-        memory_gib=wanted.memory_gib or memory,
+        memory_gib=options.memory_gib or memory,
         shm_mib=shm_mib,
         gpus=0 if vendor == "cpu" else len(service.devices),
-        storage=Storage.parse(wanted.models),
-        min_servers=wanted.min_servers,
-        max_servers=wanted.max_servers,
-        queue_ms=wanted.queue_ms or _queue_ms(record),
-        prometheus=prometheus_at(wanted.prometheus),
-        connections_per_s=wanted.connections_per_s,
+        storage=Storage.parse(options.models),
+        min_servers=options.min_servers,
+        max_servers=options.max_servers,
+        queue_ms=options.queue_ms or _queue_ms(record),
+        prometheus=prometheus_at(options.prometheus),
+        connections_per_s=options.connections_per_s,
     )
 
 

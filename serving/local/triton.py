@@ -1,28 +1,26 @@
-"""A real Triton on this host: started, waited for, and stopped, each within a time limit."""
+"""A real Triton on this host, and what it needs to run this interpreter's packages."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
-import subprocess
-import tempfile
-import time
+import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import soa_pipeline
 from serving.errors import ServerError
-from serving.local.binary import TritonBinary, find_triton
-from serving.local.process import Started, free_ports
-from serving.metrics import get, model_counters
+from serving.local.program import LocalProgram, find_program, free_ports
 
-_STOP_S = 15.0
-_POLL_S = 0.05
+VARIABLE = "PIPELINE_TRITONSERVER"
+_HOME = ".venv-triton"
+_WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
+_STUB = "triton_python_backend_stub"
+
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
-
 _NO_GPU = r"initialize NVML|CudaDriverHelper"  # what every start without a GPU says
 
 
@@ -46,104 +44,117 @@ class ServerOptions:
     extra: tuple[str, ...] = field(default=())
 
 
-class TritonServer(Started):
-    """Starts when entered, and is ready then; when left, it and all its processes are gone."""
+@dataclass(frozen=True)
+class TritonBinary:
+    """An executable; `libraries` are folders it needs on LD_LIBRARY_PATH.
+
+    `backends` is its folder of backends, None for the server's own default; `stub` is the process
+    that runs Python models, where it does not lie in the Python backend's folder already.
+    """
+
+    path: Path
+    libraries: tuple[Path, ...] = ()
+    backends: Path | None = None
+    stub: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """This process's environment, with our packages and this interpreter's in front."""
+        ours = [str(Path(soa_pipeline.__file__).resolve().parent)]
+        ours += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        libraries = [*map(str, self.libraries), str(libpython_folder())]
+        if given := os.environ.get("LD_LIBRARY_PATH"):
+            libraries.append(given)
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(ours)),
+            "LD_LIBRARY_PATH": os.pathsep.join(libraries),
+            "PYTHONDONTWRITEBYTECODE": "1",  # it would write into the repository
+        }
+
+    def backend_folder(self, scratch: Path) -> Path | None:
+        """The folder of backends to run with, laid out in `scratch` where the wheel's lacks the
+        stub of this Python."""
+        if self.backends is None or self.stub is None:
+            return self.backends
+        folder = scratch / "backends" / "python"
+        folder.mkdir(parents=True)
+        for each in (self.backends / "python").iterdir():
+            if each.is_file():
+                (folder / each.name).symlink_to(each)
+        shutil.copy2(self.stub, folder / _STUB)
+        return folder.parent
+
+
+def find_triton(given: str | Path | None = None) -> TritonBinary:
+    """The server to start: `given`, $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.
+
+    Raises ServerError where there is none, or where what was named is not one.
+    """
+    ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
+    advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
+    path = find_program("tritonserver", given, VARIABLE, ours, advice)
+    server = path.parents[1]
+    libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None
+    if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel: it is complete
+        return TritonBinary(path)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = server / "python_backend_stubs" / version / _STUB
+    if not stub.is_file():
+        have = ", ".join(sorted(p.name for p in (server / "python_backend_stubs").glob("*")))
+        raise ServerError(f"{path} has no Python backend for Python {version}; it has: {have}")
+    stub.chmod(stub.stat().st_mode | 0o111)
+    return TritonBinary(path, (libraries,), server / "backends", stub)
+
+
+def libpython_folder() -> Path:
+    """Where this interpreter's shared library lies: Triton's Python must load that very one."""
+    name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
+    places = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"]
+    for place in filter(None, places):
+        if (Path(place) / name).is_file():
+            return Path(place)
+    raise ServerError(
+        f"this Python ({sys.executable}) has no {name}: Triton's Python backend needs a Python "
+        "with a shared library (on Debian and Ubuntu: apt install libpython3-dev)"
+    )
+
+
+class TritonServer(LocalProgram):
+    """tritonserver with all models of a repository."""
+
+    stop_s = 15.0
 
     def __init__(self, repository: Path, options: ServerOptions | None = None) -> None:
-        self.repository = repository
         self.options = options or ServerOptions()
-        self._triton: TritonBinary = find_triton(self.options.binary)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._scratch: Path | None = None
+        self._triton = find_triton(self.options.binary)
+        super().__init__(self._triton.path, self.options.host)
+        self.ready_s = self.options.ready_s
+        self.repository = repository
         self.ports = Ports()
-
-    def _begin(self) -> None:
-        self._scratch = Path(tempfile.mkdtemp(prefix="soa-triton-"))
-        wanted = self.options.ports
-        found = free_ports(self.options.host, wanted.grpc, wanted.http, wanted.metrics)
-        self.ports = Ports(*found)
-        self._start(self._scratch)
-        self._wait_until_ready()
 
     @property
     def url(self) -> str:
         """The device of a remote session: `triton://host:port`."""
-        return f"triton://{self.options.host}:{self.ports.grpc}"
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise ServerError("the server is not running")
-        return self._process.pid
+        return f"triton://{self.host}:{self.ports.grpc}"
 
     def endpoints(self) -> dict[str, str]:
         """Addresses by protocol."""
-        host = self.options.host
         return {
             "gRPC": self.url,
-            "HTTP": f"http://{host}:{self.ports.http}",
-            "metrics": f"http://{host}:{self.ports.metrics}/metrics",
+            "HTTP": f"http://{self.host}:{self.ports.http}",
+            "metrics": f"http://{self.host}:{self.ports.metrics}/metrics",
         }
-
-    def wait(self) -> None:
-        """Until the server ends by itself, which is a ServerError."""
-        if self._process is not None:
-            status = self._process.wait()
-            raise ServerError(f"tritonserver ended with status {status}: {self._why()}")
-
-    def alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def log(self) -> str:
-        """What the server has said so far."""
-        return (self._scratch / "log").read_text(errors="replace") if self._scratch else ""
 
     def metrics(self, model: str) -> dict[str, float]:
         """Triton's own counters for a model, summed over its versions. Raises ServerError."""
-        try:
-            text = get(self.endpoints()["metrics"]).decode()
-        except OSError as error:
-            raise ServerError(f"the server's metrics cannot be read: {error}") from None
-        return model_counters(text, model)
+        return self._sums(self.endpoints()["metrics"], model=model)
 
-    def stop(self) -> None:
-        """Ask it to end, and kill what is left of it after 15 s. May be called again."""
-        if self._process is not None:
-            try:
-                self._process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_S)
-            finally:  # also where a second Ctrl-C ends the waiting
-                # The whole group: Python stubs, and a server that hangs or is stopped.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
-            for left in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
-                left.unlink(missing_ok=True)
-            self._process = None
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._scratch = None
-
-    def _shm_prefix(self) -> str:
-        return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"
-
-    def _start(self, scratch: Path) -> None:
-        with open(scratch / "log", "wb") as log:
-            self._process = subprocess.Popen(
-                self._command(scratch),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self._triton.environment(),
-                cwd=scratch,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
-            )
-
-    def _command(self, scratch: Path) -> list[str]:
+    def _command(self, folder: Path) -> list[str]:
+        wanted = self.options.ports
+        self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
         # By number: Triton takes a name, and then answers nobody.
-        host, ports = socket.gethostbyname(self.options.host), self.ports
-        backends = self._triton.backend_folder(scratch)
+        host, ports = socket.gethostbyname(self.host), self.ports
+        backends = self._triton.backend_folder(folder)
         command = [
             str(self._triton.path),
             f"--model-repository={self.repository.resolve()}",
@@ -151,29 +162,28 @@ class TritonServer(Started):
             f"--grpc-address={host}", f"--grpc-port={ports.grpc}",
             f"--http-address={host}", f"--http-port={ports.http}",
             f"--metrics-address={host}", f"--metrics-port={ports.metrics}",
-            f"--exit-timeout-secs={int(_STOP_S) - 5}",
+            f"--exit-timeout-secs={int(self.stop_s) - 5}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",
         ]  # fmt: skip
         if backends is not None:
             command.append(f"--backend-directory={backends}")
         return [*command, *self.options.extra]
 
-    def _wait_until_ready(self) -> None:
-        until = time.monotonic() + self.options.ready_s
-        while time.monotonic() < until:
-            if not self.alive():
-                raise ServerError(f"tritonserver ended before it was ready: {self._why()}")
-            with contextlib.suppress(OSError):
-                get(f"{self.endpoints()['HTTP']}/v2/health/ready")
-                get(self.endpoints()["metrics"])  # its door opens last
-                return
-            time.sleep(_POLL_S)
-        raise ServerError(
-            f"tritonserver was not ready after {self.options.ready_s:g} s: {self._why()}"
-        )
+    def _environment(self) -> dict[str, str]:
+        return self._triton.environment()
+
+    def _ready_urls(self) -> list[str]:
+        found = self.endpoints()
+        return [f"{found['HTTP']}/v2/health/ready", found["metrics"]]  # the last port it opens
+
+    def _shm_prefix(self) -> str:
+        return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"
+
+    def _clean(self) -> None:
+        for left in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
+            left.unlink(missing_ok=True)
 
     def _why(self) -> str:
-        """The line of its log that says most."""
         log = self.log()
         for pattern in _REASONS:
             if match := re.search(pattern, log):

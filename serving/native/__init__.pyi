@@ -5,7 +5,7 @@ from .artifact import NativeExecutable as NativeExecutable
 from .artifact import artifact_of as artifact_of
 from .artifact import graph_of as graph_of
 from .artifact import make_native as make_native
-from .plan import PlanFor as PlanFor
-from .plan import require_gpus as require_gpus
+from .tensorrt import PlanFor as PlanFor
 from .tensorrt import make_plan as make_plan
 from .tensorrt import plan_for as plan_for
+from .tensorrt import require_gpus as require_gpus

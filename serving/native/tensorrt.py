@@ -1,14 +1,15 @@
-"""A plan for Triton's TensorRT backend, of a version's ONNX file with its shell.
+"""A plan for Triton's TensorRT backend, made of a version's ONNX file with its shell.
 
-Written by the documentation of TensorRT 10 and never run: no machine of this project has had its
-library and a GPU at once. A plan is made when it is deployed, since it belongs to one kind of GPU
-and one version of TensorRT. What needs neither is in serving/native/plan.py, and is tested.
+No machine has run it: what needs TensorRT or a GPU is written by the documentation of TensorRT 10,
+and the rest is tested. A plan is made when it is deployed, since it belongs to one kind of GPU and
+one version of TensorRT.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,43 @@ from engines.target import Target, gpu_target
 from serving.errors import ServingError
 from serving.native.artifact import FILES, Native
 from serving.native.onnx import write_onnx
-from serving.native.plan import (
-    Extents,
-    PlanFor,
-    Shape,
-    check_tensors,
-    choose_gpu,
-    parser_refusal,
-    profile,
-    require_carried,
-    require_gpus,
-)
 from serving.wire import Array, Wire
 from soa.dtypes import torch_dtype
-from soa.signature import Signature
+from soa.signature import RowRange, Signature
+
+# Triton's tensorrt backend has int8 too, and TensorRT uint8: the ONNX parser takes int8 for a
+# quantised number, and uint8 for a step that does nothing but convert it. float64 it would cut.
+CARRIED = ("bool", "int32", "int64", "float16", "float32")
 
 _POISON = 0xA5  # in the outputs: memory that is used again may hold the right answers
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlanFor:
+    """The one kind of GPU and the one TensorRT that run a plan; `gpu` is such a GPU, here."""
+
+    target: Target
+    gpu: int
+    tensorrt: str
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """For config.pbtxt; the compute capability as NVIDIA writes it, 9.0 for sm_90."""
+        digits = self.target.arch.removeprefix("sm_")
+        return {
+            "compute_capability": f"{digits[:-1]}.{digits[-1]}",
+            "tensorrt_version": self.tensorrt,
+        }
+
+
+def require_gpus(devices: Sequence[str]) -> None:
+    """Raise ServingError for what Triton's tensorrt backend does not run on."""
+    if not devices or "cpu" in devices:
+        raise ServingError(
+            "Triton's tensorrt backend runs on NVIDIA GPUs alone: name them, as --device cuda:0"
+        )
 
 
 def plan_for(devices: Sequence[str], wanted: str | None) -> PlanFor:
@@ -57,6 +79,71 @@ def plan_for(devices: Sequence[str], wanted: str | None) -> PlanFor:
     return PlanFor(found[gpu], gpu, str(library.__version__))
 
 
+def choose_gpu(wanted: str | None, found: Sequence[Target]) -> int:
+    """The first of the GPUs here that builds a plan for a target; ServingError where none does."""
+    kinds = list(dict.fromkeys(str(target) for target in found))
+    if wanted is None and len(kinds) > 1:
+        raise ServingError(
+            f"a TensorRT plan is for one kind of GPU, and here are {', '.join(kinds)}: name one "
+            "with --target"
+        )
+    for index, target in enumerate(found):
+        if target.device == "cuda" and wanted in (None, str(target)):
+            return index
+    raise ServingError(
+        f"a TensorRT plan for {wanted or 'an NVIDIA GPU'} is built and tried on such a GPU: torch "
+        f"sees {', '.join(kinds) or 'none'} here"
+    )
+
+
+def profile(
+    wire: Wire, ranges: Mapping[str, RowRange], preferred: Sequence[int] = ()
+) -> dict[str, tuple[Shape, Shape, Shape]]:
+    """The one optimization profile: least, typical and largest shape of each input with rows.
+
+    Tuned for the largest preferred size of a single row dimension that is in its range; else for
+    the geometric middle of each range.
+    """
+    typical = {
+        dim: max(rows.min, min(rows.max, round(math.sqrt(max(1, rows.min) * rows.max))))
+        for dim, rows in ranges.items()
+    }
+    if len(ranges) == 1:
+        ((dim, only),) = ranges.items()
+        fitting = [n for n in preferred if max(1, only.min) <= n <= only.max]
+        typical[dim] = max(fitting, default=typical[dim])
+    return {
+        t.name: (t.shape(ranges[t.rows].min), t.shape(typical[t.rows]), t.shape(ranges[t.rows].max))
+        for t in wire.inputs
+        if not t.scalar
+    }
+
+
+def require_carried(wire: Wire) -> None:
+    """Raise EngineError for a dtype that a plan cannot take or give."""
+    for t in (*wire.inputs, *wire.outputs):
+        if t.column_dtype not in CARRIED:
+            raise EngineError(
+                f"{t.name} is {t.column_dtype}, which it does not carry: it has "
+                f"{', '.join(CARRIED)}"
+            )
+
+
+def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Shape]]) -> None:
+    """Raise EngineError unless a plan's tensors are those of the wire; rows are -1 in a shape.
+
+    A plan writes where it is told to: another dtype than the memory's would be wrong answers.
+    """
+    wanted = {t.name: (t.dtype, t.shape(-1)) for t in (*wire.inputs, *wire.outputs)}
+    for name in sorted({*wanted, *found}):
+        mine, its = wanted.get(name, ("not there",)), found.get(name, ("not there",))
+        if mine != its:
+            raise EngineError(
+                f"{name} is {' '.join(map(str, its))} in the plan, where the model has "
+                f"{' '.join(map(str, mine))}"
+            )
+
+
 def make_plan(
     artifact: Path,
     signature: Signature,
@@ -71,51 +158,51 @@ def make_plan(
     try:
         require_carried(wire)
         write_onnx(artifact, signature, wire, graph)
-        write_plan(graph, profile(wire, signature.ranges, preferred), plan.gpu, tf32, file)
+        with torch.cuda.device(plan.gpu):
+            file.write_bytes(_built(graph, profile(wire, signature.ranges, preferred), tf32))
         return Native(file, OpenPlan(file, wire, plan.gpu))
     except EngineError as error:
         raise ServingError(f"no model for Triton's tensorrt backend: {error}") from None
 
 
-def write_plan(
-    graph: Path, shapes: Mapping[str, Extents], gpu: int, tf32: bool, file: Path
-) -> None:
-    """Build `file` of an ONNX file, on one GPU here. Raises EngineError. Never run."""
-    library = _library()
-    log = _log()
-    with torch.cuda.device(gpu):
-        builder = library.Builder(log)
-        # In TensorRT 11 every network is.
-        typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-        network = builder.create_network(typed)
-        parser = library.OnnxParser(network, log)
-        if not parser.parse_from_file(str(graph)):
-            if not parser.num_errors:
-                raise EngineError(f"TensorRT's ONNX parser failed: {log.last()}")
-            error = parser.get_error(0)
-            said = parser_refusal(error.node_name(), error.node_operator(), error.desc())
-            raise EngineError(said)
-        config = builder.create_builder_config()
-        if tf32:
-            config.set_flag(library.BuilderFlag.TF32)
-        else:  # it would take TF32 by itself
-            config.clear_flag(library.BuilderFlag.TF32)
+def _built(graph: Path, shapes: Mapping[str, tuple[Shape, Shape, Shape]], tf32: bool) -> Any:
+    """The plan of an ONNX file, for the current GPU."""
+    library, log = _library(), _log()
+    builder = library.Builder(log)
+    # In TensorRT 11 every network is.
+    typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    network = builder.create_network(typed)
+    parser = library.OnnxParser(network, log)
+    if not parser.parse_from_file(str(graph)):
+        if not parser.num_errors:
+            raise EngineError(f"TensorRT's ONNX parser failed: {log.last()}")
+        error = parser.get_error(0)
+        why = (error.desc().strip().splitlines() or ["no reason given"])[0]
+        raise EngineError(
+            f"TensorRT's ONNX parser refuses node {error.node_name()!r} ({error.node_operator()}): "
+            f"{why}"
+        )
+    config = builder.create_builder_config()
+    if tf32:
+        config.set_flag(library.BuilderFlag.TF32)
+    else:  # it would take TF32 by itself
+        config.clear_flag(library.BuilderFlag.TF32)
+    if shapes:
         chosen = builder.create_optimization_profile()
         for name, each in shapes.items():
-            chosen.set_shape(name, each.least, each.typical, each.largest)
-        if shapes:
-            config.add_optimization_profile(chosen)
-        built = builder.build_serialized_network(network, config)
-        if built is None:
-            raise EngineError(f"TensorRT built no plan: {log.last()}")
-        file.write_bytes(built)
+            chosen.set_shape(name, *each)
+        config.add_optimization_profile(chosen)
+    built = builder.build_serialized_network(network, config)
+    if built is None:
+        raise EngineError(f"TensorRT built no plan: {log.last()}")
+    return built
 
 
 class OpenPlan:
     """A plan in the TensorRT of this process, on one GPU: a Program for one thread at a time.
 
     Raises EngineError where it does not open or has other tensors than the wire, and RunError where
-    a run fails. Never run.
+    a run fails.
     """
 
     def __init__(self, file: Path, wire: Wire, gpu: int) -> None:
@@ -166,7 +253,7 @@ class OpenPlan:
 
 
 def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic], Shape]]:
-    """Dtype and shape of a plan's tensors, by name. Raises EngineError. Never run."""
+    """Dtype and shape of a plan's tensors, by name. Raises EngineError."""
     found = {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
@@ -182,7 +269,7 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
 
 @cache
 def _log() -> Any:
-    """TensorRT's logger, quiet, which keeps the last error: its calls return none. Never run.
+    """TensorRT's logger, quiet, which keeps the last error: its calls return none.
 
     It takes one logger a process, the first: where something else of this process has set one, the
     errors are there.

@@ -3,7 +3,7 @@
 Triton's dynamic batcher hands over several requests at once. Their rows are joined, tensor by
 tensor, and go into the columns of one SoA collection; the artifact runs once, and each request gets
 its own rows of the answer. What is done for each request is kept small: it is the price of a batch.
-Where rows may not share a run (serving/triton/rows.py), each request runs alone.
+Where rows may not share a run (serving/triton/merging.py), each request runs alone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ import numpy as np
 import torch
 
 from runtime.session import Binding, Session
+from serving.device_wire import Columns, from_wire, to_wire
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Form, Parts, Wire, WireTensor, collection_parts
+from serving.wire import Form, Parts, Wire, WireTensor, adjacent, collection_parts
+from soa.dtypes import torch_dtype
 from soa.errors import SoaPipelineError
 from soa.memory import Collection
-from soa.signature import Signature
 
 Values = Any
-"""An Array; on a GPU a tensor, see serving/triton/device_backend.py."""
+"""An Array; in `DeviceCore` a tensor."""
 
 _SMALLEST = 16  # rows that the smallest buffers hold
 _FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
@@ -91,7 +92,7 @@ class Core:
         self._merge = merge
         self._digest = digest
         self._form = requests
-        self._buffers: dict[tuple[int, ...], _Buffers] = {}
+        self._buffers: dict[tuple[int, ...], tuple[dict[str, Any], Binding]] = {}
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
@@ -211,81 +212,96 @@ class Core:
         self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
         """The artifact's answer to the pieces behind one another, in memory of its own."""
-        buffers = self._buffers_for(rows)
+        columns, binding = self._bound(rows)
         for t in self.wire.inputs:
-            _fill(t, buffers.given[t.name], pieces[t.name], rows)
-        buffers.run(rows)
+            _fill(t, columns[t.name], pieces[t.name], rows)
+        binding(rows)
         return {
-            t.name: np.array(t.gather(buffers.written[t.name], 0, rows[t.rows]), order="C")
+            t.name: np.array(t.gather(columns[t.name], 0, rows[t.rows]), order="C")
             for t in self.wire.outputs
         }
 
-    def _buffers_for(self, rows: Mapping[str, int]) -> _Buffers:
-        capacity = self._capacity(rows)
-        key = tuple(capacity.values())
-        if key not in self._buffers:
-            self._buffers[key] = _Buffers(self._session, self.wire, capacity)
-        return self._buffers[key]
-
-    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+    def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Any], Binding]:
+        """The physical columns by tensor, of collections with room for the rows, bound once."""
         signature = self._session.signature
-        return {
+        capacity = {
             dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
             for dim in signature.dims
         }
+        key = tuple(capacity.values())
+        if key not in self._buffers:
+            made = {
+                name: Collection(layout, capacity[signature.rows_of[name]], self._session.device)
+                for name, layout in signature.layouts.items()
+            }
+            columns = {
+                t.name: self._columns(made[t.collection], t)
+                for t in (*self.wire.inputs, *self.wire.outputs)
+            }
+            binding = self._session.bind(
+                {name: made[name] for name in signature.input_collections},
+                {name: made[name] for name in signature.output_collections},
+            )
+            self._buffers[key] = (columns, binding)
+        return self._buffers[key]
+
+    def _columns(self, collection: Collection, t: WireTensor) -> Any:
+        return collection_parts(collection, t)
 
 
-class _Buffers:
-    """Collections of one capacity, bound once; for a GPU, the same on the host and there.
+class DeviceCore(Core):
+    """The same with torch's tensors, on the session's device. No GPU has run this.
 
-    `given` and `written` are the physical columns on the host, by tensor.
+    Answers stay on the device, and are there on return. A request of NumPy's arrays gets its answer
+    as such.
     """
 
-    def __init__(self, session: Session, wire: Wire, capacity: Mapping[str, int]) -> None:
-        signature = session.signature
-        self._gpu = session.device.type != "cpu"
-        here = collections_for(signature, capacity, "cpu")
-        there = collections_for(signature, capacity, session.device) if self._gpu else here
-        self._host, self._device = here, there
-        self._inputs, self._outputs = signature.input_collections, signature.output_collections
-        self.given = _parts(wire.inputs, here)
-        self.written = _parts(wire.outputs, here)
-        self._binding: Binding = session.bind(
-            {name: there[name] for name in self._inputs},
-            {name: there[name] for name in self._outputs},
-        )
+    def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
+        here = [
+            not any(isinstance(v, torch.Tensor) for v in each.inputs.values()) for each in requests
+        ]
+        given = [
+            each._replace(inputs={name: torch.tensor(v) for name, v in each.inputs.items()})
+            if host
+            else each
+            for each, host in zip(requests, here, strict=True)
+        ]
+        return [
+            {name: v.cpu().numpy() for name, v in answer.items()}
+            if host and isinstance(answer, dict)
+            else answer
+            for answer, host in zip(super().answer(given), here, strict=True)
+        ]
 
-    def run(self, rows: Mapping[str, int]) -> None:
-        """Run on the first rows; on return the answers are in host memory."""
-        if not self._gpu:
-            self._binding(rows)
-            return
-        for name in self._inputs:
-            _copy(self._host[name], self._device[name])
-        self._binding(rows)
-        for name in self._outputs:
-            _copy(self._device[name], self._host[name])
-        torch.cuda.synchronize(self._binding.device)
+    def _together(self, parts: Sequence[Values]) -> Values:
+        return torch.cat(list(parts))
 
+    def _dtype(self, t: WireTensor) -> torch.dtype:
+        return torch_dtype(t.column_dtype)
 
-def collections_for(
-    signature: Signature, capacity: Mapping[str, int], device: str
-) -> dict[str, Collection]:
-    return {
-        name: Collection(layout, capacity[signature.rows_of[name]], device)
-        for name, layout in signature.layouts.items()
-    }
+    def _run(
+        self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
+    ) -> dict[str, Values]:
+        device = self._session.device
+        columns, binding = self._bound(rows)
+        for t in self.wire.inputs:
+            joined = torch.cat([piece.to(device) for piece in pieces[t.name]])
+            from_wire(t, columns[t.name], rows[t.rows], joined)
+        binding(rows)
+        answers = {}
+        for t in self.wire.outputs:
+            shape = t.shape(rows[t.rows])
+            answers[t.name] = torch.empty(shape, dtype=self._dtype(t), device=device)
+            to_wire(t, columns[t.name], rows[t.rows], answers[t.name])
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        return answers
 
-
-def _parts(
-    tensors: Sequence[WireTensor], collections: Mapping[str, Collection]
-) -> dict[str, Parts]:
-    return {t.name: collection_parts(collections[t.collection], t) for t in tensors}
-
-
-def _copy(source: Collection, into: Collection) -> None:
-    for theirs, mine in zip(source.memory(), into.memory(), strict=True):
-        mine.copy_(theirs)
+    def _columns(self, collection: Collection, t: WireTensor) -> Columns:
+        matrix = None
+        if len(t.components) > 1 and adjacent(collection.layout, t.components):
+            matrix = collection.matrix(*t.components[0], len(t.components))
+        return matrix, [collection.component(name, k) for name, k in t.components]
 
 
 def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:

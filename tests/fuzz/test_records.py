@@ -58,7 +58,7 @@ from runtime.loader import tolerances_of
 from runtime.opening import Opened
 from runtime.opening.choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
-from serving.triton.batch_sizes import preferred_sizes, why_merging_does_not_pay
+from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport, Timing
 from stages.validation.validate import CaseReport, ValidationReport

@@ -10,8 +10,7 @@ from pipeline.deployment.repository import Deployed, deploy
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from serving.errors import ServerError
-from serving.local.binary import find_triton
-from serving.local.triton import ServerOptions, TritonServer
+from serving.local.triton import ServerOptions, TritonServer, find_triton
 from tests.models import served, tagged
 from tests.models.project import PASSED, Built
 

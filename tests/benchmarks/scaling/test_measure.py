@@ -17,7 +17,7 @@ from benchmarks.scaling.processes import children, cpu_s, machine_cpu_s
 from benchmarks.scaling.records import Measured
 from registry.store.registry import Registry
 from serving.errors import ServerError
-from serving.local.binary import find_triton
+from serving.local.triton import find_triton
 from tests.models.project import PASSED, Built
 
 _SPIN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"

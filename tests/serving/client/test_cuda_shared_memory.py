@@ -28,10 +28,9 @@ from runtime.loader import load as load_here
 from runtime.loader import tolerances_of
 from runtime.opening import Opening, open_version
 from serving.client.calls import Client
-from serving.client.cuda import register
 from serving.client.cuda_memory import HANDLE_BYTES, CudaMemory, cuda_runtime, require_cuda
 from serving.client.options import RemoteOptions
-from serving.client.system import Regions
+from serving.client.regions import CudaRegions, Regions
 from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.local.triton import TritonServer
@@ -176,11 +175,20 @@ def test_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         cuda_runtime()
 
 
-def test_a_server_that_cannot_open_the_memory(triton: TritonServer) -> None:
+def test_a_server_that_cannot_open_the_memory(
+    triton: TritonServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """This Triton has no GPU; one on another host would not know the handle either."""
     client = Client(triton.url.removeprefix("triton://"), RemoteOptions())
-    with pytest.raises(RefusedError, match=r"failed to register .*: CUDA shared memory needs a"):
-        register(client, "soa_test", bytes(HANDLE_BYTES), 0, 1 << 16)
+    freed: list[int] = []
+    memory = SimpleNamespace(tensor=None, handle=bytes(HANDLE_BYTES), free=lambda: freed.append(1))
+    monkeypatch.setattr("serving.client.cuda_memory.CudaMemory", lambda size, device: memory)
+    with (
+        pytest.raises(RefusedError, match=r"failed to register .*: CUDA shared memory needs a"),
+        CudaRegions(client, torch.device("cuda:0")).taken(1),
+    ):
+        pass
+    assert freed
     client.unshare_cuda("soa_test").result(10)
     with pytest.raises(VersionMismatchError, match="Unable to find cuda shared memory region"):
         client.cuda_status("soa_test", 10.0)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,7 @@ from pipeline.deployment.repository import Deployed, deploy
 from registry.store.registry import Registry
 from serving.client.options import RemoteOptions
 from serving.errors import ServerError
-from serving.local.envoy import find_envoy
-from serving.local.fleet import Fleet
+from serving.local.fleet import Fleet, find_envoy
 from serving.remote.session import RemoteSession
 from tests.models import served
 from tests.models.project import PASSED
@@ -29,6 +30,14 @@ class Stall:
     def connect(self, url: str) -> RemoteSession:
         options = RemoteOptions(retries=8, deadline_s=60, in_flight=16)
         return pipeline.load("mixed@production", device=url, registry=self.registry, remote=options)
+
+
+def find_prometheus(name: str) -> Path:
+    """`prometheus` or `promtool`, from the folder that the variable names or PATH; or skip."""
+    folder = os.environ.get("PIPELINE_PROMETHEUS")
+    if found := shutil.which(name, path=folder) or shutil.which(name):
+        return Path(found)
+    pytest.skip(f"no {name} on PATH or in $PIPELINE_PROMETHEUS")
 
 
 @pytest.fixture(scope="session")

@@ -596,7 +596,7 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
     shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt may still run in the server, and write into it; which also keeps it."""
-    monkeypatch.setattr("serving.client.system._REMIND_S", 0.0)
+    monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
     sharing = Sharing(server.core._session, server.service)
     sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
     broken = [True]

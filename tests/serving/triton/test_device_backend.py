@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from engines.base import engine
 from runtime.session.session import Session
 from serving.errors import RequestError, WrongVersionError
-from serving.triton.backend import Core, Request
-from serving.triton.device_backend import DeviceCore, GpuCore
+from serving.triton.backend import Core, DeviceCore, Request
 from serving.wire import FORMS, Form, Wire
 from tests.models import served, tagged
 from tests.models.building import build
@@ -72,7 +71,7 @@ def test_tensors_are_answered_as_arrays_are(
         tensors(each) if there else each for each, (*_, there) in zip(arrays, sizes, strict=True)
     ]
     wanted = Core(session, merge=merge, requests=form).answer(arrays)
-    found = GpuCore(session, merge=merge, requests=form).answer(given)
+    found = DeviceCore(session, merge=merge, requests=form).answer(given)
     for mine, theirs, (*_, there) in zip(found, wanted, sizes, strict=True):
         assert isinstance(mine, dict) and isinstance(theirs, dict)
         for key, values in theirs.items():
@@ -94,7 +93,7 @@ def test_a_request_longer_than_a_run_is_cut(sessions: dict[str, Session]) -> Non
 
 def test_bad_tensors_are_an_error_of_their_request(sessions: dict[str, Session]) -> None:
     session = sessions["tagged"]
-    core = GpuCore(session, merge=True, digest="a" * 64, requests="rows")
+    core = DeviceCore(session, merge=True, digest="a" * 64, requests="rows")
     good = tensors(request(session, "rows", {"n": 3}, 1))
     wrong = {**good.inputs, "values": good.inputs["values"].double()}
     short = {**good.inputs, "values": good.inputs["values"][:2]}
@@ -116,7 +115,7 @@ def test_on_a_gpu(tmp_path: Path) -> None:
     made = build(tagged.Tagged(), tagged.SIGNATURE, tmp_path, ("exported",), route="none")
     gpu = torch.device("cuda:0")
     program = engine("exported").open(made.files["exported"], gpu)
-    core = GpuCore(Session(tagged.SIGNATURE, program, gpu), merge=True, requests="columns")
+    core = DeviceCore(Session(tagged.SIGNATURE, program, gpu), merge=True, requests="columns")
     here = made.session("exported")
     arrays = [request(here, "columns", {"n": n}, n) for n in (3, 0, 450, 40)]
     there = [Request({k: v.to(gpu) for k, v in tensors(r).inputs.items()}) for r in arrays]

@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from runtime.checked.comparison import default_tolerance
-from serving.triton.rows import rows_are_independent
+from serving.triton.merging import rows_are_independent
 from soa import Signature
 from tests.models import mlps, served
 from tests.models.building import build, mlp_signature

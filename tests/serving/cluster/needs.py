@@ -1,13 +1,13 @@
-"""Plans to write files from, without a version: of every vendor."""
+"""What deployments need, without a version: of every vendor."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from engines.target import Target
-from serving.cluster.needs import Plan, Storage, prometheus_at
+from serving.cluster.needs import Needs, Storage, prometheus_at
 
-CPU = Plan(
+CPU = Needs(
     name="jets",
     model="jets",
     version="jets/1",

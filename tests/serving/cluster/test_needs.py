@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from serving.cluster.needs import Storage, Wanted, object_name, plan, prometheus_at
+from serving.cluster.needs import ClusterOptions, Storage, needs_of, object_name, prometheus_at
 from serving.errors import ServingError
 from tests.serving.conftest import Shop
 
@@ -16,7 +16,7 @@ IMAGE = "registry.example/soa-triton:1"
 
 def test_what_the_version_says(shop: Shop) -> None:
     done = shop.deployed["jets"]
-    made = plan(done.service, done.bundle, Wanted(IMAGE))
+    made = needs_of(done.service, done.bundle, ClusterOptions(IMAGE))
     assert (made.name, made.model, made.version) == ("jets", "jets", "jets/1")
     assert (made.vendor, made.gpus, made.cpus, made.shm_mib) == ("cpu", 0, 2, 64)
     assert made.resources == {"cpu": 2, "memory": f"{made.memory_gib}Gi"}
@@ -29,20 +29,10 @@ def test_what_the_version_says(shop: Shop) -> None:
         if rows == "1000"
     ]
     assert made.queue_ms == max(5, -(-4 * min(timed) // 1000))
-
-
-def test_more_processes_take_more(shop: Shop) -> None:
-    done = shop.deployed["jets"]
-    one, four = (
-        plan(replace(done.service, instances=n), done.bundle, Wanted(IMAGE)) for n in (1, 4)
-    )
-    assert four.cpus == one.cpus + 3 and four.memory_gib >= one.memory_gib + 3
-
-
-def test_what_is_said_overrides(shop: Shop) -> None:
-    done = shop.deployed["jets"]
-    made = plan(done.service, done.bundle, Wanted(IMAGE, queue_ms=77, memory_gib=33))
-    assert (made.queue_ms, made.memory_gib) == (77, 33)
+    four = needs_of(replace(done.service, instances=4), done.bundle, ClusterOptions(IMAGE))
+    assert four.cpus == made.cpus + 3 and four.memory_gib >= made.memory_gib + 3
+    said = needs_of(done.service, done.bundle, ClusterOptions(IMAGE, queue_ms=77, memory_gib=33))
+    assert (said.queue_ms, said.memory_gib) == (77, 33)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +67,7 @@ def test_places(text: str, kind: str, source: str, mount: str, folder: str) -> N
     ("given", "said"),
     [
         ({"image": "a b"}, "not the name of a container image"),
-        ({"min_servers": 0}, "0 to 10 servers: needed is at least 1"),
+        ({"min_servers": 0}, "0 to 10 servers: the least must be at least 1"),
         ({"min_servers": 4, "max_servers": 3}, "4 to 3 servers"),
         ({"queue_ms": 0}, "queue limit 0: at least 1"),
         ({"memory_gib": -1}, "memory -1"),
@@ -94,7 +84,7 @@ def test_places(text: str, kind: str, source: str, mount: str, folder: str) -> N
 )
 def test_mistakes(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ServingError, match=said):
-        Wanted(**{"image": IMAGE, **given})
+        ClusterOptions(**{"image": IMAGE, **given})
 
 
 def test_ports_of_prometheus() -> None:

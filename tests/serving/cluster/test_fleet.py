@@ -1,12 +1,15 @@
-"""The proxy's configuration by a real Envoy, and two real Tritons behind one."""
+"""Two real Tritons behind a real Envoy, and a real Prometheus that sees their queues."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
-import subprocess
 import sys
 import time
+import urllib.parse
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -17,59 +20,28 @@ import torch
 import yaml
 
 import pipeline
-from serving.cluster.proxy import Proxy, envoy_config
+from serving.cluster.files import prometheus_config, queue_query
 from serving.errors import ServerError, ServerGoneError, VersionMismatchError
-from serving.local.envoy import VARIABLE, EnvoyProxy, find_envoy
-from serving.local.fleet import Fleet
+from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
+from serving.local.program import LocalProgram, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
+from serving.metrics import get
 from serving.remote.session import RemoteSession
 from stages.reference.answers import Reference
 from tests.models.building import reference_collections
-from tests.serving.cluster.conftest import Stall
+from tests.serving.cluster.conftest import Stall, find_prometheus
 
 REQUESTS = 200
 
 
-def validate(envoy: Path, config: dict[str, Any], folder: Path) -> str:
-    """What Envoy says about a configuration; it must take it, and nothing in it may be outdated."""
-    file = folder / "envoy.yaml"
-    file.write_text(yaml.safe_dump(config))
-    done = subprocess.run(
-        [envoy, "--mode", "validate", "-c", file], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "deprecated" not in done.stderr.lower(), done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("limit", [None, 100])
-def test_envoy_takes_the_configuration(envoy: Path, limit: int | None, tmp_path: Path) -> None:
-    proxy = Proxy(
-        [("jets-triton", 8001), ("127.0.0.1", 8001)], ("0.0.0.0", 8001), ("0.0.0.0", 9902),
-        connections_per_s=limit,
-    )  # fmt: skip
-    assert "OK" in validate(envoy, envoy_config(proxy), tmp_path)
-
-
-def test_only_harmless_pages_are_shown() -> None:
-    stats = envoy_config(Proxy([], ("0.0.0.0", 1), ("0.0.0.0", 2)))["static_resources"]
-    (routes,) = [
-        filters["typed_config"]["route_config"]["virtual_hosts"][0]["routes"]
-        for listener in stats["listeners"]
-        if listener["name"] == "stats"
-        for filters in listener["filter_chains"][0]["filters"]
-    ]
-    assert [each["match"] for each in routes] == [{"path": "/ready"}, {"path": "/stats/prometheus"}]
-
-
 def test_no_envoy_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(ENVOY_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(ServerError, match=rf"pip install .*cluster.*\${VARIABLE}"):
+    with pytest.raises(ServerError, match=rf"pip install .*cluster.*\${ENVOY_VARIABLE}"):
         find_envoy()
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(ServerError, match="nowhere is no Envoy"):
+    monkeypatch.setenv(ENVOY_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(ServerError, match="nowhere is no envoy"):
         find_envoy()
 
 
@@ -85,12 +57,9 @@ def test_a_proxy_without_servers_says_so(envoy: Path, stall: Stall) -> None:
         assert proxy.healthy() == 0
         with pytest.raises(ServerGoneError):
             pipeline.load("mixed@production", device=proxy.url, registry=stall.registry)
-        pid = proxy.pid
-        os.kill(pid, signal.SIGKILL)
-        until = time.monotonic() + 10
+        os.kill(proxy.pid, signal.SIGKILL)
         with pytest.raises(ServerError, match="envoy ended with status -9"):
-            while time.monotonic() < until:
-                proxy.check()
+            proxy.wait()
 
 
 def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
@@ -101,15 +70,33 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Stall) -> None:
     wait_until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
     each = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
     assert min(each) > REQUESTS / 10, each
-    session.close()
-
-
-def test_a_bundle_that_the_servers_do_not_run(fleet: Fleet, stall: Stall) -> None:
-    session = stall.connect(fleet.url)
     model: Any = session._executable
     model._digest = "e" * 64
     with pytest.raises(VersionMismatchError, match="asked for bundle eeeeeeeeeeee"):
         send(stall, session, 1)
+    session.close()
+
+
+def test_the_queue_is_seen(fleet: Fleet, stall: Stall, tmp_path: Path) -> None:
+    """One number at any time: 0 before there is any, small for one client at a time, and larger
+    when many requests stand in the queues."""
+    binary = find_prometheus("prometheus")
+    query = queue_query("mixed", "shop")
+    servers = [f"127.0.0.1:{server.ports.metrics}" for server in fleet.servers]
+    config = prometheus_config("shop", servers, [fleet.proxy.stats_address])
+    # A second in place of five, so that the test need not wait half a minute.
+    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    session = stall.connect(fleet.url)
+    with Prometheus(binary, config) as prometheus:
+        assert prometheus.ask(query) == [0.0]
+        wait_until(lambda: prometheus.ask("sum(up)") == [3.0])
+        quiet = highest(prometheus, query, lambda: [send(stall, session, 1) for _ in range(20)])
+        assert 0 <= quiet < 1000
+        loaded = highest(prometheus, query, lambda: send(stall, session, 300))
+        assert loaded > quiet
+        assert prometheus.ask(queue_query("mixed", "another")) == [0.0]
+        assert prometheus.ask('sum(up{release="shop"})') == [3.0]
+        assert prometheus.ask('max(envoy_cluster_membership_healthy{release="shop"})') == [2.0]
     session.close()
 
 
@@ -135,7 +122,6 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
             return served_by([new])[0] > idle
 
         wait_until(serves_again)
-
         answers = send(stall, session, REQUESTS, at_half=lambda: os.kill(new.pid, signal.SIGSTOP))
         check(stall, answers)
         wait_until(lambda: fleet.proxy.healthy() == 1)
@@ -144,14 +130,15 @@ def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Stall) -> None:
     session.close()
 
 
-def send(stall: Stall, session: RemoteSession, count: int, at_half: Any = None) -> list[Any]:
+def send(
+    stall: Stall, session: RemoteSession, count: int, at_half: Callable[[], object] | None = None
+) -> list[Any]:
     """Requests in flight together, answered; `at_half` is called when half of them are sent."""
     inputs = Reference.load(stall.deployed.bundle.file("reference.safetensors")).inputs
     events = []
     sent: list[Future[Any]] = []
     for i in range(count):
-        rows = i % 7 + 1
-        case = dict.fromkeys(session.signature.dims, rows)
+        case = dict.fromkeys(session.signature.dims, i % 7 + 1)
         events.append(reference_collections(session.signature, inputs, case))
         sent.append(session.run_async(*events[-1]))
         if i == count // 2 and at_half is not None:
@@ -181,12 +168,55 @@ def check(stall: Stall, events: list[Any]) -> None:
     local.close()
 
 
-def wait_until(true: Any) -> None:
+def wait_until(true: Callable[[], bool]) -> None:
     until = time.monotonic() + 60
     while not true():
         assert time.monotonic() < until
         time.sleep(0.1)
 
 
-def served_by(servers: Any) -> list[float]:
+def served_by(servers: Sequence[TritonServer]) -> list[float]:
     return [each.metrics("mixed")["nv_inference_request_success"] for each in servers]
+
+
+class Prometheus(LocalProgram):
+    ready_s = 60.0
+
+    def __init__(self, binary: Path, config: dict[str, Any]) -> None:
+        super().__init__(binary)
+        self._binary, self._config, self._address = binary, config, ""
+
+    def _command(self, folder: Path) -> list[str | Path]:
+        (port,) = free_ports(self.host, 0)
+        self._address = f"{self.host}:{port}"
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(self._config))
+        return [
+            self._binary, f"--config.file={folder}/prometheus.yml",
+            f"--storage.tsdb.path={folder}/data", f"--web.listen-address={self._address}",
+        ]  # fmt: skip
+
+    def _ready_urls(self) -> list[str]:
+        return [f"http://{self._address}/-/ready"]
+
+    def ask(self, query: str) -> list[float]:
+        """The values of an instant query, one for each series."""
+        return [float(text) for text in self.ask_text(query)]
+
+    def ask_text(self, query: str) -> list[str]:
+        asked = urllib.parse.urlencode({"query": query})
+        answer = json.loads(get(f"http://{self._address}/api/v1/query?{asked}"))
+        assert answer["status"] == "success", answer
+        return [each["value"][1] for each in answer["data"]["result"]]
+
+
+def highest(prometheus: Prometheus, query: str, work: Callable[[], object]) -> float:
+    """The largest answer while the work is done again and again for some scrapes."""
+    most = 0.0
+    for _ in range(5):
+        begun = time.monotonic()
+        work()
+        time.sleep(max(0.0, 1.0 - (time.monotonic() - begun)))
+        (text,) = prometheus.ask_text(query)
+        assert re.fullmatch(r"[\d.]+", text), text  # what the chart's Lua filter reads
+        most = max(most, float(text))
+    return most

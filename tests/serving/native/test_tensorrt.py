@@ -24,19 +24,18 @@ from runtime.session.session import Session
 from serving.errors import ServingError
 from serving.native.artifact import NativeExecutable, graph_of
 from serving.native.onnx import write_onnx
-from serving.native.plan import (
+from serving.native.tensorrt import (
     CARRIED,
-    Extents,
     PlanFor,
     check_tensors,
     choose_gpu,
-    parser_refusal,
+    make_plan,
+    plan_for,
     profile,
     require_carried,
 )
-from serving.native.tensorrt import make_plan, plan_for
-from serving.triton.batch_sizes import preferred_sizes
 from serving.triton.config import Service, config_text
+from serving.triton.merging import preferred_sizes
 from serving.wire import FORMS, Form, Wire
 from soa import Signature
 from soa.dtypes import numpy_dtype
@@ -62,12 +61,12 @@ def event(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
 
 def test_the_profile_of_several_row_dimensions_and_a_scalar() -> None:
     assert profile(Wire.of(served.EVENT), served.EVENT.ranges, (20,)) == {
-        "nodes.x": Extents((0, 1), (8, 1), (60, 1)),
-        "nodes.y": Extents((0, 1), (8, 1), (60, 1)),
-        "edges.weight": Extents((0, 1), (9, 1), (90, 1)),
+        "nodes.x": ((0, 1), (8, 1), (60, 1)),
+        "nodes.y": ((0, 1), (8, 1), (60, 1)),
+        "edges.weight": ((0, 1), (9, 1), (90, 1)),
     }
     blocks = profile(Wire.of(served.EVENT, "blocks"), served.EVENT.ranges)
-    assert blocks["points"] == Extents((2, 0), (2, 8), (2, 60))
+    assert blocks["points"] == ((2, 0), (2, 8), (2, 60))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +85,7 @@ def test_what_a_plan_is_tuned_for(
 ) -> None:
     signature = mlp_signature(highest, lowest=lowest)
     found = profile(Wire.of(signature, "rows"), signature.ranges, preferred)
-    assert found == {"features": Extents((lowest, 6), (typical, 6), (highest, 6))}
+    assert found == {"features": ((lowest, 6), (typical, 6), (highest, 6))}
 
 
 @settings(max_examples=50)
@@ -104,13 +103,13 @@ def test_every_input_with_rows_has_its_range(
         each = found.pop(t.name, None)
         assert (each is None) == t.scalar
         if each is not None:
-            rows = [t.rows_in(shape) for shape in (each.least, each.typical, each.largest)]
+            rows = [t.rows_in(shape) for shape in each]
             assert rows == sorted(rows) and rows[1] >= min(1, rows[2])
             assert (rows[0], rows[2]) == (
                 signature.ranges[t.rows].min,
                 signature.ranges[t.rows].max,
             )
-            assert each.typical == t.shape(rows[1])
+            assert each == tuple(t.shape(n) for n in rows)
     assert not found
 
 
@@ -130,7 +129,7 @@ def test_the_profile_is_that_of_the_files_inputs(
             ]
     assert set(found) == set(shapes)
     for name, dims in found.items():
-        for shape in (shapes[name].least, shapes[name].typical, shapes[name].largest):
+        for shape in shapes[name]:
             assert len(shape) == len(dims)
             assert all(dim in (None, extent) for dim, extent in zip(dims, shape, strict=True))
 
@@ -210,17 +209,6 @@ def test_dtypes_that_a_plan_does_not_carry() -> None:
     assert sizes == {"bool": 1, "int32": 4, "int64": 8, "float16": 2, "float32": 4}
 
 
-def test_what_the_parser_says_is_one_line() -> None:
-    said = parser_refusal("node_cumsum", "CumSum", "Assertion failed: axis\nfile x.cpp")
-    assert (
-        said == "TensorRT's ONNX parser refuses node node_cumsum (CumSum): Assertion failed: axis"
-    )
-    assert parser_refusal("", "Det", "") == (
-        "TensorRT's ONNX parser refuses node without a name (Det): no reason given"
-    )
-    assert "refuses the graph: not ONNX" in parser_refusal("", "", "not ONNX")
-
-
 def test_a_plan_with_other_tensors_is_refused() -> None:
     wire = Wire.of(served.COUPLED)
     right = {t.name: (t.dtype, t.shape(-1)) for t in (*wire.inputs, *wire.outputs)}
@@ -231,7 +219,7 @@ def test_a_plan_with_other_tensors_is_refused() -> None:
     with pytest.raises(EngineError, match=r"nodes\.x is float32 \(5, 1\) in the plan, where"):
         check_tensors(wire, {**right, "nodes.x": (right["nodes.x"][0], (5, 1))})
     del right["nodes.y"]
-    with pytest.raises(EngineError, match=r"nodes\.y is in one of plan and model alone"):
+    with pytest.raises(EngineError, match=r"nodes\.y is not there in the plan, where"):
         check_tensors(wire, right)
 
 
@@ -259,19 +247,6 @@ def test_its_configuration() -> None:
     said = {key: value.string_value for key, value in config.parameters.items()}
     assert said["compute_capability"] == "9.0" and said["tensorrt_version"] == "10.14.1.48"
     assert said["target"] == "cuda/sm_90"
-
-
-def test_several_row_dimensions_in_its_configuration() -> None:
-    config = text_format.Parse(
-        config_text(service(served.EVENT, merge=False)), model_config_pb2.ModelConfig()
-    )
-    assert config.max_batch_size == 0
-    assert {e.name: list(e.dims) for e in config.input} == {
-        "nodes.x": [-1, 1],
-        "nodes.y": [-1, 1],
-        "nodes.z": [1],
-        "edges.weight": [-1, 1],
-    }
 
 
 def test_the_compute_capability_of_an_architecture() -> None:

@@ -1,0 +1,223 @@
+"""The files of a deployment: values for the SuperSONIC Helm chart, or plain Kubernetes manifests.
+
+Each is a YAML file in templates/, filled with what `Needs` worked out. Every expression in a
+template is written as JSON, which is YAML too: text of others cannot change the structure.
+
+SuperSONIC (https://github.com/fastmachinelearning/SuperSONIC, helm/supersonic, Apache-2.0) is the
+chart that CMS runs its Triton servers with. The schema beside this file is its published
+`values.schema.json`. The values are whole, so that they are valid without the chart's defaults.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from serving.cluster.needs import RESOURCES, SHM_MIB, Needs
+from serving.errors import ServingError
+
+Address = tuple[str, int]
+"""Host, by name or number, and port."""
+
+Object = dict[str, Any]
+
+SCHEMA = Path(__file__).with_name("supersonic-values.schema.json")
+FILES = ("triton.yaml", "envoy.yaml", "prometheus.yaml", "monitors.yaml", "scaling.yaml")
+"""All manifests that may be written."""
+
+SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
+"""Of tritonserver: else it hangs up on a proxy that often asks whether it is there."""
+
+_ENVOY_IMAGE = "envoyproxy/envoy:v1.39.1"  # the chart's
+_EXIT_S = 45  # for requests under way
+_SCRAPE_S = 5
+_WINDOW_S = 6 * _SCRAPE_S  # a rate over fewer than four samples is noise
+
+
+def helm_values(needs: Needs) -> Object:
+    """The values for the chart; raises ServingError where its schema refuses one."""
+    (values,) = _render("values.yaml", **_shared(needs))
+    check_values(values)
+    return values
+
+
+def check_values(values: Object) -> None:
+    """Raise ServingError, naming the value, for what the chart's schema refuses."""
+    checker = schema_reader()(json.loads(SCHEMA.read_text()))
+    for error in checker.iter_errors(values):
+        where = ".".join(map(str, error.absolute_path)) or "the values"
+        raise ServingError(f"the chart's schema refuses {where}: {error.message}")
+
+
+def schema_reader() -> Any:
+    """The class that checks by a schema; raises ServingError where its library is missing."""
+    try:
+        from jsonschema import Draft202012Validator
+    except ImportError as error:
+        raise _missing("--helm needs jsonschema", error) from None
+    return Draft202012Validator
+
+
+def remarks(needs: Needs) -> list[str]:
+    """What the chart cannot do for this version, in words."""
+    if needs.shm_mib <= SHM_MIB:
+        return []
+    return [
+        f"the largest requests need {needs.shm_mib} MiB of /dev/shm, and the chart gives a server "
+        f"{SHM_MIB}: send fewer rows at once, or use --manifests"
+    ]
+
+
+def manifests(needs: Needs) -> dict[str, list[Object]]:
+    """What the chart would install, by file; the objects name no namespace.
+
+    Built-in kinds are `apps/v1`, `v1` and `policy/v1`. KEDA brings the others and, with a
+    Prometheus of the cluster's own, the Prometheus operator.
+    """
+    triton, stats = f"{needs.name}-triton", f"{needs.name}-envoy-stats:9902"
+    files = {"triton.yaml": _render("triton.yaml", **_shared(needs))}
+    config = envoy_config(
+        [(triton, 8001)],
+        grpc=("0.0.0.0", 8001),
+        stats=("0.0.0.0", 9902),
+        connections_per_s=needs.connections_per_s,
+    )
+    files["envoy.yaml"] = _render("envoy.yaml", **_shared(needs), **_config(config))
+    if needs.prometheus is None:
+        config = prometheus_config(needs.name, f"{triton}:8002", stats)
+        files["prometheus.yaml"] = _render("prometheus.yaml", **_shared(needs), **_config(config))
+    else:
+        files["monitors.yaml"] = _render("monitors.yaml", **_shared(needs))
+    if needs.scales:
+        files["scaling.yaml"] = _render("scaling.yaml", **_shared(needs))
+    return files
+
+
+def envoy_config(
+    servers: Sequence[Address],
+    *,
+    grpc: Address,
+    stats: Address,
+    admin: Address = ("127.0.0.1", 9901),
+    connections_per_s: int | None = None,
+) -> Object:
+    """Bootstrap configuration of the proxy before the servers, in a cluster and on one host.
+
+    It listens at `grpc` for clients, at `stats` for probes and Prometheus, at `admin` for its
+    administrator. A name in `servers` that stands for several hosts gives as many servers.
+    `connections_per_s`: how many new clients it accepts; None for all.
+    """
+    (config,) = _render(
+        "envoy-config.yaml",
+        servers=servers,
+        grpc=grpc,
+        stats=stats,
+        admin=admin,
+        connections_per_s=connections_per_s,
+        socket=_socket,
+        endpoints=lambda of: [{"endpoint": {"address": _socket(each)}} for each in of],
+    )
+    return config
+
+
+def _socket(at: Address) -> Object:
+    return {"socket_address": {"address": at[0], "port_value": at[1]}}
+
+
+def prometheus_config(release: str, triton: str | list[str], envoy: str | list[str]) -> Object:
+    """prometheus.yml. Where servers and proxies are: `host:port`s, or one `service:port` whose name
+    stands for all of them."""
+    (config,) = _render(
+        "prometheus-config.yaml",
+        release=release,
+        triton=triton,
+        envoy=envoy,
+        scrape=f"{_SCRAPE_S}s",
+    )
+    return config
+
+
+def queue_query(model: str, release: str) -> str:
+    """PromQL: the milliseconds that a request of the last half minute waited for its run.
+
+    Always one plain decimal: 0 where nothing was asked or nothing is measured yet. The chart's Lua
+    filter reads neither NaN nor `1e-07`, and refuses clients then. The label `release` separates
+    several deployments in one Prometheus.
+    """
+    of = f'{{model="{model}",release="{release}"}}[{_WINDOW_S}s]'
+    waited_us = f"sum(rate(nv_inference_queue_duration_us{of}))"
+    served = f"sum(rate(nv_inference_request_success{of}))"
+    return f"round({waited_us} / clamp_min({served}, 0.001) / 1000, 0.001) or vector(0)"
+
+
+def _shared(needs: Needs) -> dict[str, Any]:
+    """What templates of the chart and of the manifests use."""
+    gpu = RESOURCES.get(needs.vendor)  # GPU nodes are commonly closed to what asks for no GPU
+    return {
+        "needs": needs,
+        "query": queue_query(needs.model, needs.name),
+        "arguments": [  # this model alone, whatever else lies there, and as its config says
+            f"--model-repository={needs.storage.folder}",
+            "--model-control-mode=explicit",
+            f"--load-model={needs.model}",
+            "--disable-auto-complete-config",
+            "--http-port=8000",
+            "--grpc-port=8001",
+            "--metrics-port=8002",
+            f"--exit-timeout-secs={_EXIT_S}",
+            SERVER_OPTION,
+        ],
+        "exit_s": _EXIT_S,
+        "provenance": {
+            "soa-pipeline/version": needs.version,
+            "soa-pipeline/digest": needs.digest,
+            "soa-pipeline/target": str(needs.target),
+        },
+        "tolerations": [{"key": gpu, "operator": "Exists", "effect": "NoSchedule"}] if gpu else [],
+        "nfs": needs.storage.source.partition(":")[::2],
+        "prometheus": urlsplit(needs.prometheus or ""),
+        "envoy_image": _ENVOY_IMAGE,
+        "scrape": f"{_SCRAPE_S}s",
+        "labels": lambda part: {
+            "app.kubernetes.io/name": "soa-pipeline",
+            "app.kubernetes.io/instance": needs.name,
+            "app.kubernetes.io/component": part,
+        },
+    }
+
+
+def _config(content: Object) -> dict[str, str]:
+    """For a ConfigMap: the text, and the digest by which a changed content starts new pods."""
+    text = yaml.safe_dump(content, sort_keys=False, width=100)
+    return {"config": text, "digest": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _render(template: str, **names: Any) -> list[Object]:
+    """The objects of a template."""
+    return list(yaml.safe_load_all(_templates().get_template(template).render(names)))
+
+
+@cache
+def _templates() -> Any:
+    try:
+        import jinja2
+    except ImportError as error:
+        raise _missing("files for a cluster, and Envoy's, need jinja2", error) from None
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=jinja2.StrictUndefined,
+        finalize=json.dumps,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _missing(what: str, error: ImportError) -> ServingError:
+    return ServingError(f"{what} ({error}): pip install 'soa-pipeline[cluster]'")

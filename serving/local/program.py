@@ -1,0 +1,180 @@
+"""A program of others on this host: found, started, waited for, and stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from serving.errors import ServerError
+from serving.metrics import get, sums
+
+_POLL_S = 0.05
+
+
+class LocalProgram(ABC):
+    """Starts when entered, and is ready then; when left, it and all its processes are gone.
+
+    It runs in a process group and a working folder of its own. What does not start leaves nothing
+    behind.
+    """
+
+    ready_s = 20.0
+    stop_s = 5.0
+
+    def __init__(self, binary: Path, host: str = "127.0.0.1") -> None:
+        self.name = binary.name
+        self.host = host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+
+    @abstractmethod
+    def _command(self, folder: Path) -> Sequence[str | Path]:
+        """Called once for each start; `folder` is its working folder."""
+
+    @abstractmethod
+    def _ready_urls(self) -> Sequence[str]:
+        """It is ready when all of these can be got."""
+
+    def _environment(self) -> Mapping[str, str] | None:
+        return None
+
+    def _clean(self) -> None:
+        """Remove what it leaves outside its folder when it is killed."""
+        return
+
+    def __enter__(self) -> Self:
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix=f"soa-{self.name}-"))
+            command = [str(part) for part in self._command(self._folder)]
+            with open(self._folder / "log", "wb") as log:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment(),
+                    cwd=self._folder,
+                    start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                )
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Also the number of its process group."""
+        return self._running().pid
+
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise ServerError if it has ended."""
+        if (status := self._running().poll()) is not None:
+            raise ServerError(f"{self.name} ended with status {status}: {self._why()}")
+
+    def wait(self) -> None:
+        """Until it ends by itself, which is a ServerError."""
+        self._running().wait()
+        self.check()
+
+    def log(self) -> str:
+        """What it has said so far."""
+        return (self._folder / "log").read_text(errors="replace") if self._folder else ""
+
+    def stop(self) -> None:
+        """Ask it to end, and kill what is left after `stop_s`. May be called again."""
+        if self._process is not None:
+            try:
+                self._process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(self.stop_s)
+            finally:  # also where a second Ctrl-C ends the waiting
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+            self._clean()
+            self._process = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _sums(self, url: str, **labels: str) -> dict[str, float]:
+        """Its own metrics, see serving/metrics.py. Raises ServerError."""
+        try:
+            return sums(get(url).decode("utf-8", "replace"), **labels)
+        except (OSError, ValueError) as error:
+            raise ServerError(f"{self.name}: its metrics cannot be read: {error}") from None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerError(f"{self.name} is not running")
+        return self._process
+
+    def _wait_until_ready(self) -> None:
+        until = time.monotonic() + self.ready_s
+        while time.monotonic() < until:
+            self.check()
+            with contextlib.suppress(OSError):
+                for url in self._ready_urls():
+                    get(url)
+                return
+            time.sleep(_POLL_S)
+        raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
+
+    def _why(self) -> str:
+        """The line of its log that says most."""
+        lines = [line.strip() for line in self.log().splitlines() if line.strip()]
+        return lines[-1] if lines else "it said nothing"
+
+
+def find_program(
+    name: str, given: str | Path | None, variable: str, ours: Path | None, advice: str
+) -> Path:
+    """`given`, what the environment's variable names, `ours` if it is there, or `name` on PATH.
+
+    Raises ServerError where there is none, or where what was named is not one.
+    """
+    if named := given or os.environ.get(variable):
+        path = Path(shutil.which(named) or named)
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise ServerError(f"{named} is no {name}: there is no such executable file")
+        return path.resolve()
+    if ours is not None and ours.is_file():
+        return ours
+    if found := shutil.which(name):
+        return Path(found).resolve()
+    raise ServerError(f"no {name} here: {advice} ${variable}")
+
+
+def free_ports(host: str, *wanted: int) -> list[int]:
+    """Those wanted, and a free one for each 0; raises ServerError for one that is taken."""
+    found = []
+    with contextlib.ExitStack() as held:
+        for port in wanted:
+            try:
+                bound = held.enter_context(socket.socket())
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((host, port))
+            except (OSError, OverflowError) as error:
+                raise ServerError(
+                    f"port {port} of {host} cannot be used ({getattr(error, 'strerror', error)}): "
+                    "name another, or none for a free one"
+                ) from None
+            found.append(int(bound.getsockname()[1]))
+    return found
