@@ -79,43 +79,28 @@ def build_target(
             "target": str(target),
             "options": recipe.options.get(name, {}),
         }
-        compiled[name] = _compile(work, captured, target, recipe, name, content_key(parts))
-        if compiled[name].error:
-            reports[name] = ValidationReport.failed(
-                name, f"{compiled[name].error} (repeat with: {compiled[name].script})"
-            )
-            continue
-        if not host_runs(target):
+        done = compiled[name] = _compile(work, captured, target, recipe, parts)
+        if done.error:
+            why = f"{done.error} (repeat with: {done.script})"
+            reports[name] = ValidationReport.failed(name, why)
+        elif host_runs(target):
+            reports[name] = _validate(work, captured, target, recipe, done, parts)
+        else:
             reports[name] = ValidationReport.not_run(name, str(target))
-            continue
-        judged_by = {
-            **parts,
-            "tolerances": {key: asdict(t) for key, t in recipe.tolerances.items()},
-            "classifiers": sorted(recipe.classifiers),
-        }
-        reports[name] = _validate(
-            work, captured, target, recipe, compiled[name], content_key(judged_by)
-        )
     valid = [name for name, report in reports.items() if report.valid]
     timed = _benchmark(work, captured, target, recipe, compiled, valid, key) if valid else None
     return TargetResult(str(target), recipe.options, compiled, reports, timed)
 
 
 def _compile(
-    work: Work, captured: Capture, target: Target, recipe: Recipe, name: str, key: str
+    work: Work, captured: Capture, target: Target, recipe: Recipe, parts: Mapping[str, Any]
 ) -> Compiled:
-    made: list[Compiled] = []
+    made: list[Compiled] = []  # a failure is not kept: another run may clear its folder at any time
 
     def build(folder: Path) -> bool:
+        name, options = parts["engine"], parts["options"]
         with work.step(f"compile {name} for {target}"):
-            found = compile_candidate(
-                name,
-                captured,
-                target,
-                recipe.options.get(name, {}),
-                folder,
-                recipe.timeout_s,
-            )
+            found = compile_candidate(name, captured, target, options, folder, recipe.timeout_s)
         made.append(found)
         record = {**asdict(found), "folder": str(found.folder)}
         (folder / "compiled.json").write_text(json.dumps(record))
@@ -124,7 +109,7 @@ def _compile(
             work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
         return found.error is None
 
-    folder, _ = work.cache.folder("compile", key, build)
+    folder, _ = work.cache.folder("compile", content_key(parts), build)
     if made:
         return made[0]
     data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
@@ -133,7 +118,12 @@ def _compile(
 
 
 def _validate(
-    work: Work, captured: Capture, target: Target, recipe: Recipe, compiled: Compiled, key: str
+    work: Work,
+    captured: Capture,
+    target: Target,
+    recipe: Recipe,
+    compiled: Compiled,
+    parts: Mapping[str, Any],
 ) -> ValidationReport:
     made: list[ValidationReport] = []
 
@@ -157,7 +147,12 @@ def _validate(
             work.say(f"  {compiled.engine} on {target} is refused: {report.reason}")
         return report.valid
 
-    folder, _ = work.cache.folder("validate", key, build)
+    judged_by = {
+        **parts,
+        "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
+        "classifiers": sorted(recipe.classifiers),
+    }
+    folder, _ = work.cache.folder("validate", content_key(judged_by), build)
     if made:
         return made[0]
     return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
@@ -172,15 +167,13 @@ def _benchmark(
     valid: list[str],
     capture_key: str,
 ) -> BenchmarkReport:
-    key = content_key(
-        {
-            "capture": capture_key,
-            "target": str(target),
-            "engines": valid,
-            "options": recipe.options,
-            "host": host(),
-        }
-    )
+    parts = {
+        "capture": capture_key,
+        "target": str(target),
+        "engines": valid,
+        "options": recipe.options,
+        "host": host(),
+    }
 
     def build(folder: Path) -> None:
         with work.step(f"benchmark on {target}"), tf32_switches(captured.precision):
@@ -201,7 +194,7 @@ def _benchmark(
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
 
-    folder, _ = work.cache.folder("benchmark", key, build)
+    folder, _ = work.cache.folder("benchmark", content_key(parts), build)
     return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
 
 

@@ -70,7 +70,7 @@ def test_help_says_what_each_command_does() -> None:
 
 def test_help_waits_for_no_heavy_import() -> None:
     check = (
-        "import sys, pipeline.cli\n"
+        "import sys, pipeline.cli.main\n"
         "print([m for m in ('torch', 'mlflow', 'numpy', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run(
