@@ -95,26 +95,24 @@ def build_target(
 def _compile(
     work: Work, captured: Capture, target: Target, recipe: Recipe, parts: Mapping[str, Any]
 ) -> Compiled:
-    made: list[Compiled] = []  # a failure is not kept: another run may clear its folder at any time
-
-    def build(folder: Path) -> bool:
+    def build(folder: Path) -> Compiled:
         name, options = parts["engine"], parts["options"]
         with work.step(f"compile {name} for {target}"):
             found = compile_candidate(name, captured, target, options, folder, recipe.timeout_s)
-        made.append(found)
         record = {**asdict(found), "folder": str(found.folder)}
         (folder / "compiled.json").write_text(json.dumps(record))
         work.passing = work.passing or found.passing
         if found.error:
             work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
-        return found.error is None
+        return found
 
-    folder, _ = work.cache.folder("compile", content_key(parts), build)
-    if made:
-        return made[0]
-    data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-    artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
-    return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
+    def load(folder: Path) -> Compiled:
+        data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
+        artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
+        return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
+
+    key = content_key(parts)
+    return work.cache.result("compile", key, build, load, keep=lambda found: found.error is None)
 
 
 def _validate(
@@ -125,9 +123,7 @@ def _validate(
     compiled: Compiled,
     parts: Mapping[str, Any],
 ) -> ValidationReport:
-    made: list[ValidationReport] = []
-
-    def build(folder: Path) -> bool:
+    def build(folder: Path) -> ValidationReport:
         with work.step(f"validate {compiled.engine} on {target}"):
             report = validate_candidate(
                 compiled.engine,
@@ -141,21 +137,21 @@ def _validate(
                 target.torch_device,
                 captured.precision,
             )
-        made.append(report)
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
             work.say(f"  {compiled.engine} on {target} is refused: {report.reason}")
-        return report.valid
+        return report
+
+    def load(folder: Path) -> ValidationReport:
+        return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
 
     judged_by = {
         **parts,
         "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
         "classifiers": sorted(recipe.classifiers),
     }
-    folder, _ = work.cache.folder("validate", content_key(judged_by), build)
-    if made:
-        return made[0]
-    return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
+    key = content_key(judged_by)
+    return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
 
 
 def _benchmark(
@@ -175,7 +171,7 @@ def _benchmark(
         "host": host(),
     }
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> BenchmarkReport:
         with work.step(f"benchmark on {target}"), tf32_switches(captured.precision):
             device = torch.device(target.torch_device)
             sessions = {
@@ -193,9 +189,12 @@ def _benchmark(
                 recipe.baseline() if recipe.baseline else None,
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
+        return report
 
-    folder, _ = work.cache.folder("benchmark", content_key(parts), build)
-    return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
+    def load(folder: Path) -> BenchmarkReport:
+        return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
+
+    return work.cache.result("benchmark", content_key(parts), build, load)
 
 
 def _artifact_of(compiled: Compiled, captured: Capture) -> Path:

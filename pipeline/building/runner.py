@@ -143,35 +143,31 @@ def _build(
         str(target): build_target(work, captured, target, recipe, captured_key)
         for target in targets_of(config)
     }
-    place: list[Bundle] = []
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Bundle:
         with work.step("package"):
-            place.append(
-                package(
-                    folder / "bundle",
-                    config.name,
-                    config.description,
-                    captured,
-                    results,
-                    tolerances,
-                    classifiers,
-                    SessionSettings(**config.session.model_dump()),
-                    provenance(config, path),
-                )
+            return package(
+                folder / "bundle",
+                config.name,
+                config.description,
+                captured,
+                results,
+                tolerances,
+                classifiers,
+                SessionSettings(**config.session.model_dump()),
+                provenance(config, path),
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.
     verdicts = {t: {e: r.valid for e, r in done.reports.items()} for t, done in results.items()}
     packaged = content_key({**key, "captured": captured_key, "verdicts": verdicts})
-    folder, _ = work.cache.folder("package", packaged, build)
-    return place[0] if place else Bundle.open(folder / "bundle")
+    return work.cache.result("package", packaged, build, lambda at: Bundle.open(at / "bundle"))
 
 
 def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, str]]:
     """The capture, and the user's own code behind it: files with digests."""
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Capture:
         with work.step("capture"):
             signature = signature_of(config)
             try:
@@ -193,6 +189,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
                     f"out of memory while the model is captured with {largest}: give it more "
                     "memory, or build for fewer rows (rows: max)"
                 ) from error
+        return Capture.load(folder)
 
-    folder, _ = work.cache.folder("capture", key, build, loaded_sources)
-    return Capture.load(folder), work.cache.files(folder)
+    captured = work.cache.result("capture", key, build, Capture.load, depends_on=loaded_sources)
+    return captured, work.cache.files(captured.folder)

@@ -58,17 +58,17 @@ class Document:
     data: dict[str, Any]
     lines: Mapping[Key, int]
 
-    def refuse(self, problems: Iterable[Problem], whole: str) -> None:
-        """Raise ConfigError, if there are problems, with a line `file:line: key: text` for each.
+    def line(self, key: Key) -> int:
+        """The line of a key; one that is not there has the line of what should hold it."""
+        while key not in self.lines:
+            key = key[:-1]
+        return self.lines[key]
 
-        A key that is not there has the line of what should hold it; the file itself is `whole`.
+    def refuse(self, problems: Iterable[Problem], whole: str) -> None:
+        """Raise ConfigError, if there are problems, with a line `file:line: key: text` for each;
+        the file itself is `whole`.
         """
-        found = []
-        for key, text in problems:
-            there = key
-            while there not in self.lines:
-                there = there[:-1]
-            found.append((self.lines[there], dotted(key), text))
+        found = [(self.line(key), dotted(key), text) for key, text in problems]
         if found:
             raise ConfigError(
                 *(f"{self.source}:{n}: {key or whole}: {text}" for n, key, text in sorted(found))

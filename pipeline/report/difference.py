@@ -146,7 +146,8 @@ def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> Difference:
     subjects_a, subjects_b = _subjects(one), _subjects(two)
     records = {what: tuple(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
     return Difference(
-        *sides,
+        sides[0],
+        sides[1],
         _weights(one, two),
         {subject: changes for subject, changes in records.items() if changes},
         tuple(_speed(one.manifest, two.manifest)),

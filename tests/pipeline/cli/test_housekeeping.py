@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ByteSize
@@ -14,11 +12,7 @@ import pipeline
 from registry.housekeeping import push
 from registry.store import upload
 from registry.store.registry import Registry
-from tests.models.project import PASSED, Built, cli, described, refusal
-
-
-def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
-    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
+from tests.models.project import PASSED, Built, answer, cli, described, refusal
 
 
 @pytest.fixture
