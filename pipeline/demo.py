@@ -20,12 +20,12 @@ from pipeline.cli import say, tell
 from pipeline.errors import ConfigError
 from pipeline.promotion import promote
 from pipeline.report import (
-    console,
+    describe_build,
+    describe_decisions,
+    describe_versions,
     microseconds,
     new_table,
-    print_decisions,
-    print_reports,
-    print_versions,
+    show,
 )
 from registry.store import Registry
 from runtime.checked import CheckedSession
@@ -61,12 +61,12 @@ def _demo(root: Path) -> None:
 
     tell("1. pipeline run configs/demo.yaml")
     result = run(config, registry, say=indented)
-    print_reports(result.bundle)
+    show(describe_build(result.bundle))
     version = result.version
     tell(f"2. pipeline promote {version.ref} --to production")
     done = promote(registry, version.ref, "production", say=indented)
-    print_decisions(console(), f"{version.ref} to @production", done.decisions)
-    print_versions(console(), {version.name: registry.versions(version.name)})
+    show(describe_decisions(f"{version.ref} to @production", done.decisions))
+    show([describe_versions(registry.versions(version.name))])
     ref = f"{version.name}@production"
     tell(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
     jets = load_callable(f"{root / 'examples/jet_tagger/generate.py'}:jets")
@@ -95,7 +95,7 @@ def _print_runs(ref: str, registry: Registry, jets: Callable[..., Any]) -> None:
                 deviation = f"{worst:.1e} from the reference"
             engine = session.origin.engine if session.origin else ""
             table.add_row(mode, engine, str(n), microseconds(us), f"{right:.1%}", deviation)
-    console().print(table)
+    show([table])
 
 
 def numpy_collection(layout: Layout, columns: dict[str, Any], n: int) -> Collection:

@@ -7,6 +7,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -31,27 +33,28 @@ class Finding:
 def examine(registry: Registry) -> list[Finding]:
     """Look at Python, torch, the compiler, the CPU, GPUs, optional engines and the registry."""
     return [
-        _python(),
-        _torch(),
+        Finding("Python", "ok", platform.python_version()),
+        *_torch(),
         _compiler(),
         _cpu(),
-        _gpu(),
         *_optional(),
         _disk(),
         _registry(registry),
     ]
 
 
-def _python() -> Finding:
-    return Finding("Python", "ok", platform.python_version())
-
-
-def _torch() -> Finding:
+def _torch() -> list[Finding]:
     try:
         import torch
     except ImportError as error:
-        return Finding("torch", "missing", str(error), "pip install torch")
-    return Finding("torch", "ok", str(torch.__version__))
+        return [
+            Finding("torch", "missing", str(error), "pip install torch"),
+            Finding("GPU", "warning", "torch is missing"),
+        ]
+    gpu = Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
+    if torch.cuda.is_available():
+        gpu = Finding("GPU", "ok", torch.cuda.get_device_name(0))
+    return [Finding("torch", "ok", str(torch.__version__)), gpu]
 
 
 def _compiler() -> Finding:
@@ -69,21 +72,11 @@ def _cpu() -> Finding:
     levels = host_cpu_levels()
     if not levels:
         lacking = ", ".join(missing_flags("x86-64-v2"))
-        return Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}", "")
+        return Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
     return Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
 
 
-def _gpu() -> Finding:
-    try:
-        import torch
-    except ImportError:
-        return Finding("GPU", "warning", "torch is missing")
-    if not torch.cuda.is_available():
-        return Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
-    return Finding("GPU", "ok", torch.cuda.get_device_name(0))
-
-
-def _optional() -> list[Finding]:
+def _optional() -> Iterator[Finding]:
     extras = {
         "onnxruntime": "cpu",
         "onnxscript": "onnx",
@@ -91,26 +84,23 @@ def _optional() -> list[Finding]:
         "mlflow.server": "mlflow",
         "uproot": "data",
     }
-    findings = []
     for module, extra in extras.items():
-        try:
+        there = False
+        with suppress(ModuleNotFoundError):
             there = importlib.util.find_spec(module) is not None
-        except ModuleNotFoundError:
-            there = False
-        findings.append(
-            Finding(module, "ok", "installed")
-            if there
-            else Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")
-        )
-    return findings
+        if there:
+            yield Finding(module, "ok", "installed")
+        else:
+            cure = f"pip install 'soa-pipeline[{extra}]'"
+            yield Finding(module, "warning", "not installed", cure)
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free / 1e9
-    status: Status = "ok" if free > 2 else "warning"
-    return Finding(
-        "disk", status, f"{free:.1f} GB free here", "" if free > 2 else "free some space"
-    )
+    found = f"{free:.1f} GB free here"
+    if free > 2:
+        return Finding("disk", "ok", found)
+    return Finding("disk", "warning", found, "free some space")
 
 
 def _registry(registry: Registry) -> Finding:

@@ -115,7 +115,7 @@ def load(
 
     `device="site"` runs each request wherever the site file says: in one of several servers, on a
     device here, and on the local CPU when none of them is good (docs/sites.md). `site` is that
-    file, or a `Site`; without it the file is the one that PIPELINE_SITE names, or CMS's. What comes
+    file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes
     back in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
     how to run are for what runs here.
 

@@ -107,7 +107,7 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         )
     }
     assert {path for path in openers if not path.startswith(ROOM)} == {
-        "pipeline/building/first_use.py",  # the annex that it has built
+        "pipeline/building/target.py",  # the annex that it has built
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
         "pipeline/building/runner.py",  # what it has packaged
         "stages/packaging/bundle.py",

@@ -15,7 +15,7 @@ import pytest
 
 import soa_pipeline
 from engines.exported.archive import load_program
-from pipeline.cli.cache import _name
+from pipeline.cli.housekeeping import cached_name
 from pipeline.config.policy_file import load_policy
 from pipeline.config.schema import load_config
 from pipeline.config.site_file import load_site
@@ -72,7 +72,8 @@ def test_one_function_reads_files_of_others() -> None:
 
 
 def test_one_function_parses_json() -> None:
-    of_our_own = {"pipeline/cli/main.py", "registry/bundle/manifest.py"}  # written a line before
+    # Written a line before.
+    of_our_own = {"pipeline/cli/inspection.py", "registry/bundle/manifest.py"}
     triton = {"serving/triton/model.py"}  # what Triton hands over
     assert callers("loads") <= OWN_STEPS | OURS | of_our_own | triton
     assert callers("safe_load", "safe_load_all", "compose", "full_load", "unsafe_load") <= OURS | {
@@ -153,7 +154,6 @@ READERS: list[Callable[[Path, Path], object]] = [
     lambda folder, pipe: load_config(pipe),
     lambda folder, pipe: load_policy(pipe),
     lambda folder, pipe: load_site(pipe),
-    lambda folder, pipe: load_site(pipe.rename(folder / "site.xml")),
     lambda folder, pipe: read_trusted(pipe),
     lambda folder, pipe: load_program(pipe),
     lambda folder, pipe: _credentials(Tls(root_certificates=pipe)),
@@ -171,7 +171,7 @@ def test_a_pipe_makes_nobody_wait(tmp_path: Path, read: Callable[[Path, Path], o
 def test_a_pipe_in_the_cache_has_no_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     (tmp_path / "annex.json").write_text('{"name": "jets", "target": "cpu/x86-64-v3"}')
-    assert _name(tmp_path) == "jets cpu/x86-64-v3"
+    assert cached_name(tmp_path) == "jets cpu/x86-64-v3"
 
 
 # -- records ---------------------------------------------------------------------------------------

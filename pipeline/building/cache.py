@@ -11,13 +11,14 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock
 
 from soa.files import as_record, parse_json, read_plain
 
 _DONE = "done.json"
+T = TypeVar("T")
 
 
 def content_key(parts: Mapping[str, Any]) -> str:
@@ -32,31 +33,33 @@ class StageCache:
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
 
-    def folder(
+    def result(
         self,
         stage: str,
         key: str,
-        build: Callable[[Path], bool | None],
+        build: Callable[[Path], T],
+        load: Callable[[Path], T],
+        keep: Callable[[T], bool] = lambda made: True,
         depends_on: Callable[[], Mapping[str, str]] = dict,
-    ) -> tuple[Path, bool]:
-        """The folder of a stage, and whether `build` had to run.
+    ) -> T:
+        """The result of a stage: what `build` makes in an empty folder, or `load` finds there.
 
-        `build` fills an empty folder; if it returns False its result is used now but not kept.
-        `depends_on` is asked after `build` for files it used, with their digests; the result holds
-        as long as they do.
+        What is not to `keep` is used now, and built again by the next run. `depends_on` is asked
+        after `build` for files it used, with their digests; the result holds as long as they do.
         """
         folder = self.root / stage / key
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder) + ".lock"):
             done = _read(folder / _DONE)
             if done is not None and unchanged(done):
-                return folder, False
+                return load(folder)
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir()
-            if build(folder) is not False:
+            made = build(folder)
+            if keep(made):
                 write_whole(folder / _DONE, json.dumps(dict(depends_on())))
-            return folder, True
+            return made
 
     def files(self, folder: Path) -> dict[str, str]:
         """What a kept result depends on, with digests."""

@@ -79,65 +79,51 @@ def build_target(
             "target": str(target),
             "options": recipe.options.get(name, {}),
         }
-        compiled[name] = _compile(work, captured, target, recipe, name, content_key(parts))
-        if compiled[name].error:
-            reports[name] = ValidationReport.failed(
-                name, f"{compiled[name].error} (repeat with: {compiled[name].script})"
-            )
-            continue
-        if not host_runs(target):
+        done = compiled[name] = _compile(work, captured, target, recipe, parts)
+        if done.error:
+            why = f"{done.error} (repeat with: {done.script})"
+            reports[name] = ValidationReport.failed(name, why)
+        elif host_runs(target):
+            reports[name] = _validate(work, captured, target, recipe, done, parts)
+        else:
             reports[name] = ValidationReport.not_run(name, str(target))
-            continue
-        judged_by = {
-            **parts,
-            "tolerances": {key: asdict(t) for key, t in recipe.tolerances.items()},
-            "classifiers": sorted(recipe.classifiers),
-        }
-        reports[name] = _validate(
-            work, captured, target, recipe, compiled[name], content_key(judged_by)
-        )
     valid = [name for name, report in reports.items() if report.valid]
     timed = _benchmark(work, captured, target, recipe, compiled, valid, key) if valid else None
     return TargetResult(str(target), recipe.options, compiled, reports, timed)
 
 
 def _compile(
-    work: Work, captured: Capture, target: Target, recipe: Recipe, name: str, key: str
+    work: Work, captured: Capture, target: Target, recipe: Recipe, parts: Mapping[str, Any]
 ) -> Compiled:
-    made: list[Compiled] = []
-
-    def build(folder: Path) -> bool:
+    def build(folder: Path) -> Compiled:
+        name, options = parts["engine"], parts["options"]
         with work.step(f"compile {name} for {target}"):
-            found = compile_candidate(
-                name,
-                captured,
-                target,
-                recipe.options.get(name, {}),
-                folder,
-                recipe.timeout_s,
-            )
-        made.append(found)
+            found = compile_candidate(name, captured, target, options, folder, recipe.timeout_s)
         record = {**asdict(found), "folder": str(found.folder)}
         (folder / "compiled.json").write_text(json.dumps(record))
         work.passing = work.passing or found.passing
         if found.error:
             work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
-        return found.error is None
+        return found
 
-    folder, _ = work.cache.folder("compile", key, build)
-    if made:
-        return made[0]
-    data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
-    artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
-    return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
+    def load(folder: Path) -> Compiled:
+        data: dict[str, Any] = json.loads((folder / "compiled.json").read_text())
+        artifact = folder / Path(data["folder"]).name  # here, also where the work folder has moved
+        return Compiled(**{**data, "folder": artifact, "files": tuple(data["files"])})
+
+    key = content_key(parts)
+    return work.cache.result("compile", key, build, load, keep=lambda found: found.error is None)
 
 
 def _validate(
-    work: Work, captured: Capture, target: Target, recipe: Recipe, compiled: Compiled, key: str
+    work: Work,
+    captured: Capture,
+    target: Target,
+    recipe: Recipe,
+    compiled: Compiled,
+    parts: Mapping[str, Any],
 ) -> ValidationReport:
-    made: list[ValidationReport] = []
-
-    def build(folder: Path) -> bool:
+    def build(folder: Path) -> ValidationReport:
         with work.step(f"validate {compiled.engine} on {target}"):
             report = validate_candidate(
                 compiled.engine,
@@ -151,16 +137,21 @@ def _validate(
                 target.torch_device,
                 captured.precision,
             )
-        made.append(report)
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
             work.say(f"  {compiled.engine} on {target} is refused: {report.reason}")
-        return report.valid
+        return report
 
-    folder, _ = work.cache.folder("validate", key, build)
-    if made:
-        return made[0]
-    return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
+    def load(folder: Path) -> ValidationReport:
+        return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
+
+    judged_by = {
+        **parts,
+        "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
+        "classifiers": sorted(recipe.classifiers),
+    }
+    key = content_key(judged_by)
+    return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
 
 
 def _benchmark(
@@ -172,17 +163,15 @@ def _benchmark(
     valid: list[str],
     capture_key: str,
 ) -> BenchmarkReport:
-    key = content_key(
-        {
-            "capture": capture_key,
-            "target": str(target),
-            "engines": valid,
-            "options": recipe.options,
-            "host": host(),
-        }
-    )
+    parts = {
+        "capture": capture_key,
+        "target": str(target),
+        "engines": valid,
+        "options": recipe.options,
+        "host": host(),
+    }
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> BenchmarkReport:
         with work.step(f"benchmark on {target}"), tf32_switches(captured.precision):
             device = torch.device(target.torch_device)
             sessions = {
@@ -200,9 +189,12 @@ def _benchmark(
                 recipe.baseline() if recipe.baseline else None,
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
+        return report
 
-    folder, _ = work.cache.folder("benchmark", key, build)
-    return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
+    def load(folder: Path) -> BenchmarkReport:
+        return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
+
+    return work.cache.result("benchmark", content_key(parts), build, load)
 
 
 def _artifact_of(compiled: Compiled, captured: Capture) -> Path:

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engines.errors import out_of_memory
@@ -55,17 +55,6 @@ class _Done:
     files: dict[str, str]
 
 
-@dataclass
-class _Run:
-    """One run in progress: what every step needs."""
-
-    config: Config
-    path: Path
-    work: Work
-    files: dict[str, str] = field(default_factory=dict)
-    """The user's own code behind the capture, with digests."""
-
-
 @known_options()
 def run(
     config_path: str | Path,
@@ -83,24 +72,24 @@ def run(
     path = Path(config_path)
     config = load_config(path)
     store = registry or Registry()
-    state = _Run(config, path, Work(StageCache(work or Path("pipeline-work")), say))
-    key = _keys(config)
-    known = _finished(state, store, key["run"])
+    progress = Work(StageCache(work or Path("pipeline-work")), say)
+    root, key = progress.cache.root, _keys(config)
+    record = root / "runs" / f"{key['run']}.json"
+    known = _finished(record, root, store)
     if known is not None:
         bundle, version = known
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry is said before the work, not after
-    bundle = _build(state, key)
-    with state.work.step("register"):
+    captured, files = _capture(config, progress, key["capture"])
+    bundle = _build(config, path, progress, captured, key)
+    with progress.step("register"):
         version = store.register(bundle)
-    if state.work.passing:
-        return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
-    record = state.work.cache.root / "runs" / f"{key['run']}.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    place = os.path.relpath(bundle.path, state.work.cache.root)  # which may be moved and copied
-    write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, state.files))))
-    return RunResult(version, bundle, tuple(state.work.worked), time.monotonic() - begun)
+    if not progress.passing:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        place = os.path.relpath(bundle.path, root)  # which may be moved and copied
+        write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
+    return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun)
 
 
 def _keys(config: Config) -> dict[str, str]:
@@ -123,69 +112,63 @@ def _keys(config: Config) -> dict[str, str]:
     return {"capture": content_key(made_of), "run": content_key(whole)}
 
 
-def _finished(state: _Run, store: Registry, key: str) -> tuple[Bundle, Version] | None:
+def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Version] | None:
     """The bundle and version of this very run, if it ended before and both are still there."""
-    record = state.work.cache.root / "runs" / f"{key}.json"
-    try:
+    with suppress(OSError, ValueError, BundleError, NotFoundError):
         done = as_record(_Done, parse_json(read_plain(record)))
         if not unchanged(done.files):
             return None
-        bundle = Bundle.open(state.work.cache.root / done.bundle, verify=False)
+        bundle = Bundle.open(root / done.bundle, verify=False)
         for version in store.versions(bundle.manifest.name):
             if version.digest == bundle.digest == done.digest:
                 return bundle, version
-    except (OSError, ValueError, BundleError, NotFoundError):
-        pass
     return None
 
 
-def _build(state: _Run, key: dict[str, str]) -> Bundle:
-    config = state.config
-    captured = _capture(state, key["capture"])
+def _build(
+    config: Config, path: Path, work: Work, captured: Capture, key: dict[str, str]
+) -> Bundle:
     # What follows depends on what was captured, not on how: a new capture is a new key.
     captured_key = content_key({"capture": captured.digest()})
+    tolerances, classifiers = tolerances_of(config, captured.signature), classifiers_of(config)
     recipe = Recipe(
         config.engines,
         {str(name): each for name, each in config.compile.options.items()},
         config.compile.timeout_s,
-        tolerances_of(config, captured.signature),
-        classifiers_of(config),
+        tolerances,
+        classifiers,
         lambda: build_model(source_of(config)),
     )
     results = {
-        str(target): build_target(state.work, captured, target, recipe, captured_key)
+        str(target): build_target(work, captured, target, recipe, captured_key)
         for target in targets_of(config)
     }
-    place: list[Bundle] = []
 
-    def build(folder: Path) -> None:
-        with state.work.step("package"):
-            place.append(
-                package(
-                    folder / "bundle",
-                    config.name,
-                    config.description,
-                    captured,
-                    results,
-                    tolerances_of(config, captured.signature),
-                    classifiers_of(config),
-                    SessionSettings(**config.session.model_dump()),
-                    provenance(config, state.path),
-                )
+    def build(folder: Path) -> Bundle:
+        with work.step("package"):
+            return package(
+                folder / "bundle",
+                config.name,
+                config.description,
+                captured,
+                results,
+                tolerances,
+                classifiers,
+                SessionSettings(**config.session.model_dump()),
+                provenance(config, path),
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.
     verdicts = {t: {e: r.valid for e, r in done.reports.items()} for t, done in results.items()}
     packaged = content_key({**key, "captured": captured_key, "verdicts": verdicts})
-    folder, _ = state.work.cache.folder("package", packaged, build)
-    return place[0] if place else Bundle.open(folder / "bundle")
+    return work.cache.result("package", packaged, build, lambda at: Bundle.open(at / "bundle"))
 
 
-def _capture(state: _Run, key: str) -> Capture:
-    config = state.config
+def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, str]]:
+    """The capture, and the user's own code behind it: files with digests."""
 
-    def build(folder: Path) -> None:
-        with state.work.step("capture"):
+    def build(folder: Path) -> Capture:
+        with work.step("capture"):
             signature = signature_of(config)
             try:
                 capture(
@@ -194,7 +177,7 @@ def _capture(state: _Run, key: str) -> Capture:
                     reference_inputs(config, signature),
                     folder,
                     config.model.torchscript_route,
-                    say=lambda text: state.work.say(f"  {text}"),
+                    say=lambda text: work.say(f"  {text}"),
                     precision=config.precision,
                     nonfinite=config.reference.nonfinite,
                 )
@@ -206,7 +189,7 @@ def _capture(state: _Run, key: str) -> Capture:
                     f"out of memory while the model is captured with {largest}: give it more "
                     "memory, or build for fewer rows (rows: max)"
                 ) from error
+        return Capture.load(folder)
 
-    folder, _ = state.work.cache.folder("capture", key, build, loaded_sources)
-    state.files = state.work.cache.files(folder)
-    return Capture.load(folder)
+    captured = work.cache.result("capture", key, build, Capture.load, depends_on=loaded_sources)
+    return captured, work.cache.files(captured.folder)

@@ -1,15 +1,19 @@
 """Build a version for one more target, on a host of that kind, from what its bundle holds.
 
 The portable programs and the reference are those of the version, and so are engines, options and
-tolerances: nothing of the model's source is needed, or used.
+tolerances: nothing of the model's source is needed, or used. `build` adds the result to the version
+in its registry; `build_at_first_use` keeps it in this host's cache, where no registry knows it.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
@@ -19,8 +23,10 @@ from pipeline.building.candidates import Recipe, Say, Work, build_target
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.config import CompileConfig, part_of
 from registry.bundle import Annex, Bundle, Manifest
-from registry.mlflow import Version
-from registry.store import Registry
+from registry.errors import BundleError
+from registry.mlflow import Version, tag_of
+from registry.store import CACHE_VARIABLE, Registry, cache_root
+from runtime.errors import LoadError
 from runtime.loader import tolerances_of
 from runtime.opening import Opening, open_version
 from soa.signature import Signature
@@ -68,31 +74,60 @@ def build(
     return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
 
 
+def build_at_first_use(
+    bundle: Bundle, target: Target, cache: Path | None = None, say: Say = lambda text: None
+) -> Annex:
+    """The artifact for `target` from this host's cache, built and validated now if it is not there.
+
+    It lies in `built/<digest of the bundle>/<target>/<key>`; the key stands for the tools and the
+    code that made it. It is there whole or not at all, and only after every check that `pipeline
+    run` makes; each time it is opened, its digests are checked, and a damaged one is built again.
+    One process builds and the others wait.
+    """
+    check_host_runs(target)
+    key = content_key({"tools": tools(), "code": code_digest()})
+    root = cache_root(cache) / "built"
+    place = root / bundle.digest / tag_of(str(target)) / key
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{place}.lock"):
+            try:
+                annex = Annex.open(place) if place.is_dir() else None
+            except BundleError:
+                annex = None
+            if annex is not None and annex.record.base == bundle.digest:
+                return annex
+            work = place.with_name(f"{place.name}.work")
+            result = build_candidates(bundle, target, (), work, say)
+            annex = package_annex(place, bundle, result, tools(), host(), replace=True)
+            shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
+            return annex
+    except OSError as error:
+        raise LoadError(
+            f"cannot build {bundle.manifest.name} for {target} in {root}: {error.strerror}: name "
+            f"another folder with {CACHE_VARIABLE}"
+        ) from error
+
+
 def build_candidates(
     bundle: Bundle, target: Target, engines: Sequence[str], work: Path, say: Say
 ) -> TargetResult:
     """What `pipeline run` does for a target, from a bundle instead of a config."""
     manifest = bundle.manifest
-    captured = captured_in(bundle)
-    key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
-    return build_target(
-        Work(StageCache(work), say), captured, target, recipe_of(manifest, engines), key
-    )
-
-
-def captured_in(bundle: Bundle) -> Capture:
-    """The portable files of a bundle, as the stages take them; nothing is written there."""
-    manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")
     found = (manifest.program, manifest.reference, manifest.torchscript or names[2])
     if found != names:
         raise EngineError(f"{bundle.path}: portable files {found} are not named {names}")
-    return Capture(
+    captured = Capture(  # of which nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),
         manifest.capture.torchscript if manifest.torchscript else None,
         manifest.capture.torchscript_note,
         manifest.capture.precision,
+    )
+    key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
+    return build_target(
+        Work(StageCache(work), say), captured, target, recipe_of(manifest, engines), key
     )
 
 

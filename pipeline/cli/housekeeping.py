@@ -1,33 +1,44 @@
-"""The commands that keep a registry in order: what comes back, goes, or differs."""
+"""The commands that move bundles between hosts and registries, and that remove them."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import (
-    Number,
-    json_option,
-    registry_at,
-    registry_option,
-    say,
-    tell,
-    tell_json,
-)
+from pipeline.cli.options import Answer, Number, command, say
+from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
+if TYPE_CHECKING:
+    from registry.reference import Ref
+    from registry.store import Entry, Registry
 
-@click.command()
+
+@command()
+@click.argument("ref")
+@click.argument("folder", type=click.Path(path_type=Path))
+def pull(ref: str, folder: Path, registry: Registry) -> Answer:
+    """Copy the bundle of REF into the new FOLDER, digests checked.
+
+    The copy of a version that was promoted to production loads in production mode without a
+    registry.
+    """
+    from pipeline.promotion import pull as pull_bundle
+
+    version, bundle = pull_bundle(registry, ref, folder)
+    data = {"version": version.ref, "digest": bundle.digest, "folder": str(bundle.path)}
+    return Answer(data, [f"{version.ref} is in {folder}"])
+
+
+@command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--name", metavar="NAME", help="The model that gets the version. Default: as its manifest says."
 )
-@registry_option
-@json_option
-def push(folder: Path, name: str | None, registry_uri: str | None, as_json: bool) -> None:
+def push(folder: Path, name: str | None, registry: Registry) -> Answer:
     """Bring FOLDER, which `pull` made, into a registry as a new version, digests checked.
 
     With what was built for it later, and its signature. It starts without an alias: promotions do
@@ -35,50 +46,38 @@ def push(folder: Path, name: str | None, registry_uri: str | None, as_json: bool
     """
     from registry.housekeeping import push as push_bundle
 
-    done = push_bundle(registry_at(registry_uri), folder, name)
+    done = push_bundle(registry, folder, name)
     version = done.version
-    if as_json:
-        found = {
-            "version": version.ref,
-            "digest": version.digest,
-            "new": done.new,
-            "added": list(done.added),
-            "kept": list(done.kept),
-            "signature": done.signature,
-            "origin": dict(version.origin),
-        }
-        tell_json(found)
-        return
     for target in done.kept:
         say(f"{version.ref} has another build of {target}, which stays")
     if done.signature == "kept":
         say(f"{version.ref} has another signature, which stays: `pipeline sign` replaces it")
-    if done.new:
-        tell(f"{folder} is {version.ref} now")
-        return
+    data = {
+        "version": version.ref,
+        "digest": version.digest,
+        "new": done.new,
+        "added": list(done.added),
+        "kept": list(done.kept),
+        "signature": done.signature,
+        "origin": dict(version.origin),
+    }
     more = f", and has {', '.join(done.added)} now" if done.added else ""
-    tell(f"{folder} is {version.ref} already{more}")
+    said = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
+    return Answer(data, [said])
 
 
-@click.command()
+@command()
 @click.argument("ref", metavar="NAME/3")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
-@registry_option
-@json_option
-def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool) -> None:
+def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
     """Remove the version NAME/3 and its files, for good; the history keeps a record of it.
 
     A version that holds an alias is refused.
     """
-    from registry.errors import RegistryError
     from registry.housekeeping import remove
-    from registry.reference import Ref, parse_ref
 
-    registry = registry_at(registry_uri)
-    wanted = parse_ref(ref)
-    if not isinstance(wanted, Ref):
-        raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
+    wanted = _in_registry(ref, "version")
     if not yes:
         version = registry.find(wanted)
         click.confirm(
@@ -90,21 +89,27 @@ def rm(ref: str, yes: bool, reason: str, registry_uri: str | None, as_json: bool
             err=True,
         )
     done = remove(registry, wanted, reason)
-    if as_json:
-        tell_json({"event": done.event.to_json(), "bytes": done.bytes})
-        return
-    tell(f"{done.version.ref} is removed ({in_bytes(done.bytes)})")
+    data = {"event": done.event.to_json(), "bytes": done.bytes}
+    return Answer(data, [f"{done.version.ref} is removed ({_size(done.bytes)})"])
 
 
-@click.command()
+def _in_registry(ref: str, what: str) -> Ref:
+    from registry.errors import RegistryError
+    from registry.reference import Ref, parse_ref
+
+    found = parse_ref(ref)
+    if not isinstance(found, Ref):
+        raise RegistryError(f"{ref}: the path of a folder, a {what} of the registry is needed")
+    return found
+
+
+@command()
 @click.option("--dry-run", is_flag=True, help="Say what there is, and remove nothing.")
 @click.option(
     "--older-than", "days", type=Number(0, 36_500), default=1.0, show_default=True,
     metavar="DAYS", help="Keep unfinished work that is younger than this many days.",
 )  # fmt: skip
-@registry_option
-@json_option
-def gc(dry_run: bool, days: float, registry_uri: str | None, as_json: bool) -> None:
+def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
     """Remove what nothing refers to, from the registry and from this host's cache.
 
     Files of registrations that failed or were killed, of versions that were removed, of targets
@@ -116,122 +121,145 @@ def gc(dry_run: bool, days: float, registry_uri: str | None, as_json: bool) -> N
 
     from registry.housekeeping import collect
 
-    found = collect(registry_at(registry_uri), older_than=timedelta(days=days), dry_run=dry_run)
+    found = collect(registry, older_than=timedelta(days=days), dry_run=dry_run)
     total = sum(each.bytes for each in found)
-    if as_json:
-        shown = {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]}
-        tell_json(shown)
-        return
-    for each in found:
-        tell(f"{in_bytes(each.bytes):>10}  {each.what}: {each.where}")
     verb = "would be removed" if dry_run else "removed"
-    tell(f"{in_bytes(total)} {verb}" if found else "nothing to remove")
+    return Answer(
+        {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in found]},
+        [
+            *(f"{_size(each.bytes):>10}  {each.what}: {each.where}" for each in found),
+            f"{_size(total)} {verb}" if found else "nothing to remove",
+        ],
+    )
 
 
-@click.command()
-@click.argument("a")
-@click.argument("b")
-@registry_option
-@json_option
-def diff(a: str, b: str, registry_uri: str | None, as_json: bool) -> None:
-    """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
+@command(registry=False)
+@click.option("--prune", is_flag=True, help="Remove all that no running process uses.")
+@click.option(
+    "--max-size", metavar="SIZE",
+    help="Remove what was used longest ago until this is left: 500MB, 20GB. What a running process "
+    "uses stays.",
+)  # fmt: skip
+def cache(prune: bool, max_size: str | None) -> Answer:
+    """List the versions that this host keeps, those used longest ago first; or make room.
 
-    Each is a REF: a version, or ./FOLDER of a bundle. Nothing is measured anew: deviations and
-    times are those recorded when each was built.
+    The folder is $PIPELINE_CACHE, else $XDG_CACHE_HOME/soa-pipeline, else ~/.cache/soa-pipeline.
+    Whatever is fetched keeps it below $PIPELINE_CACHE_SIZE, by default 20GB.
     """
-    from pipeline.report import console, print_difference
-    from pipeline.report import diff as compare
+    from registry.store import Cache, cache_root, parse_size, size_bound
 
-    found = compare(registry_at(registry_uri), a, b)
-    if as_json:
-        tell_json(found.to_json())
-        return
-    print_difference(console(), found)
+    if prune and max_size is not None:
+        raise click.UsageError("--prune is --max-size 0kB: give one of the two")
+    place = Cache(cache_root())
+    bound = size_bound()
+    removed: list[Entry] = []
+    if prune or max_size is not None:
+        removed = place.shrink(parse_size(max_size or "0kB", "--max-size"))
+    kept = [
+        {
+            "digest": entry.digest,
+            "name": cached_name(place.root / entry.digest),
+            "bytes": entry.size,
+            "used": entry.used.isoformat(),
+            "in_use": entry.in_use,
+        }
+        for entry in place.entries()
+    ]
+
+    def shown() -> Iterator[str]:
+        for entry in kept:
+            state = "in use" if entry["in_use"] else ""
+            used = str(entry["used"])[:19].replace("T", " ")
+            size = _size(int(str(entry["bytes"])))
+            yield f"{str(entry['digest'])[:12]}  {size:>10}  {used}  {state:6}  {entry['name']}"
+        if removed:
+            yield f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}"
+        total = _size(sum(int(str(entry["bytes"])) for entry in kept))
+        yield f"{len(kept)} in {place.root}, {total} of {_size(bound)}"
+
+    data = {
+        "folder": str(place.root),
+        "bound": bound,
+        "entries": kept,
+        "removed": [entry.digest for entry in removed],
+    }
+    return Answer(data, shown())
 
 
-@click.command("export")
+def cached_name(folder: Path) -> str:
+    """The model's name, and the target of what was built later; unchecked: for people."""
+    for file in ("manifest.json", "annex.json"):
+        try:
+            said = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
+        except (OSError, ValueError):
+            continue
+        return " ".join(str(said[key]) for key in ("name", "target") if key in said)
+    return "?"
+
+
+@command("export")
 @click.argument("ref", metavar="NAME[/3]")
 @click.argument("path", type=click.Path(path_type=Path))
-@registry_option
-@json_option
-def export_command(ref: str, path: Path, registry_uri: str | None, as_json: bool) -> None:
+def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.
 
     For `pipeline import` in another registry. With what was built later and with signatures.
     Policies stay: they are the registry's own.
     """
-    from registry.errors import RegistryError
     from registry.housekeeping import export_to
-    from registry.reference import Ref, parse_ref
 
-    wanted = parse_ref(ref)
-    if not isinstance(wanted, Ref):
-        raise RegistryError(f"{ref}: the path of a folder, a model of the registry is needed")
-    made = export_to(registry_at(registry_uri), wanted, path)
-    refs = [f"{made.name}/{number}" for number in made.versions]
-    if as_json:
-        shown = {"path": str(path), "versions": refs, "events": len(made.history)}
-        tell_json(shown)
-        return
-    tell(f"{', '.join(refs)} and {len(made.history)} events are in {path}")
+    made = export_to(registry, _in_registry(ref, "model"), path)
+    refs, events = [f"{made.name}/{number}" for number in made.versions], len(made.history)
+    data = {"path": str(path), "versions": refs, "events": events}
+    return Answer(data, [f"{', '.join(refs)} and {events} events are in {path}"])
 
 
-@click.command("import")
+@command("import")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--name", metavar="NAME", help="The model that gets them. Default: as it was called.")
 @click.option(
     "--with-aliases", is_flag=True,
     help="Promote each version to the aliases that it had: every gate is asked, here.",
 )  # fmt: skip
-@registry_option
-@json_option
-def import_command(
-    path: Path, name: str | None, with_aliases: bool, registry_uri: str | None, as_json: bool
-) -> None:
+def import_command(path: Path, name: str | None, with_aliases: bool, registry: Registry) -> Answer:
     """Bring what `pipeline export` wrote to PATH into a registry, digests checked.
 
     New versions without aliases, and a record of each event in the history. May be run again. Exits
     with 1 where a gate refuses an alias.
     """
-    registry = registry_at(registry_uri)
-    promoted: Mapping[str, str] = {}
-    refused: Mapping[str, Exception] = {}
+    promoted: dict[str, str] = {}
+    refused: dict[str, str] = {}
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
         done = import_with_aliases(registry, path, name, say)
-        found, refused = done.imported, done.refused
+        found = done.imported
         promoted = {alias: each.version.ref for alias, each in done.promoted.items()}
+        refused = {alias: str(error) for alias, error in done.refused.items()}
     else:
         from registry.housekeeping import import_from
 
         found = import_from(registry, path, name)
     export = found.export
     versions = {f"{export.name}/{n}": each.version.ref for n, each in found.versions.items()}
-    if as_json:
-        shown = {
-            "from": export.registry,
-            "versions": versions,
-            "events": found.events,
-            "promoted": promoted,
-            "refused": {alias: str(error) for alias, error in refused.items()},
-        }
-        tell_json(shown)
-    else:
-        for was, ref in versions.items():
-            tell(f"{was} of {export.registry} is {ref}")
-        tell(f"{found.events} events are recorded")
-        for alias, ref in promoted.items():
-            tell(f"{ref} is now @{alias}")
+    data = {
+        "from": export.registry,
+        "versions": versions,
+        "events": found.events,
+        "promoted": promoted,
+        "refused": refused,
+    }
+    shown = [
+        *(f"{was} of {export.registry} is {ref}" for was, ref in versions.items()),
+        f"{found.events} events are recorded",
+        *(f"{ref} is now @{alias}" for alias, ref in promoted.items()),
+    ]
     for error in refused.values():
         say(f"pipeline: {error}")
-    if refused:
-        sys.exit(1)
+    return Answer(data, shown, passed=not refused)
 
 
-def in_bytes(count: int) -> str:
-    """Three significant digits."""
-    value, units = float(count), ["B", "kB", "MB", "GB"]
-    while value >= 1000 and len(units) > 1:
-        value, units = value / 1000, units[1:]
-    return f"{value:.4g} {units[0]}" if units[0] == "B" else f"{value:.3g} {units[0]}"
+def _size(count: int) -> str:
+    from pydantic import ByteSize  # only here: `pipeline --help` does not wait for it
+
+    return ByteSize(count).human_readable(decimal=True)

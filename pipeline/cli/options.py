@@ -1,56 +1,94 @@
-"""What the commands share: the options for the registry and for machines, and how they speak."""
+"""What every command shares: the options `--registry` and `--json`, and how it answers."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from soa.text import plain
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Number(click.FloatRange):
-    """A finite one: nan passes click's comparisons."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return found
-
-
-def registry_option(command: F) -> F:
-    return click.option(
-        "--registry",
-        "registry_uri",
-        metavar="URI",
-        help="MLflow tracking URI of the registry: sqlite:///FILE, http://HOST:PORT, … "
-        "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
-    )(command)
-
-
-def json_option(command: F) -> F:
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print the result as JSON, for machines."
-    )(command)
-
-
-def registry_at(uri: str | None) -> Any:
+if TYPE_CHECKING:
+    from pipeline.report import Part
     from registry.store import Registry
+    from runtime.opening import Opened
 
-    return Registry(uri)
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command found: `data` for machines, `shown` for people."""
+
+    data: object
+    """For `--json`."""
+    shown: Iterable[Part] = ()
+    """Lines and tables; a generator is not asked for them where the answer is JSON."""
+    passed: bool = True
+    """False: the exit status is 1."""
 
 
-def opened_at(ref: str, uri: str | None) -> Any:
+def command(
+    name: str | None = None, *, registry: bool = True
+) -> Callable[[Callable[..., Answer | None]], click.Command]:
+    """A command that answers as JSON or for people; it gets `--registry`, opened, as `registry`."""
+
+    def made(function: Callable[..., Answer | None]) -> click.Command:
+        @functools.wraps(function)
+        def answered(as_json: bool, registry_uri: str | None = None, **given: Any) -> None:
+            if registry:
+                from registry.store import Registry
+
+                given["registry"] = Registry(registry_uri)
+            answer = function(**given)
+            if answer is not None:
+                give(answer)
+
+        built = click.command(name)(answered)
+        if registry:
+            built.params.append(
+                click.Option(
+                    ["--registry", "registry_uri"],
+                    metavar="URI",
+                    help="MLflow tracking URI of the registry: sqlite:///FILE, http://HOST:PORT, … "
+                    "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
+                )
+            )
+        built.params.append(
+            click.Option(
+                ["--json", "as_json"], is_flag=True, help="Print the result as JSON, for machines."
+            )
+        )
+        return built
+
+    return made
+
+
+def give(answer: Answer) -> None:
+    """Print the answer as the running command was asked to; exit with 1 if it did not pass."""
+    context = click.get_current_context()
+    if context.params["as_json"]:
+        click.echo(json.dumps(answer.data, indent=1))  # in ASCII
+    else:
+        for part in answer.shown:
+            if isinstance(part, str):
+                tell(part)
+            else:
+                from pipeline.report import show
+
+                show([part])
+    if not answer.passed:
+        context.exit(1)
+
+
+def opened_at(ref: str, registry: Registry) -> Opened:
     """To look at or to measure, whether it was promoted or not."""
     from runtime.opening import Opening, open_version
 
-    return open_version(Opening(ref, mode="test", registry=uri))
+    return open_version(Opening(ref, mode="test", registry=registry))
 
 
 def say(text: object) -> None:
@@ -63,5 +101,11 @@ def tell(text: object) -> None:
     click.echo(plain(text))
 
 
-def tell_json(answer: object) -> None:
-    click.echo(json.dumps(answer, indent=1))  # in ASCII
+class Number(click.FloatRange):
+    """A finite one: nan passes click's comparisons."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found

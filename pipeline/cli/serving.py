@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from pipeline.cli.cluster import cluster_files, cluster_options
-from pipeline.cli.options import F, json_option, registry_at, registry_option, say, tell, tell_json
+from pipeline.cli.options import Answer, command, give, say
 
 if TYPE_CHECKING:
+    from pipeline.deployment import ClusterFiles, Deployed
+    from registry.store import Registry
     from serving.native import Backend
-    from serving.wire import Form
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _service_options(command: F) -> F:
+_SERVICE = ("devices", "instances", "queue_delay_us", "target", "requests", "merge")
+
+
+def _service_options(function: F) -> F:
+    """They arrive as `**service`, named as the arguments of `pipeline.deployment.deploy`."""
     for option in (
         click.option(
             "--requests", default="columns", show_default=True,
@@ -45,11 +52,88 @@ def _service_options(command: F) -> F:
             help="cpu, or cuda:0 and so on; may be given again.",
         ),
     ):  # fmt: skip
-        command = option(command)
-    return command
+        function = option(function)
+    return function
 
 
-@click.command()
+def _cluster_options(function: F) -> F:
+    """They arrive as `**cluster`, for `_cluster_files`."""
+    for option in reversed((
+        click.option(
+            "--helm", is_flag=False, flag_value="values.yaml", metavar="[FILE]",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Also write values for the SuperSONIC Helm chart. Default FILE: values.yaml.",
+        ),
+        click.option(
+            "--manifests", metavar="DIR", type=click.Path(file_okay=False, path_type=Path),
+            help="Also write plain Kubernetes manifests into the new folder DIR.",
+        ),
+        click.option(
+            "--image", metavar="IMAGE",
+            help="For a cluster: a container image with Triton, torch and soa-pipeline.",
+        ),
+        click.option(
+            "--models", default="pvc:models", show_default=True, metavar="PLACE",
+            help="For a cluster: where DIR will lie: pvc:CLAIM[/FOLDER], nfs:HOST:/FOLDER, "
+            "/cvmfs/FOLDER.",
+        ),
+        click.option(
+            "--servers", default="1-10", show_default=True, metavar="LEAST-MOST",
+            help="For a cluster: how many servers there may be.",
+        ),
+        click.option(
+            "--queue-ms", type=int,
+            help="For a cluster: more servers where requests wait longer. Default: four runs.",
+        ),
+        click.option(
+            "--memory-gib", type=int,
+            help="For a cluster: memory of a server. Default: estimated from the artifact.",
+        ),
+        click.option(
+            "--prometheus", metavar="URL",
+            help="For a cluster: a Prometheus that is there. Default: one of its own.",
+        ),
+        click.option(
+            "--connections-per-s", type=int, default=100, show_default=True,
+            help="For a cluster: new clients that the proxy lets in.",
+        ),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def _cluster_files(
+    *,
+    helm: Path | None,
+    manifests: Path | None,
+    image: str | None,
+    servers: str,
+    replace: bool,
+    **rest: Any,
+) -> ClusterFiles | None:
+    """What was asked for, checked; None where nothing was. Raises ServingError."""
+    if helm is None and manifests is None:
+        for name in ("image", "servers", *rest):
+            source = click.get_current_context().get_parameter_source(name)
+            if source is ParameterSource.COMMANDLINE:
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is for a cluster: add --helm or --manifests")
+        return None
+    from pipeline.deployment import ClusterFiles
+    from serving.cluster import ClusterOptions
+
+    if image is None:
+        raise click.UsageError("a cluster needs --image: one with Triton, torch and soa-pipeline")
+    least, _, most = servers.partition("-")
+    if not (least.isdecimal() and (most or least).isdecimal()):
+        raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
+    wanted = ClusterOptions(image, min_servers=int(least), max_servers=int(most or least), **rest)
+    files = ClusterFiles(wanted, helm, manifests, replace)
+    files.check()
+    return files
+
+
+@command()
 @click.argument("ref")
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
@@ -64,49 +148,31 @@ def _service_options(command: F) -> F:
     "here, of onnxruntime's, on a GPU of the kind that serves it.",
 )  # fmt: skip
 @click.option("--replace", is_flag=True, help="Replace what is there already.")
-@cluster_options
-@registry_option
-@json_option
+@_cluster_options
 def deploy(
     ref: str,
     out: Path,
-    devices: tuple[str, ...],
-    instances: int,
-    queue_delay_us: int,
-    target: str | None,
-    requests: Form,
-    merge: bool | None,
     backend: Backend,
     replace: bool,
-    registry_uri: str | None,
-    as_json: bool,
-    **cluster: Any,
-) -> None:
+    registry: Registry,
+    **options: Any,
+) -> Answer:
     """Write REF as a model of a Triton repository: for any Triton that has soa-pipeline.
 
     REF must have been promoted to production. The repository may be copied and moved.
     """
     from pipeline.deployment import deploy as write
 
-    files = cluster_files(replace=replace, **cluster)
-    done = write(
-        registry_at(registry_uri), ref, out, devices=devices, instances=instances,
-        queue_delay_us=queue_delay_us, target=target, requests=requests,
-        backend=backend, merge=merge, replace=replace,
-    )  # fmt: skip
+    service = {name: options.pop(name) for name in _SERVICE}
+    files = _cluster_files(replace=replace, **options)
+    done = write(registry, ref, out, backend=backend, replace=replace, **service)
     said = files.write(done) if files else []
-    if as_json:
-        found = _described(done) | ({"cluster": said} if files else {})
-        tell_json(found)
-        return
-    service = done.service
-    tell(f"{service.name}/{service.number} ({service.target}) is in {done.folder}")
-    tell(_batching(done))
-    for line in said:
-        tell(line)
+    made = f"{done.service.name}/{done.service.number} ({done.service.target}) is in {done.folder}"
+    data = _described(done) | ({"cluster": said} if files else {})
+    return Answer(data, [made, _batching(done), *said])
 
 
-def _described(done: Any) -> dict[str, Any]:
+def _described(done: Deployed) -> dict[str, Any]:
     return {
         "version": f"{done.service.name}/{done.service.number}",
         "digest": done.service.digest,
@@ -119,14 +185,14 @@ def _described(done: Any) -> dict[str, Any]:
     }
 
 
-def _batching(done: Any) -> str:
+def _batching(done: Deployed) -> str:
     if done.why_alone:
         return f"requests are not merged: {done.why_alone}"
     sizes = ", ".join(map(str, done.service.preferred)) or "none"
     return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
 
 
-@click.command()
+@command()
 @click.argument("ref")
 @_service_options
 @click.option(
@@ -144,16 +210,8 @@ def _batching(done: Any) -> str:
     "--tritonserver", metavar="FILE",
     help="The server to start. Default: $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.",
 )  # fmt: skip
-@registry_option
-@json_option
 def serve(
     ref: str,
-    devices: tuple[str, ...],
-    instances: int,
-    queue_delay_us: int,
-    target: str | None,
-    requests: Form,
-    merge: bool | None,
     servers: int,
     check: bool,
     host: str,
@@ -162,8 +220,8 @@ def serve(
     metrics_port: int,
     ready_s: float,
     tritonserver: str | None,
-    registry_uri: str | None,
-    as_json: bool,
+    registry: Registry,
+    **service: Any,
 ) -> None:
     """Start a real Triton here with REF, compare its answers with the reference, and serve.
 
@@ -177,39 +235,27 @@ def serve(
     find_triton(tritonserver)  # before any work
     options = ServerOptions(host, Ports(grpc_port, http_port, metrics_port), ready_s, tritonserver)
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
-        done = write(
-            registry_at(registry_uri), ref, Path(scratch), devices=devices, instances=instances,
-            queue_delay_us=queue_delay_us, target=target, requests=requests, merge=merge,
-        )  # fmt: skip
-        say(f"starting Triton with {done.service.name}/{done.service.number}; {_batching(done)}")
+        done = write(registry, ref, Path(scratch), **service)
+        version = f"{done.service.name}/{done.service.number}"
+        say(f"starting Triton with {version}; {_batching(done)}")
         with serve_by(servers, Path(scratch), options) as server:
             say("comparing its answers with the reference")
             report = check_answers(server, done)
-            found = {
-                **_described(done),
-                "endpoints": server.endpoints(),
-                "worst": {name: d.max_abs for name, d in report.worst.items()},
-                "metrics": server.metrics(done.service.name),
-            }
-            _print(found, as_json)
+            endpoints, metrics = server.endpoints(), server.metrics(done.service.name)
+            worst = {name: d.max_abs for name, d in report.worst.items()}
+            more = {"endpoints": endpoints, "worst": worst, "metrics": metrics}
+            counts = [f"nv_inference_{n}" for n in ("request_success", "count", "exec_count")]
+            shown = [
+                f"{version} answers as its reference does",
+                *(f"  {name}: largest deviation {found:.2g}" for name, found in worst.items()),
+                *(f"{protocol:8} {address}" for protocol, address in endpoints.items()),
+                *(f"{name} {metrics.get(name, 0.0):.0f}" for name in counts),
+            ]
+            give(Answer(_described(done) | more, shown))
             if not check:
                 with contextlib.suppress(KeyboardInterrupt):
                     server.wait()
                 say("stopping")
-
-
-def _print(found: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        tell_json(found)
-        return
-    tell(f"{found['version']} answers as its reference does")
-    for output, worst in found["worst"].items():
-        tell(f"  {output}: largest deviation {worst:.2g}")
-    for protocol, address in found["endpoints"].items():
-        tell(f"{protocol:8} {address}")
-    for name in ("request_success", "count", "exec_count"):
-        value = found["metrics"].get(f"nv_inference_{name}", 0.0)
-        tell(f"nv_inference_{name} {value:.0f}")
 
 
 @contextlib.contextmanager

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.options import (
-    json_option,
-    opened_at,
-    registry_at,
-    registry_option,
-    tell,
-    tell_json,
-)
+from pipeline.cli.options import Answer, command, opened_at
+
+if TYPE_CHECKING:
+    from registry.store import Registry
 
 PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 
 
-@click.command()
+@command()
 @click.argument("ref")
 @click.option(
     "--key", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -34,16 +31,9 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
     "--chain", multiple=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Certificates between that one and the root, if there are any; may be given again.",
 )  # fmt: skip
-@registry_option
-@json_option
 def sign(
-    ref: str,
-    key: Path,
-    certificate: Path | None,
-    chain: tuple[Path, ...],
-    registry_uri: str | None,
-    as_json: bool,
-) -> None:
+    ref: str, key: Path, certificate: Path | None, chain: tuple[Path, ...], registry: Registry
+) -> Answer:
     """Sign every file of REF, a version or ./FOLDER of a bundle; a signature there is replaced.
 
     A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
@@ -53,53 +43,42 @@ def sign(
 
     if chain and certificate is None:
         raise click.UsageError("--chain goes with --certificate")
-    registry = registry_at(registry_uri)
     password = os.environ.get(PASSWORD_VARIABLE)
     certificates = [] if certificate is None else [certificate, *chain]
-    opened = opened_at(ref, registry_uri)
-    bundle, version = opened.bundle, opened.version
-    if version is None:
-        public = signing.sign(bundle, key, password, certificates)
+    opened = opened_at(ref, registry)
+    if opened.version is None:
+        public = signing.sign(opened.bundle, key, password, certificates)
     else:
-        public = registry.sign(version, key, password, certificates)
-    if as_json:
-        tell_json({"digest": bundle.digest, "key": public.fingerprint})
-        return
-    tell(f"{version.ref if version else ref} is signed; the key is {public.fingerprint}")
+        public = registry.sign(opened.version, key, password, certificates)
+    shown = opened.version.ref if opened.version else ref
+    return Answer(
+        {"digest": opened.bundle.digest, "key": public.fingerprint},
+        [f"{shown} is signed; the key is {public.fingerprint}"],
+    )
 
 
-@click.command()
+@command()
 @click.argument("ref")
 @click.option(
     "--key", "--root", "keys", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
     help="Public key, or root certificate, in PEM format, or a folder of them; may be given again. "
     "Default: $PIPELINE_TRUSTED_KEYS.",
 )  # fmt: skip
-@registry_option
-@json_option
-def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
+def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
     from registry.trust import Root, host_keys, require_signature, trusted_keys
 
     trusted = trusted_keys(keys) if keys else host_keys()
     if trusted is None:
         raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
-    registry = registry_at(registry_uri)
-    opened = opened_at(ref, registry_uri)
-    bundle, version = opened.bundle, opened.version
-    if version is None:
-        signer = require_signature(bundle, trusted)
+    opened = opened_at(ref, registry)
+    if opened.version is None:
+        signer = require_signature(opened.bundle, trusted)
     else:
-        signer = registry.require_signature(version, bundle, trusted)
-    shown = version.ref if version else ref
+        signer = registry.require_signature(opened.version, opened.bundle, trusted)
+    shown, data = opened.version.ref if opened.version else ref, {"digest": opened.bundle.digest}
     if isinstance(signer, Root):
-        if as_json:
-            found = {"root": signer.fingerprint, "signer": signer.signer}
-            tell_json({"digest": bundle.digest, **found})
-        else:
-            tell(f"{shown} is signed by {signer.signer}, certified by {signer}")
-        return
-    if as_json:
-        tell_json({"digest": bundle.digest, "key": signer.fingerprint})
-        return
-    tell(f"{shown} is signed by {signer.fingerprint} ({signer.origin})")
+        data |= {"root": signer.fingerprint, "signer": signer.signer}
+        return Answer(data, [f"{shown} is signed by {signer.signer}, certified by {signer}"])
+    said = f"{shown} is signed by {signer.fingerprint} ({signer.origin})"
+    return Answer(data | {"key": signer.fingerprint}, [said])

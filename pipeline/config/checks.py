@@ -14,16 +14,15 @@ from engines.base import ENGINES
 from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.expressions import check_preprocess
-from pipeline.config.wording import Problem, did_you_mean, not_among, shown
-from pipeline.config.yaml_lines import Key
+from pipeline.config.wording import did_you_mean, not_among, shown
+from pipeline.config.yaml_lines import Key, Problem
+from registry.reference import NAME_PATTERN
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, ColumnConfig, Config, OutputConfig
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_BITS = re.compile(r"\d+$")
 
 
 @dataclass(frozen=True)
@@ -79,19 +78,15 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
         return f"{file(at, where)}:{name}" if where.endswith(".py") else text
 
     model = config.model
-    files = Files(
-        factory=factory(("model", "factory"), expanded(("model", "factory"), model.factory)),
-        program=file(("model", "program"), expanded(("model", "program"), model.program)),
-        torchscript=file(
-            ("model", "torchscript"), expanded(("model", "torchscript"), model.torchscript)
-        ),
-        weights=file(("model", "weights"), expanded(("model", "weights"), model.weights)),
-        reference_factory=factory(
-            ("reference", "factory"),
-            expanded(("reference", "factory"), config.reference.factory),
-        ),
+    program, torchscript, weights = (
+        file(("model", key), expanded(("model", key), getattr(model, key)))
+        for key in ("program", "torchscript", "weights")
     )
-    return files, problems
+    of_model, of_reference = (
+        factory((part, "factory"), expanded((part, "factory"), given))
+        for part, given in (("model", model.factory), ("reference", config.reference.factory))
+    )
+    return Files(of_model, program, torchscript, weights, of_reference), problems
 
 
 def check_config(config: Config) -> list[Problem]:
@@ -100,15 +95,18 @@ def check_config(config: Config) -> list[Problem]:
         *_check_names(config),
         *_check_collections(config),
         *_check_blocks(config),
-        *_check_preprocess(config),
         *_check_rows(config),
         *_check_reference(config),
     ]
 
 
 def _check_names(config: Config) -> Iterator[Problem]:
-    if not _MODEL_NAME.fullmatch(config.name):
-        yield ("name",), f"found {shown(config.name)}; allowed: letters, digits, '.', '_' and '-'"
+    if not re.fullmatch(NAME_PATTERN, config.name):
+        yield (
+            ("name",),
+            f"found {shown(config.name)}; allowed: letters, digits, '_', '.' and '-', the "
+            "last two not in front; at most 200",
+        )
     for i, engine in enumerate(config.engines):
         if engine not in ENGINES:
             yield ("engines", i), not_among(engine, ENGINES)
@@ -174,20 +172,10 @@ def _check_blocks(config: Config) -> Iterator[Problem]:
             yield (*at, "columns", i), not_among(block.columns[i], columns)
         yield from _repeats((*at, "columns"), block.columns)
         if not unknown:
-            yield from _check_members(at, block, [columns[name] for name in block.columns])
+            members = [columns[name] for name in block.columns]
+            yield from _check_members(at, block, members)
+            yield from check_preprocess((*at, "preprocess"), block, members)
     yield from _check_written(config)
-
-
-def _check_preprocess(config: Config) -> Iterator[Problem]:
-    for i, block in enumerate(config.inputs):
-        columns = (
-            config.collections[block.collection].columns
-            if block.collection in config.collections
-            else ()
-        )
-        members = [c for name in block.columns for c in columns if c.name == name]
-        if len(members) == len(block.columns):  # else that is a problem of the block's own
-            yield from check_preprocess(("inputs", i, "preprocess"), block, members)
 
 
 def _check_members(at: Key, block: BlockConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
@@ -280,5 +268,5 @@ def _repeats(at: Key, names: Iterable[str], *field: str) -> Iterator[Problem]:
 
 def _itemsize(column: ColumnConfig) -> int:
     """Bytes of one element: the number in the dtype's name is its bits."""
-    bits = _BITS.search(column.dtype)
+    bits = re.search(r"\d+$", column.dtype)
     return int(bits[0]) // 8 if bits else 1

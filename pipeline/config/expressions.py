@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.wording import Problem, not_among, shown
-from pipeline.config.yaml_lines import Key
+from pipeline.config.wording import not_among, shown
+from pipeline.config.yaml_lines import Key, Problem
 from stages.model import NUMBERS, OPERANDS, Expression, Features, Step
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import ColumnConfig, InputConfig, PreprocessConfig
+    from pipeline.config.schema import BlockConfig, ColumnConfig, PreprocessConfig
 
 
 class _Mistake(Exception):
@@ -31,9 +31,9 @@ def features_of(block: PreprocessConfig, members: list[ColumnConfig]) -> Feature
     )
 
 
-def check_preprocess(at: Key, block: InputConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
+def check_preprocess(at: Key, block: BlockConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
     """Every contradiction of one block's `preprocess` with its columns."""
-    preprocess = block.preprocess
+    preprocess: PreprocessConfig | None = getattr(block, "preprocess", None)
     if preprocess is None:
         return
     names = [member.name for member in members]

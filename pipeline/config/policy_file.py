@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.wording import Problem, reworded
-from pipeline.config.yaml_lines import dotted, read_yaml
-from pipeline.errors import ConfigError
+from pipeline.config.wording import validated
+from pipeline.config.yaml_lines import Problem, read_yaml
 from registry.errors import SignatureError
 from registry.history import digest_of
 from registry.promotion import Asked, Policy, ReferenceFile
@@ -24,40 +21,7 @@ def load_policy(source: Path) -> Asked:
     themselves come into the policy, in place of their files' names.
     """
     document = read_yaml(source)
-    try:
-        policy = Policy.model_validate(document.data)
-    except ValidationError as error:
-        problems = reworded(error, Policy, document.data)
-    else:
-        problems = _targets(policy)
-        if policy.reference is not None and not (source.parent / policy.reference).is_file():
-            problems.append((("reference",), f"{policy.reference} does not exist, or is no file"))
-        keys = _keys(policy, source.parent, problems)
-    if problems:
-        lines = sorted((document.line(at), dotted(at), text) for at, text in problems)
-        raise ConfigError(
-            *(f"{source}:{line}: {key or 'policy'}: {text}" for line, key, text in lines)
-        )
-    policy = policy.model_copy(update={"signed_by": keys or None})
-    reference = None
-    if policy.reference is not None:
-        path = (source.parent / policy.reference).resolve()
-        reference = ReferenceFile(path, digest_of(path))
-    return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
-
-
-def _keys(policy: Policy, folder: Path, problems: list[Problem]) -> tuple[str, ...]:
-    keys: list[str] = []
-    for i, name in enumerate(policy.signed_by or ()):
-        try:
-            keys.append(read_trusted(folder / name).pem)
-        except SignatureError as error:
-            problems.append((("signed_by", i), str(error)))
-    return tuple(keys)
-
-
-def _targets(policy: Policy) -> list[Problem]:
-    """`cpu` is another target on another host: a policy says which it means."""
+    policy = validated(document, Policy, "policy")
     problems: list[Problem] = []
     for i, name in enumerate(policy.targets or ()):
         try:
@@ -65,6 +29,20 @@ def _targets(policy: Policy) -> list[Problem]:
         except TargetError as error:
             problems.append((("targets", i), str(error)))
             continue
-        if full != name:
+        if full != name:  # `cpu` is another target on another host
             problems.append((("targets", i), f"found {name!r}; write it in full, as {full!r}"))
-    return problems
+    keys: list[str] = []
+    for i, name in enumerate(policy.signed_by or ()):
+        try:
+            keys.append(read_trusted(source.parent / name).pem)
+        except SignatureError as error:
+            problems.append((("signed_by", i), str(error)))
+    if policy.reference is not None and not (source.parent / policy.reference).is_file():
+        problems.append((("reference",), f"{policy.reference} does not exist, or is no file"))
+    document.refuse(problems, "policy")
+    reference = None
+    if policy.reference is not None:
+        path = (source.parent / policy.reference).resolve()
+        reference = ReferenceFile(path, digest_of(path))
+    policy = policy.model_copy(update={"signed_by": tuple(keys) or None})
+    return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)

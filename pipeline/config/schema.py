@@ -18,34 +18,22 @@ from pydantic import (
     NonNegativeInt,
     PositiveInt,
     PrivateAttr,
-    ValidationError,
     model_validator,
 )
 
 from engines.base import DEFAULT_ENGINES
 from pipeline.config.checks import Files, check_config, find_files
-from pipeline.config.wording import Problem, reworded
-from pipeline.config.yaml_lines import dotted, read_yaml
-from pipeline.errors import ConfigError
+from pipeline.config.wording import validated
+from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
 from registry.errors import BundleError
 from soa.files import as_record
 from soa.options import known_options
 
 Dtype = Literal[
-    "bool",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "uint16",
-    "uint32",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-]
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
+    "float16", "bfloat16", "float32", "float64",
+]  # fmt: skip
 Number = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -248,20 +236,8 @@ def load_config(path: str | Path) -> Config:
     """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)
     document = read_yaml(source)
-
-    def refuse(problems: list[Problem]) -> None:
-        if problems:
-            lines = sorted((document.line(at), dotted(at), text) for at, text in problems)
-            raise ConfigError(
-                *(f"{source}:{line}: {key or 'config'}: {text}" for line, key, text in lines)
-            )
-
-    try:
-        config = Config.model_validate(document.data)
-    except ValidationError as error:
-        refuse(reworded(error, Config, document.data))
-        raise  # not reached: a ValidationError has at least one problem
-    files, missing = find_files(config, source.resolve().parent)
-    refuse(check_config(config) + missing)
+    config = validated(document, Config, "config")
+    files, problems = find_files(config, source.resolve().parent)
+    document.refuse(check_config(config) + problems, "config")
     config._files = files
     return config

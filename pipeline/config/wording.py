@@ -7,14 +7,14 @@ import json
 import re
 from collections.abc import Iterable
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline.config.yaml_lines import Key
+from pipeline.config.yaml_lines import Document, Key, Problem
 
-Problem = tuple[Key, str]  # where, and what is wrong there
+M = TypeVar("M", bound=BaseModel)
 
 _EXPECTED = {
     "string_type": "text",
@@ -28,15 +28,19 @@ _EXPECTED = {
 }
 
 
-def reworded(error: ValidationError, root: type[BaseModel], data: Any) -> list[Problem]:
-    """Each finding with its key path. `root` and `data` are what was validated, and its input."""
-    found = [
-        _problem(one, root, data)
-        for one in error.errors(include_url=False)
-        # Pydantic also calls a list too short when its entries are wrong: it counts the others.
-        if one["type"] != "too_short" or not one["input"]
-    ]
-    return list(dict.fromkeys(found))  # a pair that lacks both entries is one mistake
+def validated(document: Document, model: type[M], whole: str) -> M:
+    """What a document says, as a model; ConfigError lists every mistake, of the file as `whole`."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        problems = (
+            _problem(one, model, document.data)
+            for one in error.errors(include_url=False)
+            # Pydantic also calls a list too short when its entries are wrong: it counts the others.
+            if one["type"] != "too_short" or not one["input"]
+        )
+        document.refuse(dict.fromkeys(problems), whole)  # a pair without entries is one mistake
+        raise  # not reached: a ValidationError has at least one problem
 
 
 def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:

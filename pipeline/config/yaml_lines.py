@@ -7,7 +7,7 @@ text (a column may be called so), `010` is ten, and a date is text. Keys are tex
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError
 from soa.files import read_plain
 
 Key = tuple[str | int, ...]
+Problem = tuple[Key, str]  # where, and what is wrong there
 
 _CORE = "tag:yaml.org,2002:"
 _PLAIN = (_CORE + "map", _CORE + "seq")
@@ -62,6 +63,16 @@ class Document:
         while key not in self.lines:
             key = key[:-1]
         return self.lines[key]
+
+    def refuse(self, problems: Iterable[Problem], whole: str) -> None:
+        """Raise ConfigError, if there are problems, with a line `file:line: key: text` for each;
+        the file itself is `whole`.
+        """
+        found = [(self.line(key), dotted(key), text) for key, text in problems]
+        if found:
+            raise ConfigError(
+                *(f"{self.source}:{n}: {key or whole}: {text}" for n, key, text in sorted(found))
+            )
 
 
 def read_yaml(source: Path) -> Document:

@@ -1,4 +1,4 @@
-"""Deploy: a promoted version as a Triton model repository."""
+"""A promoted version as a Triton model repository, and whether a server on it answers right."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 
 from engines.target import Target, choose_target
 from pipeline.promotion import pull_version
-from registry.bundle import Bundle, Manifest
+from registry.bundle import Bundle
 from registry.store import Registry
 from runtime.loader import tolerances_of
 from runtime.opening import Opened, Opening, copy_artifact, open_program, open_version, withheld
 from runtime.session import Session
-from serving.errors import ServingError
+from serving.client import RemoteOptions
+from serving.errors import ServerError, ServingError
+from serving.local import Fleet, TritonServer
 from serving.native import (
     ENGINES,
     Backend,
@@ -28,6 +30,7 @@ from serving.native import (
     make_plan,
     plan_for,
 )
+from serving.remote import connect
 from serving.triton import (
     BLOCKS_ALONE,
     Service,
@@ -38,8 +41,11 @@ from serving.triton import (
     write_repository,
 )
 from serving.wire import Form, Wire, mergeable
+from soa.signature import Signature
 from stages.reference import Reference
-from stages.validation import validate_session
+from stages.validation import ValidationReport, validate_session
+
+_CALL_S = 60.0  # the largest batch of a large model
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,11 @@ def deploy(
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    why_alone = why_never or _why_alone(manifest, chosen, merge)
+    why_alone = why_never
+    if why_alone is None and merge is None:
+        why_alone = why_merging_does_not_pay(manifest, chosen)
+    elif merge is False:
+        why_alone = why_never or "--alone"
     service = Service(
         name=name,
         number=number,
@@ -136,13 +146,8 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
         name = artifact_of(bundle, service.target, service.backend)
         artifact = copy_artifact(opened, service.target, name, scratch / "artifact")
         made = make_native(artifact, service.backend, signature, wire, scratch)
-    report = validate_session(
-        Session(signature, NativeExecutable(signature, wire, made.program)),
-        service.backend,
-        Reference.load(bundle.file(bundle.manifest.reference), signature),
-        tolerances_of(bundle.manifest),
-        frozenset(bundle.manifest.classifiers),
-    )
+    session = Session(signature, NativeExecutable(signature, wire, made.program))
+    report = _compared(session, service.backend, bundle, signature)
     if not report.valid:
         raise ServingError(
             f"the model for Triton's {service.backend} backend is not written, since its answers "
@@ -151,34 +156,51 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     return made.file
 
 
+def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> ValidationReport:
+    """Send the whole reference through the server, by the rules that validate an artifact.
+
+    Raises ServerError where an answer is out of the version's tolerances.
+    """
+    folder = deployed.folder / str(deployed.service.number) / "bundle"
+    session = connect(Opening(folder), server.url, RemoteOptions(deadline_s=_CALL_S))
+    try:
+        report = _compared(session, "triton", deployed.bundle, deployed.service.signature)
+    finally:
+        session.close()
+    if not report.valid:
+        raise ServerError(f"the server's answers are not the reference's: {report.reason}")
+    return report
+
+
+def _compared(
+    session: Session, name: str, bundle: Bundle, signature: Signature
+) -> ValidationReport:
+    return validate_session(
+        session,
+        name,
+        Reference.load(bundle.file(bundle.manifest.reference), signature),
+        tolerances_of(bundle.manifest),
+        frozenset(bundle.manifest.classifiers),
+    )
+
+
 def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     """The target to serve: the one named, the best of this host, or the only one there is."""
     manifest, others = opened.bundle.manifest, withheld(opened)
     have = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
     fitting = [name for name in have if Target.parse(name).torch_device == kind]
-    if wanted is not None:
-        if wanted not in fitting:
-            raise ServingError(
-                f"{manifest.name} has no verified target {wanted} for {', '.join(devices)}; it "
-                f"has: {', '.join(have) or 'none'}{others}"
-            )
-        return wanted
-    if not fitting:
+    if not fitting or wanted not in (None, *fitting):
+        what = "no verified target" + (f" {wanted}" if wanted else "")
         raise ServingError(
-            f"{manifest.name} has no verified target for {', '.join(devices)}; it has: "
+            f"{manifest.name} has {what} for {', '.join(devices)}; it has: "
             f"{', '.join(have) or 'none'}{others}"
         )
+    if wanted is not None:
+        return wanted
     if len(fitting) == 1:
         return fitting[0]
     return choose_target(fitting, kind)
-
-
-def _why_alone(manifest: Manifest, target: str, merge: bool | None) -> str | None:
-    """Why requests that might share a run do not; None where they do."""
-    if merge is None:
-        return why_merging_does_not_pay(manifest, target)
-    return None if merge else "--alone"
 
 
 def _why_never(opened: Opened) -> str | None:

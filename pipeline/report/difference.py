@@ -6,19 +6,28 @@ was measured then, where it was built. Nothing is run again.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from engines.errors import EngineError
 from engines.exported import load_program, quiet_torch
+from pipeline.report.tables import microseconds, new_table
 from registry.bundle import Bundle, Candidate, Manifest
+from registry.errors import BundleError
 from registry.store import Registry
-from runtime.opening import Opened, Opening, open_version
+from runtime.opening import Opening, open_version
 from soa.options import known_options
+
+if TYPE_CHECKING:
+    from pipeline.report.tables import Part
+
+_LONGEST = 80
+_MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
@@ -119,35 +128,41 @@ class Difference:
 @known_options()
 def diff(registry: Registry, a: str, b: str) -> Difference:
     """Compare two versions, or folders of bundles; every digest is checked first."""
-    left, right = (open_version(Opening(r, mode="test", registry=registry)) for r in (a, b))
-    one, two = left.bundle, right.bundle
+    opened = [open_version(Opening(ref, mode="test", registry=registry)) for ref in (a, b)]
+    left, right = (
+        (each.version.ref if each.version else str(each.bundle.path), each.bundle)
+        for each in opened
+    )
+    return compare(left, right)
+
+
+def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> Difference:
+    """Two bundles, each with what it is called."""
+    sides = [
+        Side(ref, bundle.digest, {target: annex.digest for target, annex in bundle.annexes.items()})
+        for ref, bundle in (a, b)
+    ]
+    one, two = a[1], b[1]
+    subjects_a, subjects_b = _subjects(one), _subjects(two)
+    records = {what: tuple(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
     return Difference(
-        _side(left),
-        _side(right),
+        sides[0],
+        sides[1],
         _weights(one, two),
-        _records(one, two),
+        {subject: changes for subject, changes in records.items() if changes},
         tuple(_speed(one.manifest, two.manifest)),
         tuple(_deviations(one.manifest, two.manifest)),
-    )
-
-
-def _side(opened: Opened) -> Side:
-    bundle = opened.bundle
-    return Side(
-        opened.version.ref if opened.version else str(bundle.path),
-        bundle.digest,
-        {target: annex.digest for target, annex in bundle.annexes.items()},
     )
 
 
 def _weights(one: Bundle, two: Bundle) -> Weights:
     try:
         a, b = _tensors(one), _tensors(two)
-    except EngineError as error:
+    except (EngineError, BundleError) as error:
         return Weights(0, (), str(error))
     names = dict.fromkeys((*a, *b))
-    found = {name: _compare(name, a.get(name), b.get(name)) for name in names}
-    changes = tuple(change for change in found.values() if change is not None)
+    found = [_compare(name, a.get(name), b.get(name)) for name in names]
+    changes = tuple(change for change in found if change is not None)
     return Weights(len(found) - len(changes), changes)
 
 
@@ -191,12 +206,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _records(one: Bundle, two: Bundle) -> dict[str, tuple[Change, ...]]:
-    a, b = _subjects(one), _subjects(two)
-    found = {subject: tuple(_changes(a[subject], b[subject])) for subject in a}
-    return {subject: changes for subject, changes in found.items() if changes}
-
-
 def _subjects(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
     provenance = manifest.provenance
@@ -226,14 +235,13 @@ def _target(bundle: Bundle, name: str) -> dict[str, Any]:
         "status": record.status,
         "engine": record.choice() if record.chosen else None,
         "built later": annex is not None,
-        "candidates": {engine: _verdict(c) for engine, c in record.candidates.items()},
+        "candidates": {
+            engine: c.status + (f": {c.reason}" if c.reason else "")
+            for engine, c in record.candidates.items()
+        },
         "facts": {engine: c.facts for engine, c in record.candidates.items() if c.facts},
         "tools": annex.record.tools if annex else {},
     }
-
-
-def _verdict(candidate: Candidate) -> str:
-    return candidate.status + (f": {candidate.reason}" if candidate.reason else "")
 
 
 def _changes(a: Any, b: Any, at: str = "") -> Iterator[Change]:
@@ -262,17 +270,13 @@ def _named(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _candidates(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
-    return {
-        (target, engine): candidate
-        for target, record in manifest.targets.items()
-        for engine, candidate in record.candidates.items()
-    }
-
-
 def _pairs(one: Manifest, two: Manifest) -> Iterator[tuple[str, str, Candidate, Candidate]]:
     """Each target and engine of either side; one without a record for the side that has none."""
-    a, b, none = _candidates(one), _candidates(two), Candidate(status="failed")
+    a, b = (
+        {(t, e): c for t, record in side.targets.items() for e, c in record.candidates.items()}
+        for side in (one, two)
+    )
+    none = Candidate(status="failed")
     for target, engine in dict.fromkeys((*a, *b)):
         yield target, engine, a.get((target, engine), none), b.get((target, engine), none)
 
@@ -288,13 +292,9 @@ def _deviations(one: Manifest, two: Manifest) -> Iterator[Deviation]:
     for target, engine, a, b in _pairs(one, two):
         for output in dict.fromkeys((*a.worst, *b.worst)):
             found = [c.worst.get(output) for c in (a, b)]
-            yield Deviation(
-                target,
-                engine,
-                output,
-                *(None if worst is None else worst.max_abs for worst in found),
-                *(None if worst is None else worst.outside for worst in found),
-            )
+            largest = (None if worst is None else worst.max_abs for worst in found)
+            outside = (None if worst is None else worst.outside for worst in found)
+            yield Deviation(target, engine, output, *largest, *outside)
 
 
 def _finite(value: Any) -> Any:
@@ -305,3 +305,76 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return value
+
+
+def describe_difference(found: Difference) -> Iterator[Part]:
+    """The same for people: lines and tables."""
+    for letter, side in (("A", found.a), ("B", found.b)):
+        yield f"{letter} {side.ref}  {side.digest[:12]}"
+    if found.same:
+        yield "the same files, byte for byte"
+        return
+    yield from _describe_weights(found.weights)
+    for subject, changes in found.records.items():
+        if subject == "files":
+            names = ", ".join(change.what for change in changes[:6])
+            more = f", … ({len(changes)})" if len(changes) > 6 else ""
+            yield f"files that differ: {names}{more}"
+            continue
+        rows = ((c.what, _value(c.a), _value(c.b)) for c in changes[:_MOST_ROWS])
+        yield new_table(subject, "", "A", "B", rows=rows)
+        yield from _more(len(changes))
+    if found.deviations:
+        table = new_table(
+            "deviation from the model's own answers: max abs (fraction outside the tolerance)",
+            "target", "engine", "output", "A", "B",
+        )  # fmt: skip
+        for d in found.deviations:
+            sides = ((d.a_max_abs, d.a_outside), (d.b_max_abs, d.b_outside))
+            cells = ("—" if worst is None else f"{worst:.2e} ({out:.2%})" for worst, out in sides)
+            table.add_row(d.target, d.engine, d.output, *cells)
+        yield table
+    if found.speed:
+        table = new_table(
+            "median of a call, as measured when each was built", "target", "engine", "rows", "A",
+            "B", "B / A",
+        )  # fmt: skip
+        for s in found.speed:
+            times = ("—" if t is None else microseconds(t) for t in (s.a_us, s.b_us))
+            ratio = "" if s.ratio is None else f"{s.ratio:.2f}"
+            table.add_row(s.target, s.engine, s.rows, *times, ratio)
+        yield table
+
+
+def _describe_weights(weights: Weights) -> Iterator[Part]:
+    if weights.unreadable or not weights.changes:
+        why = f"not compared: {weights.unreadable}"
+        yield f"weights: {why if weights.unreadable else f'all {weights.same} tensors are equal'}"
+        return
+    table = new_table(
+        f"weights: {len(weights.changes)} tensors differ, {weights.same} are equal",
+        "tensor", "A", "B", "elements", "max |A-B|", "norm A", "norm B", "norm A-B",
+    )  # fmt: skip
+    for change in weights.changes[:_MOST_ROWS]:
+        numbers = (change.max_abs, change.norm_a, change.norm_b, change.norm_difference)
+        table.add_row(
+            change.name,
+            change.a or "—",
+            "=" if change.a == change.b else change.b or "—",
+            "" if change.elements is None else str(change.elements),
+            *("" if n is None else f"{n:.3g}" for n in numbers),
+        )
+    yield table
+    yield from _more(len(weights.changes))
+
+
+def _more(count: int) -> Iterator[str]:
+    if count > _MOST_ROWS:
+        yield f"  … and {count - _MOST_ROWS} more: --json has all"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "—"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -45,7 +45,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         with exclusive(access, client, _EXPERIMENT):
             experiment = experiment_of(access, client, _EXPERIMENT)
             if experiment is None:
-                place = access.artifact_location("soa-pipeline.config.policy_file")
+                place = access.artifact_location("soa-pipeline.policy")
                 experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
         run = client.create_run(
             experiment,

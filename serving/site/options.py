@@ -1,7 +1,6 @@
 """A site: the servers and devices that a job there may use, and when it uses which.
 
-Plain data, whatever file it came from: pipeline/config/site_file.py reads YAML,
-pipeline/config/site_xml.py CMS's form.
+Plain data, wherever it came from: pipeline/config/site_file.py reads it from YAML.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from engines.exported.archive import load_program
 from pipeline.config.schema import load_config
 from pipeline.config.site_file import load_site
-from pipeline.config.site_xml import SERVERS
 from registry.housekeeping.transport import _as_folder
 from stages.reference.answers import Reference
 from stages.validation.larger import read_set
@@ -47,7 +46,7 @@ def put(path: Path, content: bytes) -> Path:
     return path
 
 
-# -- YAML and XML ----------------------------------------------------------------------------------
+# -- YAML -----------------------------------------------------------------------------------------
 
 AS_DATA = yaml.safe_load(CONFIG)
 
@@ -65,26 +64,7 @@ def test_site(place: Path, content: bytes) -> None:
         load_site(put(place / "site.yaml", content))
 
 
-ELEMENTS = st.sampled_from(["server", "fallback", "policy", SERVERS, "site", "other"])
-KEYS = st.sampled_from(
-    ["name", "address", "port", "metricsPort", "preference", "useSsl", "privateKey", "enable",
-     "deadline", "inFlight", "allowNan"]
-)  # fmt: skip
-XML_TEXTS = texts.map(lambda t: "".join(c for c in t if c.isprintable() and c not in "<&\"'"))
-ATTRIBUTE = st.builds(
-    '{}="{}"'.format, KEYS, st.one_of(XML_TEXTS, st.just("9" * 5000), st.just("8001"))
-)
-ELEMENT = st.builds(
-    lambda name, found: f"<{name} {' '.join(found)}/>", ELEMENTS, st.lists(ATTRIBUTE, max_size=5)
-)
-
-
-@given(elements=st.lists(ELEMENT, max_size=4), name=XML_TEXTS, junk=st.binary(max_size=4))
-def test_site_in_xml(place: Path, elements: list[str], name: str, junk: bytes) -> None:
-    inside = f'<site name="{name}"><{SERVERS}>{"".join(elements)}</{SERVERS}></site>'
-    text = f"<site-local-config>{inside}</site-local-config>".encode(errors="replace") + junk
-    with only_ours():
-        load_site(put(place / "site.xml", text))
+PRINTABLE = texts.map(lambda t: "".join(c for c in t if c.isprintable()))
 
 
 # -- archives --------------------------------------------------------------------------------------
@@ -106,7 +86,7 @@ PAX = st.dictionaries(
         ["size", "path", "GNU.sparse.major", "GNU.sparse.minor", "GNU.sparse.size",
          "GNU.sparse.realsize", "GNU.sparse.map", "GNU.sparse.name"]
     ),
-    st.one_of(st.sampled_from(["1", "0", "9" * 30, "0,1", "export.json", "../x"]), XML_TEXTS),
+    st.one_of(st.sampled_from(["1", "0", "9" * 30, "0,1", "export.json", "../x"]), PRINTABLE),
     max_size=3,
 )  # fmt: skip
 SIZES = st.one_of(st.integers(0, 3000), st.sampled_from([10**6, 8 << 30, 2**60]))

@@ -21,14 +21,13 @@ from pipeline.building.target import recipe_of
 from pipeline.config.policy_file import load_policy
 from pipeline.mlflow_flavour import _version_of
 from pipeline.promotion.promoting import _requirements
-from pipeline.report.difference import Difference, Side, Weights, _deviations, _records, _speed
-from pipeline.report.difference_report import print_difference
-from pipeline.report.tables import (
-    console,
-    print_bundle,
-    print_history,
-    print_reports,
-    print_versions,
+from pipeline.report.difference import Difference, compare, describe_difference
+from pipeline.report.tables import show
+from pipeline.report.versions import (
+    describe_build,
+    describe_bundle,
+    describe_history,
+    describe_versions,
 )
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
 from registry.bundle.bundle import MLFLOW_NOTE, Bundle
@@ -116,8 +115,8 @@ SOUND = opened(Manifest.from_json(json.dumps(MANIFEST)))
 def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     """All that is made of a manifest without its files."""
     manifest = bundle.manifest
-    yield lambda: print_bundle(console(), bundle, None)
-    yield lambda: print_difference(console(), compared(SOUND, bundle))
+    yield lambda: show(describe_bundle(bundle, None))
+    yield lambda: show(describe_difference(compared(SOUND, bundle)))
     yield lambda: require_plain(description.markdown(bundle))
     yield lambda: require_plain(page(manifest.name, manifest, manifest.targets, bundle.digest))
     yield from (
@@ -132,14 +131,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
 
 
 def compared(one: Bundle, two: Bundle) -> Difference:
-    found = Difference(
-        Side("A", one.digest, {}),
-        Side("B", two.digest, {"": ""}),
-        Weights(0, (), "not read"),
-        _records(one, two),
-        tuple(_speed(one.manifest, two.manifest)),
-        tuple(_deviations(one.manifest, two.manifest)),
-    )
+    found = compare(("A", one), ("B", two))
     json.dumps(found.to_json(), allow_nan=False)
     return found
 
@@ -230,7 +222,7 @@ def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
     put(place / "reports/benchmark.json", benchmark)
     files = {"reports/validation.json": "", "reports/benchmark.json": ""}
     with only_ours(), printed():
-        print_reports(Bundle(place, SOUND.manifest, DIGEST, files))
+        show(describe_build(Bundle(place, SOUND.manifest, DIGEST, files)))
 
 
 def test_the_reports_are_ours() -> None:
@@ -310,7 +302,7 @@ def test_event_of_the_history(content: bytes, milliseconds: int) -> None:
     with only_ours():
         event = _read(run_with(cut(content), milliseconds), "jets")
         with printed():
-            print_history(console(), "jets", [event])
+            show([describe_history("jets", [event])])
         require_plain(event_markdown(event))
         json.dumps(event.to_json())
         aliases_at([event], event.time)
@@ -332,9 +324,9 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
         usable_annexes(version, found, signed=False)
         require_promoted(version, [found])
     with only_ours(), printed():
-        print_bundle(console(), SOUND, version)
+        show(describe_bundle(SOUND, version))
     with printed():
-        print_versions(console(), {"jets": [version]})
+        show([describe_versions([version])])
 
 
 def version_with(tags: Mapping[str, str]) -> Version:

@@ -16,15 +16,15 @@ from markdown_it import MarkdownIt
 
 from pipeline.cli.main import main
 from pipeline.errors import ConfigError
-from pipeline.report.difference_report import print_difference
-from pipeline.report.tables import (
-    console,
-    print_benchmark,
-    print_bundle,
-    print_decisions,
-    print_history,
-    print_validation,
-    print_versions,
+from pipeline.report.difference import describe_difference
+from pipeline.report.tables import show
+from pipeline.report.versions import (
+    describe_benchmark,
+    describe_bundle,
+    describe_decisions,
+    describe_history,
+    describe_validation,
+    describe_versions,
 )
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
@@ -110,9 +110,9 @@ def everywhere(text: str) -> Bundle:
 def test_a_bundle(text: str) -> None:
     bundle = everywhere(text)
     with printed():
-        print_bundle(console(), bundle, version(text))
-        print_versions(console(), {text: [version(text)]})
-        print_difference(console(), compared(everywhere("x"), bundle))
+        show(describe_bundle(bundle, version(text)))
+        show([describe_versions([version(text)])])
+        show(describe_difference(compared(everywhere("x"), bundle)))
     for made in (markdown(bundle), page(text, bundle.manifest, bundle.manifest.targets, DIGEST)):
         require_plain(made)
     require_plain("".join(parameters(bundle.manifest).values()))
@@ -135,18 +135,18 @@ def test_an_event_and_its_decisions(text: str) -> None:
             text, {text: text}, text, by=text,
         )  # fmt: skip
         with printed():
-            print_history(console(), text, [event])
+            show([describe_history(text, [event])])
         require_plain(event_markdown(event))
     with printed():
-        print_decisions(console(), text, [decision])
+        show(describe_decisions(text, [decision]))
 
 
 @given(texts)
 def test_reports(text: str) -> None:
     timing = {text: Timing(1.0, 1.0, 1.0, 1)}
     with printed():
-        print_validation(console(), text, [ValidationReport.failed(text, text)])
-        print_benchmark(console(), text, BenchmarkReport({text: timing}, text, below=((5, text),)))
+        show(describe_validation(text, [ValidationReport.failed(text, text)]))
+        show([describe_benchmark(text, BenchmarkReport({text: timing}, text, below=((5, text),)))])
 
 
 @given(texts)

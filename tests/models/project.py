@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
@@ -16,6 +17,8 @@ from engines.target import Target
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle, seal
 from registry.promotion.gates import Decision
+from registry.store.registry import Registry
+from runtime.session.session import Session
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))
@@ -138,6 +141,11 @@ def cli(*arguments: object, code: int = 0) -> Result:
     return result
 
 
+def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
+    """What a machine reads: standard output is JSON, whole and nothing else."""
+    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
+
+
 def refusal(*arguments: object) -> str:
     """The one line in which the command refuses; standard output stays empty."""
     result = cli(*arguments, code=1)
@@ -171,3 +179,18 @@ def described(bundle: Bundle, folder: Path, text: str) -> Bundle:
 
 
 PASSED = (Decision("digests", True, "all match", "all match", "every file has its digest"),)
+
+
+def require_right(session: Session, engine: str | None = None, n: int = 33) -> None:
+    """The answers of the model that `write_project` writes, by an artifact of `engine`."""
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    features = torch.randn(n, 6)
+    for i, name in enumerate("abcdef"):
+        jets.tensor(name).copy_(features[:, i])
+    session.run(jets, tags)
+    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
+    expected = mlps.PointwiseFirst(1)(features).detach()
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    if engine is not None:
+        assert session.origin is not None
+        assert (session.origin.target, session.origin.engine) == (TARGET, engine)

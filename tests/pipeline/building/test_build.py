@@ -22,8 +22,7 @@ from runtime.errors import LoadError
 from serving.errors import ServingError
 from stages.errors import StageError
 from stages.packaging.annex import NO_BASELINE
-from tests.models.mlps import PointwiseFirst
-from tests.models.project import TARGET, Built, cli, refusal, resealed
+from tests.models.project import TARGET, Built, cli, refusal, require_right, resealed
 
 LOWER = "cpu/x86-64-v2"
 
@@ -59,17 +58,6 @@ def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFa
     where = ("--registry", registry.uri, "--work", folder / "work")
     said = cli("build", "jets/1", "--target", LOWER, "--engine", "aoti", *where, "--json").stdout
     return registry, json.loads(said), before, tree(bundle)
-
-
-def require_right(session: Any, n: int = 33) -> None:
-    jets, tags = session.collection("jets", n), session.collection("tags", n)
-    features = torch.randn(n, 6)
-    for i, name in enumerate("abcdef"):
-        jets.tensor(name).copy_(features[:, i])
-    session.run(jets, tags)
-    expected = PointwiseFirst(1)(features).detach()
-    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built) -> None:

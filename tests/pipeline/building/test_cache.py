@@ -27,98 +27,86 @@ def test_key_depends_on_what_is_said_not_on_its_order() -> None:
     assert len({content_key(parts) for parts in keys}) == len(keys)
 
 
-def test_built_once(tmp_path: Path) -> None:
-    cache = StageCache(tmp_path)
-    built: list[Path] = []
+class Stage:
+    """A stage that counts its work; its result is a file."""
 
-    def build(folder: Path) -> None:
+    def __init__(self, root: Path, source: Path | None = None, good: bool = True) -> None:
+        self.cache, self.source, self.good, self.built = StageCache(root), source, good, 0
+
+    def build(self, folder: Path) -> str:
         assert list(folder.iterdir()) == []
         (folder / "result").write_text("42")
-        built.append(folder)
+        self.built += 1
+        return "42"
 
-    first = cache.folder("stage", "key", build)
-    assert first == (tmp_path / "stage" / "key", True)
-    assert cache.folder("stage", "key", build) == (first[0], False)
-    assert cache.folder("stage", "other", build)[1]
-    assert cache.folder("next", "key", build)[1]
-    assert len(built) == 3
+    def run(self, stage: str = "stage", key: str = "key") -> int:
+        """How often it was built so far."""
+        found = self.cache.result(
+            stage, key, self.build, lambda at: (at / "result").read_text(),
+            lambda made: self.good, self.digests,
+        )  # fmt: skip
+        assert found == "42"
+        return self.built
+
+    def digests(self) -> dict[str, str]:
+        if self.source is None:
+            return {}
+        return {str(self.source): hashlib.sha256(self.source.read_bytes()).hexdigest()}
+
+
+def test_built_once(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    assert [stage.run(), stage.run()] == [1, 1]
+    assert (tmp_path / "stage" / "key" / "result").is_file()
+    assert [stage.run(key="other"), stage.run("next")] == [2, 3]
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, SystemExit])
 def test_broken_off_is_done_again_in_an_empty_folder(
     tmp_path: Path, how: type[BaseException]
 ) -> None:
-    cache = StageCache(tmp_path)
-
-    def fail(folder: Path) -> None:
+    def fail(folder: Path) -> str:
         (folder / "half").write_text("hal")
         raise how
 
+    stage = Stage(tmp_path)
     with pytest.raises(how):
-        cache.folder("stage", "key", fail)
-
-    def build(folder: Path) -> None:
-        assert list(folder.iterdir()) == []
-
-    assert cache.folder("stage", "key", build)[1]
-    assert not cache.folder("stage", "key", build)[1]
+        stage.cache.result("stage", "key", fail, str)
+    assert [stage.run(), stage.run()] == [1, 1]
 
 
 def test_failed_result_is_used_but_not_kept(tmp_path: Path) -> None:
-    cache = StageCache(tmp_path)
-
-    def build(folder: Path) -> bool:
-        (folder / "log.txt").write_text("it crashed")
-        return False
-
-    folder, worked = cache.folder("stage", "key", build)
-    assert worked
-    assert (folder / "log.txt").read_text() == "it crashed"
-    assert cache.folder("stage", "key", build)[1]
+    stage = Stage(tmp_path, good=False)
+    assert [stage.run(), stage.run()] == [1, 2]
 
 
 def test_result_holds_as_long_as_the_files_behind_it(tmp_path: Path) -> None:
-    cache = StageCache(tmp_path / "work")
     source = tmp_path / "model.py"
-
-    def digests() -> dict[str, str]:
-        return {str(source): hashlib.sha256(source.read_bytes()).hexdigest()}
-
-    def build(folder: Path) -> None:
-        pass
-
     source.write_text("width = 1")
-    folder, _ = cache.folder("stage", "key", build, digests)
-    assert cache.files(folder) == digests()
-    assert not cache.folder("stage", "key", build, digests)[1]
+    stage = Stage(tmp_path / "work", source)
+    folder = tmp_path / "work" / "stage" / "key"
+    assert [stage.run(), stage.run()] == [1, 1]
+    assert stage.cache.files(folder) == stage.digests()
     source.write_text("width = 2")
-    assert not unchanged(cache.files(folder))
-    assert cache.folder("stage", "key", build, digests)[1]
-    assert not cache.folder("stage", "key", build, digests)[1]
+    assert not unchanged(stage.cache.files(folder))
+    assert [stage.run(), stage.run()] == [2, 2]
     source.unlink()
-    assert not unchanged(cache.files(folder))
+    assert not unchanged(stage.cache.files(folder))
 
 
 def test_two_runs_at_once_build_once(tmp_path: Path) -> None:
-    begun, built = threading.Barrier(2), []
-    found: list[tuple[Path, bool]] = []
+    begun, stages = threading.Barrier(2), [Stage(tmp_path), Stage(tmp_path)]
 
-    def build(folder: Path) -> None:
-        built.append(folder)
-        (folder / "result").write_text("42")
-
-    def one_run() -> None:
+    def one_run(stage: Stage) -> None:
         begun.wait(10)
-        found.append(StageCache(tmp_path).folder("stage", "key", build))
-        assert (found[-1][0] / "result").read_text() == "42"
+        stage.run()
 
-    threads = [threading.Thread(target=one_run) for _ in range(2)]
+    threads = [threading.Thread(target=one_run, args=(stage,)) for stage in stages]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(built) == 1
-    assert sorted(worked for _, worked in found) == [False, True]
+    assert sorted(stage.built for stage in stages) == [0, 1]
 
 
 def test_root_is_the_same_from_another_working_folder(

@@ -14,7 +14,7 @@ import torch
 import pipeline
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.building.first_use import build_at_first_use
+from pipeline.building.target import build_at_first_use
 from registry.bundle.annex import Annex
 from registry.bundle.bundle import Bundle
 from registry.bundle.note import Promoted, write_promoted
@@ -22,8 +22,7 @@ from runtime.checked.session import CheckedSession
 from runtime.errors import LoadError
 from runtime.session.session import Session
 from stages.errors import StageError
-from tests.models.mlps import PointwiseFirst
-from tests.models.project import TARGET, Built, resealed
+from tests.models.project import TARGET, Built, require_right, resealed
 
 ELSEWHERE = "cuda/sm_20"
 
@@ -47,7 +46,7 @@ def filled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setenv("PIPELINE_CACHE", str(cache))
         session = pipeline.load(bundle.path, mode="test", build="missing")
     assert isinstance(session, CheckedSession)
-    require_right(session)
+    require_right(session, "exported")
     return cache
 
 
@@ -71,19 +70,6 @@ def annex_of(cache: Path) -> Path:
     return found.parent
 
 
-def require_right(session: Session, n: int = 33) -> None:
-    jets, tags = session.collection("jets", n), session.collection("tags", n)
-    features = torch.randn(n, 6)
-    for i, name in enumerate("abcdef"):
-        jets.tensor(name).copy_(features[:, i])
-    session.run(jets, tags)
-    expected = PointwiseFirst(1)(features).detach()
-    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    assert session.origin is not None
-    assert (session.origin.target, session.origin.engine) == (TARGET, "exported")
-
-
 def test_without_it_nothing_is_built(bundle: Bundle, cache: Path) -> None:
     with pytest.raises(TargetError, match="no artifact for the CPU; this version holds: cuda/sm_2"):
         pipeline.load(bundle.path, mode="test")
@@ -104,8 +90,13 @@ def test_what_was_built_is_a_proven_artifact(bundle: Bundle, filled: Path) -> No
 def test_the_next_time_it_is_there(bundle: Bundle, cache: Path) -> None:
     before = annex_of(cache).stat().st_ino
     for target in (None, TARGET):
-        require_right(pipeline.load(bundle.path, mode="test", build="missing", target=target))
-    require_right(pipeline.load(bundle.path, mode="test", build="missing", device="auto").on("cpu"))
+        require_right(
+            pipeline.load(bundle.path, mode="test", build="missing", target=target), "exported"
+        )
+    require_right(
+        pipeline.load(bundle.path, mode="test", build="missing", device="auto").on("cpu"),
+        "exported",
+    )
     assert annex_of(cache).stat().st_ino == before
 
 
@@ -118,7 +109,7 @@ def test_production_only_if_promoted(bundle: Bundle, cache: Path, tmp_path: Path
         pipeline.load(folder)
     session = pipeline.load(folder, build="missing")
     assert type(session) is Session
-    require_right(session)
+    require_right(session, "exported")
 
 
 def test_a_damaged_one_is_built_again_once(bundle: Bundle, cache: Path) -> None:

@@ -16,7 +16,7 @@ from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.loader import load
-from tests.models.project import PASSED, TARGET, Built, cli, described, refusal, resealed
+from tests.models.project import PASSED, TARGET, Built, answer, cli, described, refusal, resealed
 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
@@ -34,11 +34,6 @@ def two(registry: Registry, jets: Built, tmp_path: Path) -> Registry:
     for ref in ("jets/1", "jets/2"):
         registry.promote(registry.find(ref), "production", PASSED)
     return registry
-
-
-def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
-    """What a machine reads: standard output is JSON, whole and nothing else."""
-    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
 
 
 def said(*arguments: object, registry: Registry, code: int = 0) -> str:
@@ -70,7 +65,7 @@ def test_help_says_what_each_command_does() -> None:
 
 def test_help_waits_for_no_heavy_import() -> None:
     check = (
-        "import sys, pipeline.cli\n"
+        "import sys, pipeline.cli.main\n"
         "print([m for m in ('torch', 'mlflow', 'numpy', 'pydantic') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -20,7 +20,7 @@ DRIVER = """
 import json, os, subprocess, sys
 from pathlib import Path
 from click.testing import CliRunner
-from pipeline.cli import main
+from pipeline.cli.main import main
 
 disk, cases = sys.argv[1], json.loads(sys.argv[2])
 for size, commands in cases:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pydantic import ByteSize
 
 import pipeline
-from pipeline.cli.housekeeping import in_bytes
+from registry.housekeeping import push
 from registry.store import upload
 from registry.store.registry import Registry
-from tests.models.project import PASSED, Built, cli, described, refusal
-
-
-def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:
-    return json.loads(cli(*arguments, "--registry", registry.uri, "--json", code=code).stdout)
+from tests.models.project import PASSED, Built, answer, cli, described, refusal
 
 
 @pytest.fixture
@@ -41,7 +36,7 @@ def test_pushed_and_promoted_again(registry: Registry, away: Registry, tmp_path:
     assert "never promoted to production" in refusal_of_production(away)
     shown = cli("show", "jets/1", "--registry", away.uri).stdout
     assert "pushed by" in shown
-    assert pipeline.push(away, folder, "second").version.ref == "second/1"
+    assert push(away, folder, "second").version.ref == "second/1"
 
 
 def refusal_of_production(registry: Registry) -> str:
@@ -90,15 +85,11 @@ def test_gc(empty: Registry, jets: Built, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert size > sum(jets.bundle.file(name).stat().st_size for name in jets.bundle.files)
     said = cli("gc", "--older-than", 0, "--dry-run", *where).stdout
     assert "never ended" in said
-    assert said.endswith(f"{in_bytes(size)} would be removed\n")
+    shown = ByteSize(size).human_readable(decimal=True)
+    assert said.endswith(f"{shown} would be removed\n")
     done = answer("gc", "--older-than", 0, registry=empty)
     assert (done["bytes"], [each["kind"] for each in done["found"]]) == (size, ["registration"])
     assert cli("gc", "--older-than", 0, *where).stdout == "nothing to remove\n"
-
-
-def test_bytes_for_people() -> None:
-    said = [in_bytes(count) for count in (0, 999, 1000, 1_234_567, 5_600_000_000_000)]
-    assert said == ["0 B", "999 B", "1 kB", "1.23 MB", "5.6e+03 GB"]
 
 
 def test_import_asks_the_gates(registry: Registry, away: Registry, tmp_path: Path) -> None:

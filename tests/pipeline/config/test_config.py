@@ -16,6 +16,7 @@ import engines
 from pipeline.config.schema import Config, load_config
 from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
+from registry.reference import NAME_PATTERN
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
@@ -212,7 +213,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     high = draw(st.integers(max(low, 2), 10**6))
     rows = {"min": low, "max": high, "typical": [draw(st.integers(low, high))]}
     return {
-        "name": draw(st.from_regex(r"[A-Za-z0-9._-]{1,12}", fullmatch=True)),
+        "name": draw(st.from_regex(NAME_PATTERN, fullmatch=True)),
         "description": draw(st.text()),
         "model": {"factory": "m.n:f", "kwargs": draw(st.dictionaries(st.text(), plain))},
         "collections": found,

@@ -13,20 +13,20 @@ from serving.site.options import Site, SiteServer
 
 ROOT = Path(__file__).resolve().parents[3]
 DOC = (ROOT / "docs" / "sites.md").read_text()
-YAML, XML = (re.findall(rf"```{kind}\n(.*?)```", DOC, re.DOTALL)[0] for kind in ("yaml", "xml"))
+YAML = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)[0]
 
 
-def load(folder: Path, text: str, name: str = "site.yaml") -> Site:
-    path = folder / name
+def load(folder: Path, text: str) -> Site:
+    path = folder / "site.yaml"
     path.write_text(text)
     return load_site(path)
 
 
-def refused(folder: Path, text: str, name: str = "site.yaml") -> list[str]:
+def refused(folder: Path, text: str) -> list[str]:
     """The problems, each as `line: rest`."""
     with pytest.raises(ConfigError) as caught:
-        load(folder, text, name)
-    start = f"{folder / name}:"
+        load(folder, text)
+    start = f"{folder / 'site.yaml'}:"
     assert all(p.startswith(start) and "\n" not in p for p in caught.value.problems)
     return [p.removeprefix(start) for p in caught.value.problems]
 
@@ -42,16 +42,6 @@ def test_the_page_loads_and_names_every_key_with_its_default(tmp_path: Path) -> 
     options = site.servers[0].options(site.policy, tmp_path)
     assert options.tls is not None and options.tls.root_certificates == tmp_path / "ca.pem"
     assert (options.retries, options.deadline_s) == (0, 2.0)
-
-
-def test_both_forms_say_the_same(tmp_path: Path) -> None:
-    one, other = load(tmp_path, YAML), load(tmp_path, XML, "s.xml")
-    tls = {"root_certificates": "ca.pem"}
-    same = [one.servers[0].model_dump() | {"tls": None}, other.servers[0].model_dump()]
-    assert same[1].pop("tls") == {**tls, "private_key": None, "certificate_chain": None}
-    same[0].pop("tls")
-    assert same[0] == same[1]
-    assert (one.site, one.policy, one.local) == (other.site, other.policy, other.local)
 
 
 BAD = [
@@ -117,123 +107,31 @@ def test_a_site_without_any_place(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_or_no_yaml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read: No such file"):
         load_site(tmp_path / "no.yaml")
-    with pytest.raises(ConfigError, match=r"no\.xml: cannot be read: No such file"):
-        load_site(tmp_path / "no.xml")
     assert refused(tmp_path, "- a\n")[0].startswith("1: found a list")
-
-
-# -- CMS's form ----------------------------------------------------------------------------------
-
-BAD_XML = [
-    ('port="8001"', "", 4, "<server>: 'port' is missing"),
-    ('port="8001"', 'port="8001" host="x"', 4, "<server>: unknown 'host'; allowed: name, address,"),
-    ('port="8001"', 'port="x"', 4, "servers[0].url: found 'triton://gpu-1.somewhere:x' is not"),
-    ('useSsl="true"', 'useSsl="1"', 4, "<server>: useSsl: found '1'; expected true or false"),
-    ('useSsl="true"', 'useSsl="false"', 4, '<server>: certificates without useSsl="true"'),
-    ('preference="0"', 'preference="a"', 4, "<server>: preference: found 'a'; expected a number"),
-    ("<fallback ", "<falback ", 6, "unknown <falback> (did you mean 'fallback'?); allowed: serv"),
-    ('attempt="2"', 'attempt="20"', 7, "policy: found attempt_s 20 above deadline_s 10"),
-    ("<fallback ", "<policy/><fallback ", 7, "a second <policy>; one is allowed"),
-    ("<fallback ", '<fallback enable="false"/><fallback ', 6, "a second <fallback>; one is allow"),
-    ("<inference-servers>", '<inference-servers enable="false">', 3, "unknown 'enable'; it has no"),
-    ("<inference-servers>", "<inference-server/><inference-servers>", 3, "unknown <inference-serv"),
-    ("<site name", "<inference-servers/><site name", 2, "outside of <site>; put it there"),
-    (
-        'certificateChain=""/>',
-        'certificateChain=""><server/></server>',
-        5,
-        "<server> inside <serve",
-    ),
-    ("</site>", "", 10, "not XML: mismatched tag"),
-    ("<site name", "<!-- a --><place name", 2, "no <site> in <site-local-config>"),
-    ("<inference-servers>", "</site><site><inference-servers>", 3, "a second <site>; one is allow"),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "line", "says"), BAD_XML)
-def test_a_mistake_in_cms_form(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
-    assert XML.count(old) == 1, old
-    text = XML.replace(old, new)
-    if "place" in new:
-        line, text = 1, text.replace("</site>", "</place>")
-    problems = refused(tmp_path, text, "s.xml")
-    assert any(p.startswith(f"{line}: ") and says in p for p in problems), problems
-
-
-def test_cms_own_elements_are_passed_over(tmp_path: Path) -> None:
-    """The shape of FWCore/Services/test/sitelocalconfig/full/site-local-config.xml."""
-    own = """<site-local-config><site name="DUMMY"><subsite name="SUB"/>
-      <data-access><catalog site="X" volume="V" protocol="XRootD"/></data-access>
-      <source-config><timeout-in-seconds value="7200"/></source-config></site>
-      </site-local-config>"""
-    site = load(tmp_path, own, "site-local-config.xml")
-    assert (site.site, site.servers, site.local.fall_back) == ("DUMMY", (), True)
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        '<!DOCTYPE site-local-config SYSTEM "file:///etc/passwd">',
-        '<!DOCTYPE s [<!ENTITY a "b"><!ENTITY c "&a;&a;&a;&a;">]>',
-        '<!DOCTYPE s [<!ENTITY % x SYSTEM "http://127.0.0.1:1/x"> %x;]>',
-    ],
-)
-def test_a_document_type_is_refused(tmp_path: Path, document: str) -> None:
-    (problem,) = refused(tmp_path, document + "\n" + XML, "s.xml")
-    assert problem == "1: a document type is not allowed: remove <!DOCTYPE>"
-
-
-def test_a_deep_file_is_refused(tmp_path: Path) -> None:
-    text = "<site-local-config>" + "<a>" * 5000 + "</a>" * 5000 + "</site-local-config>"
-    assert "more than 100 elements inside one another" in refused(tmp_path, text, "s.xml")[0]
 
 
 @given(st.binary(max_size=300), st.integers(0, 600), st.integers(0, 40))
 def test_any_bytes_are_a_site_or_one_typed_error(
     tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, cut: int
 ) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    for name, text in (("j.yaml", YAML), ("j.xml", XML)):
-        raw = text.encode()
-        path = folder / name
-        for data in (junk, raw[:at] + junk + raw[at + cut :]):
-            path.write_bytes(data)
-            try:
-                load_site(path)
-            except ConfigError as error:
-                assert all(str(path) in p and "\n" not in p for p in error.problems)
+    path, raw = tmp_path_factory.getbasetemp() / "j.yaml", YAML.encode()
+    for data in (junk, raw[:at] + junk + raw[at + cut :]):
+        path.write_bytes(data)
+        try:
+            load_site(path)
+        except ConfigError as error:
+            assert all(str(path) in p and "\n" not in p for p in error.problems)
 
 
-# -- where it is found ---------------------------------------------------------------------------
-
-
-def test_the_variable_comes_first_then_cms(tmp_path: Path) -> None:
-    named = tmp_path / "mine.yaml"
-    named.write_text(YAML)
-    config = tmp_path / "cms" / "JobConfig" / "site-local-config.xml"
-    config.parent.mkdir(parents=True)
-    config.write_text(XML.replace("gpu-1", "cms-1"))
-    environment = {"PIPELINE_SITE": str(named), "SITECONFIG_PATH": str(tmp_path / "cms")}
-    site, folder = find_site(environment)
-    assert (site.servers[0].name, folder) == ("gpu-1", tmp_path)
-    del environment["PIPELINE_SITE"]
-    site, folder = find_site(environment)
-    assert (site.servers[0].name, folder) == ("cms-1", config.parent)
-    local = tmp_path / "SITECONF" / "local"
-    local.parent.mkdir()
-    local.symlink_to(tmp_path / "cms")
-    assert find_site({"CMS_PATH": str(tmp_path)})[0].servers[0].name == "cms-1"
-
-
-def test_cms_variables_name_a_server(tmp_path: Path) -> None:
+def test_where_a_site_is_found(tmp_path: Path) -> None:
+    """The file that is named, else the server that CMSSW's variables name."""
     variables = {"SONIC_LOCAL_BALANCER_HOST": "balancer", "SONIC_LOCAL_BALANCER_PORT": "8001"}
     (server,) = find_site(variables)[0].servers
     assert (server.name, server.url) == ("SONIC_LOCAL_BALANCER", "triton://balancer:8001")
-    config = tmp_path / "JobConfig" / "site-local-config.xml"
-    config.parent.mkdir()
-    config.write_text(XML)
-    both = find_site({**variables, "SITECONFIG_PATH": str(tmp_path)})[0]
-    assert [server.name for server in both.servers] == ["gpu-1", "SONIC_LOCAL_BALANCER"]
+    named = tmp_path / "mine.yaml"
+    named.write_text(YAML)
+    site, folder = find_site({"PIPELINE_SITE": str(named), **variables})
+    assert ([each.name for each in site.servers], folder) == (["gpu-1"], tmp_path)
     for port in ("", "99999", "x"):
         with pytest.raises(ConfigError, match=f"_PORT '{port}': set both, to a host and a port"):
             find_site({**variables, "SONIC_LOCAL_BALANCER_PORT": port})
@@ -241,4 +139,4 @@ def test_cms_variables_name_a_server(tmp_path: Path) -> None:
 
 def test_no_site_at_all() -> None:
     with pytest.raises(ConfigError, match=r"no site file: set PIPELINE_SITE to one"):
-        find_site({"SITECONFIG_PATH": "/nowhere"})
+        find_site({})

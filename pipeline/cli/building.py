@@ -1,0 +1,105 @@
+"""The commands that make artifacts: a version from a config, and one more target for a version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import Answer, command, say
+
+if TYPE_CHECKING:
+    from pipeline.building import Added, RunResult
+    from pipeline.report import Part
+    from registry.store import Registry
+
+
+def _work_option(text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--work", type=click.Path(file_okay=False, path_type=Path), default=Path("pipeline-work"),
+        show_default=True, help=f"Folder for the results of the stages{text}",
+    )  # fmt: skip
+
+
+@command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@_work_option("; keep it, and re-runs are quick.")
+def run(config: str, work: Path, registry: Registry) -> Answer:
+    """Build, validate, package and register the model that CONFIG describes.
+
+    An unchanged re-run does no work. One interrupted by Ctrl-C goes on where it stopped.
+    """
+    from pipeline.building import run as run_pipeline
+
+    with redirect_stdout(sys.stderr):  # the user's own factories may print
+        result = run_pipeline(config, registry, work, say)
+    targets = result.bundle.manifest.targets
+    data = {
+        "version": result.version.ref,
+        "digest": result.bundle.digest,
+        "bundle": str(result.bundle.path),
+        "worked": list(result.worked),
+        "targets": {t: {"status": r.status, "chosen": r.chosen} for t, r in targets.items()},
+    }
+    return Answer(data, _shown_run(result))
+
+
+def _shown_run(result: RunResult) -> Iterator[Part]:
+    from pipeline.report import describe_build
+
+    ref = result.version.ref
+    if not result.worked:
+        yield f"{ref} is up to date: nothing to do ({result.seconds:.1f} s)"
+        return
+    yield from describe_build(result.bundle)
+    yield f"registered {ref} in {result.seconds:.1f} s"
+    yield f"next: pipeline promote {ref} --to production"
+
+
+@command()
+@click.argument("ref")
+@click.option(
+    "--target", required=True, metavar="TARGET",
+    help="cpu/x86-64-v2, -v3, -v4, cpu/aarch64, cuda/sm_90, rocm/gfx90a …; this host must run it.",
+)  # fmt: skip
+@click.option(
+    "--engine", "engines", multiple=True, metavar="ENGINE",
+    help="Only this engine; may be repeated. Default: the engines of the version's config.",
+)  # fmt: skip
+@_work_option(", as for `run`.")
+def build(
+    ref: str, target: str, engines: tuple[str, ...], work: Path, registry: Registry
+) -> Answer:
+    """Build REF for one more TARGET, here, and add it to the version.
+
+    From the portable program of the version, validated against the version's own reference. Its
+    bundle and digest stay as they are; what was built lies beside it, with a seal of its own.
+    """
+    from pipeline.building import build as build_version
+
+    added = build_version(registry, ref, target, engines, work, say)
+    record = added.annex.record
+    data = {
+        "version": added.version.ref,
+        "digest": added.version.digest,
+        "target": added.target,
+        "annex": added.annex.digest,
+        "status": record.record.status,
+        "chosen": record.record.chosen,
+        "notes": record.notes,
+    }
+    return Answer(data, _shown_build(added))
+
+
+def _shown_build(added: Added) -> Iterator[Part]:
+    from pipeline.report import describe_build
+
+    yield from describe_build(added.bundle, only=added.target)
+    version, choice = added.version, added.annex.record.record.choice()
+    yield f"{version.ref} has {added.target} now ({choice})"
+    if version.promotion("production") is not None:
+        yield f"next: pipeline promote {version.ref} --to production lets it into production"

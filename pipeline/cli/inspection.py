@@ -1,0 +1,195 @@
+"""The commands that show what there is and measure it again; they change nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import Answer, Number, command, opened_at, say
+
+if TYPE_CHECKING:
+    from pipeline.report import Part
+    from registry.bundle import Bundle
+    from registry.mlflow import Version
+    from registry.store import Registry
+
+
+@command()
+@click.argument("name", required=False)
+def ls(name: str | None, registry: Registry) -> Answer:
+    """List all models with their versions, or the versions of NAME."""
+    names = [name] if name else [model.name for model in registry.list()]
+    models = {each: registry.versions(each) for each in names}
+    versions = [version for each in models.values() for version in each]
+
+    def shown() -> Iterator[Part]:
+        from pipeline.report import describe_versions
+
+        if versions:
+            yield describe_versions(versions)
+        elif name:
+            yield f"{name} has no version"
+        else:
+            yield "the registry is empty: fill it with `pipeline run CONFIG`"
+
+    return Answer({each: [_version(v) for v in found] for each, found in models.items()}, shown())
+
+
+def _version(version: Version) -> dict[str, Any]:
+    return {
+        "version": version.ref,
+        "digest": version.digest,
+        "aliases": list(version.aliases),
+        "targets": dict(version.targets),
+        "chosen": dict(version.chosen),
+        "annexes": dict(version.annexes),
+        "created": version.created.isoformat(),
+        "source": version.source,
+    }
+
+
+@command()
+@click.argument("ref")
+def show(ref: str, registry: Registry) -> Answer:
+    """Show one version: blocks, targets, candidates, deviations, times, provenance."""
+    from pipeline.report import describe_bundle
+    from stages.reference import proof_of
+
+    opened = opened_at(ref, registry)
+    bundle, version = opened.bundle, opened.version
+    counts, notes = proof_of(bundle)
+    data = {
+        "version": _version(version) if version else None,
+        "manifest": json.loads(bundle.manifest.to_json()),
+        "annexes": {
+            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}
+            for target, annex in bundle.annexes.items()
+        },
+        "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
+    }
+    return Answer(data, describe_bundle(bundle, version))
+
+
+@command()
+@click.argument("a")
+@click.argument("b")
+def diff(a: str, b: str, registry: Registry) -> Answer:
+    """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
+
+    Each is a REF: a version, or ./FOLDER of a bundle. Nothing is measured anew: deviations and
+    times are those recorded when each was built.
+    """
+    from pipeline.report import describe_difference
+    from pipeline.report import diff as compare
+
+    found = compare(registry, a, b)
+    return Answer(found.to_json(), describe_difference(found))
+
+
+_target_option: Callable[[Any], Any] = click.option(
+    "--target", help="Only this target. Default: all that this host runs."
+)
+
+
+@command()
+@click.argument("ref")
+@_target_option
+def validate(ref: str, target: str | None, registry: Registry) -> Answer:
+    """Run every artifact of REF against its reference again, here.
+
+    Exits with 1 if an artifact chosen for a target is no longer valid.
+    """
+    from pipeline.promotion import revalidate
+    from pipeline.report import describe_reference, describe_validation
+
+    opened = opened_at(ref, registry)
+    targets = opened.bundle.manifest.targets
+    reports = {
+        name: [revalidate(opened, name, engine, say) for engine in targets[name].candidates]
+        for name in _targets_here(opened.bundle, target)
+    }
+
+    def shown() -> Iterator[Part]:
+        yield from describe_reference(opened.bundle)
+        for name, each in reports.items():
+            yield from describe_validation(f"validation on {name}", each)
+
+    valid = all(
+        report.valid
+        for name, each in reports.items()
+        for report in each
+        if report.engine in targets[name].engines()
+    )
+    data = {name: [report.to_dict() for report in each] for name, each in reports.items()}
+    return Answer(data, shown(), passed=valid)
+
+
+def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
+    from engines.errors import TargetError
+    from engines.target import Target, check_host_runs
+    from pipeline.promotion import runnable
+
+    have = list(bundle.manifest.targets)
+    if wanted is None:
+        found = runnable(have)
+        if not found:
+            raise TargetError(f"this host runs none of the version's targets: {', '.join(have)}")
+        return found
+    target = str(Target.parse(wanted))
+    if target not in have:
+        raise TargetError(f"the version has no target {target}; it has: {', '.join(have)}")
+    check_host_runs(Target.parse(target))
+    return [target]
+
+
+@command()
+@click.argument("ref")
+@_target_option
+@click.option(
+    "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,
+    help="Time to spend on each size.",
+)  # fmt: skip
+def bench(ref: str, target: str | None, seconds: float, registry: Registry) -> Answer:
+    """Time the valid artifacts of REF side by side, here, at its typical sizes."""
+    from pipeline.report import describe_benchmark
+    from runtime.loader import measured_session
+    from stages.benchmark import BenchmarkReport, benchmark
+    from stages.reference import Reference
+
+    opened = opened_at(ref, registry)
+    bundle = opened.bundle
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
+    found: dict[str, BenchmarkReport] = {}
+    for name in _targets_here(bundle, target):
+        candidates = bundle.manifest.targets[name].candidates
+        valid = [engine for engine, c in candidates.items() if c.status == "valid"]
+        say(f"timing {', '.join(valid)} on {name}")
+        sessions = {engine: measured_session(opened, name, engine) for engine in valid}
+        found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
+    return Answer(
+        {name: report.to_dict() for name, report in found.items()},
+        (
+            describe_benchmark(f"one call on {name}: median [p05 … p95], one thread", report)
+            for name, report in found.items()
+        ),
+    )
+
+
+@command()
+def doctor(registry: Registry) -> Answer:
+    """Say what this host can build and run, and what to do about the rest.
+
+    Exits with 1 if something needed is missing.
+    """
+    from pipeline.doctor import examine
+
+    findings = examine(registry)
+    return Answer(
+        [asdict(f) for f in findings],
+        (f"{f.status:8} {f.what:14} {f.found}{f' — {f.cure}' if f.cure else ''}" for f in findings),
+        passed=all(f.status != "missing" for f in findings),
+    )
