@@ -22,6 +22,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from serving.errors import ServerError
+from serving.local.program import free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
 from tests.models.tagged import NAME, Tags
 from tests.serving.grpc_server import Server
@@ -38,7 +39,7 @@ class Triton:
         self._tags, self._chance = tags, chance
         self._narrow = narrow(tags.repository, folder / "narrow")
         self._tls = certificate(folder)
-        self.ports = free_ports()
+        self.ports = Ports(*free_ports("127.0.0.1", 0, 0, 0))
         self._server: TritonServer | None = None
         self.start(tags.repository)
 
@@ -217,16 +218,6 @@ def _late(answer: Any, context: Any) -> Any:
     return answer
 
 
-def free_ports() -> Ports:
-    held = [socket.socket() for _ in range(3)]
-    for each in held:
-        each.bind(("127.0.0.1", 0))
-    found = Ports(*(each.getsockname()[1] for each in held))
-    for each in held:
-        each.close()
-    return found
-
-
 def children(pid: int) -> list[int]:
     """The processes that a process has started, by /proc."""
     found = []
@@ -261,7 +252,8 @@ def certificate(folder: Path) -> tuple[str, ...]:
     if not found.exists():
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-             "-subj", "/CN=localhost", "-keyout", key, "-out", found],
+             "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
+             "-keyout", key, "-out", found],
             check=True, capture_output=True,
         )  # fmt: skip
     return ("--grpc-use-ssl=1", f"--grpc-server-cert={found}", f"--grpc-server-key={key}")

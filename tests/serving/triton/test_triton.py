@@ -35,6 +35,7 @@ from stages.reference.answers import Reference
 from stages.validation.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.mlps import CLASSES, FEATURES
+from tests.serving.campaigns.servers import certificate
 from tests.serving.conftest import Shop
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +60,10 @@ def test_the_answers_are_the_references(
 ) -> None:
     """Every row count, dtype and shape, poisoned outputs, padding: as an artifact is validated."""
     session = connect(shop, triton, f"{name}@production", shared_memory=shared)
+    validate(shop, name, session)
+
+
+def validate(shop: Shop, name: str, session: RemoteSession) -> None:
     bundle = shop.bundles[name]
     report = validate_session(
         session, "triton", Reference.load(bundle.file("reference.safetensors")),
@@ -77,14 +82,7 @@ def test_requests_of_rows_and_of_blocks(shop: Shop, real_triton: None, tmp_path:
         deploy(shop.registry, f"{name}@production", tmp_path, requests=form)
     with TritonServer(tmp_path) as server:
         for name in forms:
-            session = connect(shop, server, f"{name}@production")
-            bundle = shop.bundles[name]
-            report = validate_session(
-                session, "triton", Reference.load(bundle.file("reference.safetensors")),
-                tolerances_of(bundle.manifest),
-            )  # fmt: skip
-            session.close()
-            assert report.valid, report.reason
+            validate(shop, name, connect(shop, server, f"{name}@production"))
         local = pipeline.load("jets@production", registry=shop.registry)
         given, written = event(shop, "jets", local, 9)
         local.run(given, written)
@@ -230,18 +228,11 @@ def test_a_server_that_hangs_then_goes(shop: Shop, real_triton: None) -> None:
 
 
 def test_tls(shop: Shop, real_triton: None, tmp_path: Path) -> None:
-    if shutil.which("openssl") is None:
+    extra = certificate(tmp_path)
+    if not extra:
         pytest.skip("no openssl to make a certificate with")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-         "-keyout", key, "-out", certificate],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    extra = ("--grpc-use-ssl=1", f"--grpc-server-cert={certificate}", f"--grpc-server-key={key}")
     with TritonServer(shop.repository, ServerOptions(extra=extra)) as server:
-        session = connect(shop, server, "jets@production", tls=Tls(certificate))
+        session = connect(shop, server, "jets@production", tls=Tls(tmp_path / "certificate.pem"))
         each = event(shop, "jets", session, 3)
         session.run(*each)
         assert each[1]["tags"]["x"].any()
