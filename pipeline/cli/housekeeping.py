@@ -199,9 +199,7 @@ def import_command(
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
-        done = import_with_aliases(registry, path, name, say)
-        found, refused = done.imported, done.refused
-        promoted = {alias: each.version.ref for alias, each in done.promoted.items()}
+        found, promoted, refused = import_with_aliases(registry, path, name, say)
     else:
         from registry.housekeeping import import_from
 

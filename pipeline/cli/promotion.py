@@ -132,7 +132,7 @@ def approve(
     It counts for this version and its digest. The name is not proven: the record also has the user
     and the host.
     """
-    from registry.author import user
+    from registry.stamp import user
 
     registry = registry_at(registry_uri)
     version = registry.find(ref)

@@ -49,7 +49,7 @@ def sign(
     A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
     openssl ec -in release.key -pubout -out release.pem
     """
-    from registry.trust import signing
+    from registry.trust import sign as sign_bundle
 
     if chain and certificate is None:
         raise click.UsageError("--chain goes with --certificate")
@@ -59,7 +59,7 @@ def sign(
     opened = opened_at(ref, registry_uri)
     bundle, version = opened.bundle, opened.version
     if version is None:
-        public = signing.sign(bundle, key, password, certificates)
+        public = sign_bundle(bundle, key, password, certificates)
     else:
         public = registry.sign(version, key, password, certificates)
     if as_json:
@@ -79,7 +79,7 @@ def sign(
 @json_option
 def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: bool) -> None:
     """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
-    from registry.trust import Root, host_keys, require_signature, trusted_keys
+    from registry.trust import host_keys, require_signature, trusted_keys
 
     trusted = trusted_keys(keys) if keys else host_keys()
     if trusted is None:
@@ -92,7 +92,7 @@ def verify(ref: str, keys: tuple[Path, ...], registry_uri: str | None, as_json: 
     else:
         signer = registry.require_signature(version, bundle, trusted)
     shown = version.ref if version else ref
-    if isinstance(signer, Root):
+    if signer.is_root:
         if as_json:
             found = {"root": signer.fingerprint, "signer": signer.signer}
             tell_json({"digest": bundle.digest, **found})

@@ -11,7 +11,7 @@ from engines.target import Target
 from pipeline.config.wording import Problem, reworded
 from pipeline.config.yaml_lines import dotted, read_yaml
 from pipeline.errors import ConfigError
-from registry.errors import SignatureError
+from registry.errors import TrustError
 from registry.history import digest_of
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
@@ -51,7 +51,7 @@ def _keys(policy: Policy, folder: Path, problems: list[Problem]) -> tuple[str, .
     for i, name in enumerate(policy.signed_by or ()):
         try:
             keys.append(read_trusted(folder / name).pem)
-        except SignatureError as error:
+        except TrustError as error:
             problems.append((("signed_by", i), str(error)))
     return tuple(keys)
 

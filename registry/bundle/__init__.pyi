@@ -32,8 +32,8 @@ from .manifest import Worst as Worst
 from .manifest import record_from_json as record_from_json
 from .manifest import record_to_json as record_to_json
 from .manifest import safe_relative as safe_relative
-from .note import PROMOTED as PROMOTED
-from .note import Promoted as Promoted
-from .note import read_promoted as read_promoted
-from .note import write_promoted as write_promoted
 from .pinned import Pinned as Pinned
+from .pulled import PROMOTED as PROMOTED
+from .pulled import PulledNote as PulledNote
+from .pulled import read_note as read_note
+from .pulled import write_note as write_note

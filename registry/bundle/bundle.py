@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from registry.bundle.manifest import Manifest, safe_relative
-from registry.bundle.note import PROMOTED
+from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
 from soa.files import open_plain, parse_json, read_plain
 from soa.options import known_options
@@ -138,7 +138,7 @@ class Bundle:
         return self._report(BENCHMARK)
 
     def signature(self) -> bytes | None:
-        """What lies beside the sealed files as their signature; see registry/trust/signing.py."""
+        """What lies beside the sealed files as their signature; see registry/trust."""
         return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:

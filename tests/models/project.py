@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from engines.target import Target
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle, seal
-from registry.promotion.gates import Decision
+from registry.promotion import Decision
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))

@@ -13,7 +13,7 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.errors import RegistryError
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key
+from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.authorities import certify
 from tests.models.keys import KeyPair, make_keys
@@ -57,7 +57,7 @@ def test_version(
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
     assert "not signed" in refusal("verify", "jets/1", *where)
     said = json.loads(cli("sign", "jets/1", "--key", release.private, *where, "--json").stdout)
-    assert said["key"] == read_public_key(release.public).fingerprint
+    assert said["key"] == read_trusted(release.public).fingerprint
     assert json.loads(cli("verify", "jets/1", *where, "--json").stdout) == said
     cli("pull", "jets/1", tmp_path / "pulled", *where)
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
