@@ -63,7 +63,6 @@ def promote(
     not slower than the version it replaces, measured side by side; and what policies ask for. A
     refusal exits with 1, names the gate and the number, and moves nothing.
     """
-    from pipeline.promotion import assess
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import console, print_decisions
     from registry.errors import PromotionRefused
@@ -78,7 +77,7 @@ def promote(
     }
     registry, title = registry_at(registry_uri), f"{ref} to @{alias}"
     if dry_run:
-        found = assess(registry, ref, alias, **asked)
+        found = ask_gates(registry, ref, alias, dry_run=True, **asked)
         if as_json:
             answer = {"would_promote": found.passed, "decisions": _decisions(found.decisions)}
             tell_json(answer)

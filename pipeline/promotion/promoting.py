@@ -60,58 +60,20 @@ def promote(
     policy: Path | None = None,
     override: frozenset[str] = frozenset(),
     reason: str = "",
+    dry_run: bool = False,
     say: Say = lambda text: None,
 ) -> Assessment:
     """Ask every gate, measuring on this host; move the alias if all let the version pass.
-
-    The arguments are those of `assess`. Raises PromotionRefused with all decisions; then nothing
-    has changed but the history, which has the refusal.
-    """
-    found = assess(
-        registry,
-        ref,
-        alias,
-        allow_unverified=allow_unverified,
-        max_slowdown=max_slowdown,
-        policy=policy,
-        override=override,
-        reason=reason,
-        say=say,
-    )
-    promoted = registry.promote(
-        found.version,
-        alias,
-        found.decisions,
-        replacing=found.replaced.number if found.replaced else 0,
-        policies=found.policies,
-        annexes=found.annexes,
-        reason=reason,
-    )
-    same = found.replaced is not None and found.replaced.number == promoted.number
-    return replace(found, version=promoted, replaced=None if same else found.replaced)
-
-
-def assess(
-    registry: Registry,
-    ref: str,
-    alias: str,
-    *,
-    allow_unverified: frozenset[str] = frozenset(),
-    max_slowdown: float | None = None,
-    policy: Path | None = None,
-    override: frozenset[str] = frozenset(),
-    reason: str = "",
-    say: Say = lambda text: None,
-) -> Assessment:
-    """Ask every gate, measuring on this host, and change nothing.
 
     The gates of the config that built the version (`max_slowdown` in place of its own), the
     registry's policies and the file `policy` count together: the strictest of each.
     `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
     without stopping the promotion, for `reason`, which stays in the history in any case.
-
     Targets that were built later are judged too where this host runs them; the others wait for a
     promotion on a host of their kind.
+
+    Raises PromotionRefused with all decisions; then nothing has changed but the history, which has
+    the refusal. With `dry_run` nothing changes, and the answer may be that it would be refused.
     """
     check_promotable(alias)
     check_override(override, reason)
@@ -126,14 +88,28 @@ def assess(
         opened = open_to_measure(registry, version)
     except BundleError as error:
         origins = tuple(asked.origin for asked in registry.policies(version.name))
-        return Assessment(version, (altered(str(error)),), replaced, origins)
-    with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
-        asked = [*registry.policies(version.name, Path(folder)), *local]
-        needed = requirements(opened.bundle, alias, max_slowdown, asked)
-        found = measure(registry, opened, version, replaced, needed, allow_unverified, say)
-    decisions = overridden(decide(found), override, reason)
-    annexes = tuple(opened.bundle.annexes)
-    return Assessment(version, tuple(decisions), replaced, needed.origins, annexes)
+        found = Assessment(version, (altered(str(error)),), replaced, origins)
+    else:
+        with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
+            asked = [*registry.policies(version.name, Path(folder)), *local]
+            needed = requirements(opened.bundle, alias, max_slowdown, asked)
+            judged = measure(registry, opened, version, replaced, needed, allow_unverified, say)
+        decisions = tuple(overridden(decide(judged), override, reason))
+        annexes = tuple(opened.bundle.annexes)
+        found = Assessment(version, decisions, replaced, needed.origins, annexes)
+    if dry_run:
+        return found
+    promoted = registry.promote(
+        version,
+        alias,
+        found.decisions,
+        replacing=replaced.number if replaced else 0,
+        policies=found.policies,
+        annexes=found.annexes,
+        reason=reason,
+    )
+    same = replaced is not None and replaced.number == promoted.number
+    return replace(found, version=promoted, replaced=None if same else replaced)
 
 
 def requirements(

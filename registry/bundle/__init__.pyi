@@ -12,7 +12,6 @@ from .bundle import SUMS as SUMS
 from .bundle import VALIDATION as VALIDATION
 from .bundle import Bundle as Bundle
 from .bundle import seal as seal
-from .bundle import write_atomically as write_atomically
 from .manifest import MOST as MOST
 from .manifest import SCHEMA_VERSION as SCHEMA_VERSION
 from .manifest import TARGET_PATTERN as TARGET_PATTERN
@@ -37,3 +36,4 @@ from .pulled import PROMOTED as PROMOTED
 from .pulled import PulledNote as PulledNote
 from .pulled import read_note as read_note
 from .pulled import write_note as write_note
+from .writing import write_atomically as write_atomically

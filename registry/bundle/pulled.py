@@ -1,8 +1,7 @@
 """The note that a pulled bundle carries: which promoted version it is a copy of.
 
-It lies beside the sealed files and is the only file there that is not sealed, since promotion comes
-after sealing. It names the bundle's digest, so it vouches for no other bundle. It is a record, not
-a signature.
+It lies beside the sealed files and is not sealed itself, since promotion comes after sealing. It
+names the bundle's digest, so it vouches for no other bundle. It is a record, not a signature.
 """
 
 from __future__ import annotations

@@ -103,15 +103,13 @@ def test_another_key(signed: Path, release: KeyPair, tmp_path: Path) -> None:
     require_signature(Bundle.open(signed), [read_trusted(key.public) for key in (other, release)])
 
 
-def test_changed_and_sealed_again(signed: Path, release: KeyPair) -> None:
+@pytest.mark.parametrize("change", ["altered", "taken out"])
+def test_changed_and_sealed_again(signed: Path, release: KeyPair, change: str) -> None:
     """Every digest is right then, and only the signature tells."""
-    (signed / MODEL).write_bytes(b"other weights")
-    seal(signed)
-    assert "not a signature of these files" in refused(signed, release)
-
-
-def test_a_file_taken_out_of_the_listing(signed: Path, release: KeyPair) -> None:
-    (signed / "reports/benchmark.json").unlink()
+    if change == "altered":
+        (signed / MODEL).write_bytes(b"other weights")
+    else:
+        (signed / "reports/benchmark.json").unlink()
     seal(signed)
     assert "not a signature of these files" in refused(signed, release)
 
@@ -225,16 +223,6 @@ def test_trusted_keys(tmp_path: Path, release: KeyPair, monkeypatch: pytest.Monk
         host_keys()
     with pytest.raises(TrustError, match="trusted_keys names no key"):
         trusted_keys([])
-
-
-def test_it_travels_through_a_registry(
-    registry: Registry, signed: Path, release: KeyPair, tmp_path: Path
-) -> None:
-    keys = [read_trusted(release.public)]
-    version = registry.register(Bundle.open(signed))
-    assert registry.require_signature(version, registry.open(version), keys) == keys[0]
-    fetched = registry.fetch(version, tmp_path / "fetched")
-    assert require_signature(fetched, keys) == keys[0]
 
 
 def test_a_version_signed_in_place(
