@@ -16,7 +16,7 @@ Targets = Mapping[str, TargetRecord]
 
 
 @dataclass(frozen=True)
-class Table:
+class Listing:
     """Cells are text of anybody: printers escape it."""
 
     title: str
@@ -24,7 +24,7 @@ class Table:
     rows: Sequence[tuple[str, ...]]
 
 
-def facts(manifest: Manifest, digest: str) -> Table:
+def facts(manifest: Manifest, digest: str) -> Listing:
     provenance = manifest.provenance
     dirty = " with uncommitted changes" if provenance.git_dirty else ""
     found = {
@@ -36,10 +36,10 @@ def facts(manifest: Manifest, digest: str) -> Table:
         "tools": ", ".join(f"{tool} {version}" for tool, version in provenance.tools.items()),
         "host": ", ".join(f"{key} {value}" for key, value in provenance.host.items()),
     }
-    return Table("version", ("", ""), [(key, value) for key, value in found.items() if value])
+    return Listing("version", ("", ""), [(key, value) for key, value in found.items() if value])
 
 
-def candidates(targets: Targets) -> Table:
+def candidates(targets: Targets) -> Listing:
     """A row for each candidate; for a target without one, a row for the target."""
     rows = []
     for target, record in sorted(targets.items()):
@@ -58,10 +58,10 @@ def candidates(targets: Targets) -> Table:
                 )
             )
     head = ("target", "status", "engine", "candidate", "largest deviation", "median of a call")
-    return Table("candidates", head, rows)
+    return Listing("candidates", head, rows)
 
 
-def deviations(targets: Targets) -> Table:
+def deviations(targets: Targets) -> Listing:
     rows = [
         (target, engine, output, f"{w.max_abs:.3g}", f"{w.max_rel:.3g}", f"{w.outside:.3g}")
         for target, record in targets.items()
@@ -69,10 +69,10 @@ def deviations(targets: Targets) -> Table:
         for output, w in candidate.worst.items()
     ]
     head = ("target", "engine", "output", "max abs", "max rel", "outside")
-    return Table("largest deviations from the reference", head, rows)
+    return Listing("largest deviations from the reference", head, rows)
 
 
-def times(targets: Targets) -> Table:
+def times(targets: Targets) -> Listing:
     rows = [
         (target, engine, case, f"{t.median_us:.3g}", f"{t.p05_us:.3g}", f"{t.p95_us:.3g}")
         for target, record in targets.items()
@@ -80,7 +80,7 @@ def times(targets: Targets) -> Table:
         for case, t in candidate.benchmark.items()
     ]
     head = ("target", "engine", "rows", "median µs", "p05 µs", "p95 µs")
-    return Table("times of a call", head, rows)
+    return Listing("times of a call", head, rows)
 
 
 def markdown_rows(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -93,7 +93,7 @@ def markdown_cell(text: str) -> str:
     return in_markdown(flat if len(flat) <= 200 else f"{flat[:199]}…")
 
 
-def html_page(title: str, tables: Iterable[Table]) -> str:
+def html_page(title: str, tables: Iterable[Listing]) -> str:
     """A page without scripts and without other files: MLflow's viewer loads none."""
     shown = in_html(title)
     lines = [
