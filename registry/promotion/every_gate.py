@@ -10,6 +10,7 @@ from typing import Protocol, cast
 from registry.promotion import gates
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings
+from soa.options import known_options
 
 
 class Gate(Protocol):
@@ -28,6 +29,7 @@ def every_gate() -> list[Gate]:
     return sorted((cast(Gate, module) for module in found), key=lambda gate: gate.ORDER)
 
 
+@known_options()
 def decide(found: Findings) -> list[Decision]:
     """Every gate's decisions, also after one has refused: the user sees all that is in the way."""
     return [decision for gate in every_gate() for decision in gate.decide(found)]
