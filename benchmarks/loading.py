@@ -32,9 +32,9 @@ from engines import Target
 from pipeline.report.tables import console, new_table
 from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
-from registry.promotion.gates import Decision
+from registry.promotion import Decision
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key, require_signature, sign
+from registry.trust import read_trusted, require_signature, sign
 from runtime.loader import load, measured_session
 from runtime.opening import LookupPolicy, Opening, open_candidate, open_version
 from runtime.session.session import Session
@@ -141,7 +141,7 @@ def _load(folder: Path, way: str, name: str) -> None:
         return
     opened = open_version(Opening(folder, mode="test"))
     if way == _WAYS[2]:
-        require_signature(opened.bundle, [read_public_key(folder.parent / "release.pem")])
+        require_signature(opened.bundle, [read_trusted(folder.parent / "release.pem")])
     (target,) = opened.bundle.manifest.targets
     measured_session(opened, target, name)
 

@@ -17,7 +17,7 @@ from .errors import NotFoundError as NotFoundError
 from .errors import PromotionRefused as PromotionRefused
 from .errors import RegistryError as RegistryError
 from .errors import RegistryUnavailableError as RegistryUnavailableError
-from .errors import SignatureError as SignatureError
+from .errors import TrustError as TrustError
 from .history import Event as Event
 from .mlflow import Promotion as Promotion
 from .mlflow import Version as Version

@@ -23,7 +23,7 @@ class NotCachedError(BundleError):
     """The files are not in the cache, and nothing may be fetched."""
 
 
-class SignatureError(RegistryError):
+class TrustError(RegistryError):
     """A signature that is asked for is missing, wrong or not trusted, or a key cannot be used."""
 
 

@@ -20,13 +20,13 @@ from pipeline.config.policy_file import load_policy
 from pipeline.config.schema import load_config
 from pipeline.config.site_file import load_site
 from registry.bundle.bundle import SUMS, open_file
-from registry.bundle.note import PROMOTED, read_promoted
+from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow.version import DIGEST, Version
 from registry.store.cache import Cache
 from registry.store.registry import Registry
 from registry.store.resolved import Resolved
-from registry.trust.signing import read_trusted
+from registry.trust import read_trusted
 from runtime.loader import load
 from serving.client.calls import _credentials
 from serving.client.options import Tls
@@ -148,7 +148,7 @@ READERS: list[Callable[[Path, Path], object]] = [
     looked_up,
     in_a_cache,
     exported,
-    lambda folder, pipe: read_promoted(pipe.rename(folder / PROMOTED).parent),
+    lambda folder, pipe: read_note(pipe.rename(folder / PROMOTED).parent),
     lambda folder, pipe: open_file(folder, pipe.name),
     lambda folder, pipe: import_from(Registry(f"sqlite:///{folder}/none.db"), pipe),
     lambda folder, pipe: load_config(pipe),

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from engines.base import DEFAULT_ENGINES, ENGINES
+from engines.base import ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.building.cache import StageCache, content_key
 from pipeline.building.candidates import Recipe, Say, Work, build_target
 from pipeline.building.provenance import code_digest, host, tools
-from pipeline.config import CompileConfig, part_of
+from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError
 from registry.mlflow import Version, tag_of
@@ -133,9 +133,8 @@ def build_candidates(
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     """The version's own: engines and options of its config, tolerances of its manifest."""
-    recorded = part_of(manifest, "compile", CompileConfig, {})
-    built_with = part_of(manifest, "engines", tuple[str, ...], DEFAULT_ENGINES)
-    chosen = tuple(dict.fromkeys(engines or built_with))
+    recorded = BuiltFrom(manifest).compile
+    chosen = tuple(dict.fromkeys(engines or BuiltFrom(manifest).engines))
     if unknown := [name for name in chosen if name not in ENGINES]:
         raise EngineError(f"unknown engine {unknown[0]!r}: use one of {', '.join(ENGINES)}")
     return Recipe(

@@ -232,10 +232,8 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
-        done = import_with_aliases(registry, path, name, say)
-        found = done.imported
-        promoted = {alias: each.version.ref for alias, each in done.promoted.items()}
-        refused = {alias: str(error) for alias, error in done.refused.items()}
+        found, promoted, errors = import_with_aliases(registry, path, name, say)
+        refused = {alias: str(error) for alias, error in errors.items()}
     else:
         from registry.housekeeping import import_from
 

@@ -56,7 +56,6 @@ def promote(
     not slower than the version it replaces, measured side by side; and what policies ask for. A
     refusal exits with 1, names the gate and the number, and moves nothing.
     """
-    from pipeline.promotion import assess
     from pipeline.promotion import promote as ask_gates
     from pipeline.report import describe_decisions
     from registry.errors import PromotionRefused
@@ -76,7 +75,7 @@ def promote(
         return Answer(data | decided, [*table, *lines], passed=data.get("would_promote", True))
 
     if dry_run:
-        found = assess(registry, ref, alias, **asked)
+        found = ask_gates(registry, ref, alias, dry_run=True, **asked)
         verdict = f"it would {'pass' if found.passed else 'be refused'}; nothing was changed"
         return answer({"would_promote": found.passed}, found.decisions, ", dry run", verdict)
     try:
@@ -106,7 +105,7 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
     It counts for this version and its digest. The name is not proven: the record also has the user
     and the host.
     """
-    from registry.author import user
+    from registry.stamp import user
 
     version = registry.find(ref)
     event = registry.approve(version, user() if name is None else name, reason)

@@ -39,7 +39,7 @@ def sign(
     A key pair: openssl ecparam -name prime256v1 -genkey -noout -out release.key;
     openssl ec -in release.key -pubout -out release.pem
     """
-    from registry.trust import signing
+    from registry.trust import sign as sign_bundle
 
     if chain and certificate is None:
         raise click.UsageError("--chain goes with --certificate")
@@ -47,7 +47,7 @@ def sign(
     certificates = [] if certificate is None else [certificate, *chain]
     opened = opened_at(ref, registry)
     if opened.version is None:
-        public = signing.sign(opened.bundle, key, password, certificates)
+        public = sign_bundle(opened.bundle, key, password, certificates)
     else:
         public = registry.sign(opened.version, key, password, certificates)
     shown = opened.version.ref if opened.version else ref
@@ -66,7 +66,7 @@ def sign(
 )  # fmt: skip
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     """Check every digest of REF, and that one of the keys, or whom a root certified, signed it."""
-    from registry.trust import Root, host_keys, require_signature, trusted_keys
+    from registry.trust import host_keys, require_signature, trusted_keys
 
     trusted = trusted_keys(keys) if keys else host_keys()
     if trusted is None:
@@ -77,7 +77,7 @@ def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     else:
         signer = registry.require_signature(opened.version, opened.bundle, trusted)
     shown, data = opened.version.ref if opened.version else ref, {"digest": opened.bundle.digest}
-    if isinstance(signer, Root):
+    if signer.is_root:
         data |= {"root": signer.fingerprint, "signer": signer.signer}
         return Answer(data, [f"{shown} is signed by {signer.signer}, certified by {signer}"])
     said = f"{shown} is signed by {signer.fingerprint} ({signer.origin})"

@@ -6,12 +6,9 @@ from .assemble import source_of as source_of
 from .assemble import targets_of as targets_of
 from .assemble import tolerances_of as tolerances_of
 from .policy_file import load_policy as load_policy
-from .schema import CompileConfig as CompileConfig
+from .schema import BuiltFrom as BuiltFrom
 from .schema import Config as Config
-from .schema import GatesConfig as GatesConfig
-from .schema import ReferenceConfig as ReferenceConfig
 from .schema import load_config as load_config
-from .schema import part_of as part_of
 from .site_file import find_site as find_site
 from .site_file import load_site as load_site
 from .yaml_lines import read_yaml as read_yaml

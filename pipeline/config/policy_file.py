@@ -8,7 +8,7 @@ from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.wording import validated
 from pipeline.config.yaml_lines import Problem, read_yaml
-from registry.errors import SignatureError
+from registry.errors import TrustError
 from registry.history import digest_of
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
@@ -35,7 +35,7 @@ def load_policy(source: Path) -> Asked:
     for i, name in enumerate(policy.signed_by or ()):
         try:
             keys.append(read_trusted(source.parent / name).pem)
-        except SignatureError as error:
+        except TrustError as error:
             problems.append((("signed_by", i), str(error)))
     if policy.reference is not None and not (source.parent / policy.reference).is_file():
         problems.append((("reference",), f"{policy.reference} does not exist, or is no file"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -223,12 +224,37 @@ class Config(_Part):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def part_of(manifest: Manifest, key: str, kind: type[T], default: object) -> T:
-    """A part of the config that a version was built from."""
-    try:
-        return as_record(kind, manifest.provenance.config.get(key) or default)
-    except ValueError as error:
-        raise BundleError(f"{manifest.name}: the config in its manifest: {key}.{error}") from error
+@dataclass(frozen=True)
+class BuiltFrom:
+    """The config that a version was built from, as its manifest keeps it.
+
+    Each part is read when it is asked for; BundleError where it is not what this program knows.
+    """
+
+    manifest: Manifest
+
+    @property
+    def gates(self) -> GatesConfig:
+        return self._part("gates", GatesConfig, {})
+
+    @property
+    def reference(self) -> ReferenceConfig:
+        return self._part("reference", ReferenceConfig, {})
+
+    @property
+    def compile(self) -> CompileConfig:
+        return self._part("compile", CompileConfig, {})
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return self._part("engines", tuple[str, ...], DEFAULT_ENGINES)
+
+    def _part(self, key: str, kind: type[T], default: object) -> T:
+        try:
+            return as_record(kind, self.manifest.provenance.config.get(key) or default)
+        except ValueError as error:
+            name = self.manifest.name
+            raise BundleError(f"{name}: the config in its manifest: {key}.{error}") from error
 
 
 @known_options()

@@ -1,7 +1,6 @@
 from .importing import import_with_aliases as import_with_aliases
-from .promoting import assess as assess
+from .measuring import revalidate as revalidate
+from .measuring import runnable as runnable
 from .promoting import promote as promote
-from .promoting import revalidate as revalidate
-from .promoting import runnable as runnable
 from .pulling import pull as pull
 from .pulling import pull_version as pull_version

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from registry.bundle import Bundle, Promoted, write_promoted
+from registry.bundle import Bundle, PulledNote, write_note
 from registry.history import PRODUCTION
 from registry.mlflow import Version
 from registry.store import Registry
@@ -28,11 +28,11 @@ def pull_version(registry: Registry, version: Version, folder: Path) -> Bundle:
     if version.promotion(PRODUCTION) is not None:
         found = require_promoted(version, registry.promotions(version, PRODUCTION))
         let_pass = {t: d for t, d in version.annexes.items() if found.annexes.get(t) == d}
-        note = Promoted(version.ref, version.digest, found.by, found.at, let_pass)
+        note = PulledNote(version.ref, version.digest, found.by, found.at, let_pass)
     bundle = registry.fetch(version, folder)
     if note is not None:
         try:
-            write_promoted(folder, note)
+            write_note(folder, note)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise

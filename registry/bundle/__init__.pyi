@@ -12,7 +12,6 @@ from .bundle import SUMS as SUMS
 from .bundle import VALIDATION as VALIDATION
 from .bundle import Bundle as Bundle
 from .bundle import seal as seal
-from .bundle import write_atomically as write_atomically
 from .manifest import MOST as MOST
 from .manifest import SCHEMA_VERSION as SCHEMA_VERSION
 from .manifest import TARGET_PATTERN as TARGET_PATTERN
@@ -32,8 +31,9 @@ from .manifest import Worst as Worst
 from .manifest import record_from_json as record_from_json
 from .manifest import record_to_json as record_to_json
 from .manifest import safe_relative as safe_relative
-from .note import PROMOTED as PROMOTED
-from .note import Promoted as Promoted
-from .note import read_promoted as read_promoted
-from .note import write_promoted as write_promoted
 from .pinned import Pinned as Pinned
+from .pulled import PROMOTED as PROMOTED
+from .pulled import PulledNote as PulledNote
+from .pulled import read_note as read_note
+from .pulled import write_note as write_note
+from .writing import write_atomically as write_atomically

@@ -1,10 +1,9 @@
-"""An annex: what was built for one more target of a version after its bundle was sealed.
+"""An annex: the artifacts for one more target of a version, built after its bundle was sealed.
 
-A folder with a seal of its own (`SHA256SUMS`), which names the digest of the bundle it belongs to:
-the bundle and its digest stay as they are. It holds `annex.json`, one folder an engine, and the
-reports of its target. In the view of the whole, and in a pulled bundle, it lies under
-`annexes/<device>/<arch>/`; its files are named so in `annex.json` too, beside the portable files of
-the bundle.
+It is a folder with a seal of its own (`SHA256SUMS`) that names the digest of its bundle: the bundle
+and its digest stay as they are. It holds `annex.json`, one folder for each engine, and the reports
+of its target. `attach` joins a bundle and its annexes: an annex's files are then found under
+`annexes/<device>/<arch>/`, as they lie in a pulled bundle and as `annex.json` names them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ANNEX_SCHEMA = 1
 
 
 def prefix_of(target: str) -> str:
-    """Where an annex's files are in the view of the whole."""
+    """Where an annex's files are once it is attached."""
     return f"{ANNEXES}/{target}/"
 
 

@@ -8,12 +8,9 @@ special file is refused, for a registry hands these files to other people's proc
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
-import shutil
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from registry.bundle.manifest import Manifest, safe_relative
-from registry.bundle.note import PROMOTED
+from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
 from soa.files import open_plain, parse_json, read_plain
 from soa.options import known_options
@@ -44,12 +41,8 @@ _HASHERS = 2
 _WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
 MLFLOW_NOTE = "registered_model_meta"
 """MLflow puts it into the folder from which it loads a model: whose version that is."""
-_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})  # never listed: they speak of what is
-
-# What stands in the user's way, as against what is wrong in the program that writes.
-_FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
-
+_BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
+"""Files about the bundle, written after it was sealed: `SHA256SUMS` does not list them."""
 
 Identity = tuple[int, ...]
 """Which file it is, and what changes with whatever is written to it."""
@@ -138,7 +131,7 @@ class Bundle:
         return self._report(BENCHMARK)
 
     def signature(self) -> bytes | None:
-        """What lies beside the sealed files as their signature; see registry/trust/signing.py."""
+        """What lies beside the sealed files as their signature; see registry/trust."""
         return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:
@@ -178,82 +171,6 @@ def seal(path: str | Path) -> str:
     text = "".join(f"{d}  {name}\n" for d, name in zip(digests, names, strict=True)).encode()
     (root / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
-
-
-@known_options()
-@contextlib.contextmanager
-def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
-    """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not
-    at all, and on disk (fsync). After an exception nothing of it is left.
-
-    An existing `dest` is refused before the block runs, unless `replace`. A full disk and the like
-    become a BundleError of one line.
-    """
-    final = Path(dest).absolute()
-    partial = final.parent / f".{final.name}.{uuid.uuid4().hex[:8]}.partial"
-    with _disk_errors(final):
-        if not replace and os.path.lexists(final):
-            raise BundleError(f"{final}: exists already")
-        try:
-            final.parent.mkdir(parents=True, exist_ok=True)
-        except FileExistsError:
-            raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
-        try:
-            partial.mkdir()
-        except FileNotFoundError as error:  # as in /proc, or where somebody removed the parent
-            raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
-        try:
-            yield partial
-            _sync_tree(partial)
-            _move_into_place(partial, final, replace=replace)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        _sync(final.parent)
-
-
-def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
-    if not os.path.lexists(final):
-        partial.rename(final)
-        return
-    if not replace:  # rename(2) would silently replace an empty folder that came in between
-        raise BundleError(f"{final}: exists already")
-    aside = partial.with_suffix(".old")
-    final.rename(aside)
-    try:
-        partial.rename(final)
-    except BaseException:
-        aside.rename(final)
-        raise
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        aside.unlink()
-
-
-@contextlib.contextmanager
-def _disk_errors(dest: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (*_FULL_OR_FAILING, *_NOT_WRITABLE):
-            raise
-        raise BundleError(f"cannot write {dest}: {os.strerror(error.errno or 0)}") from error
-
-
-def _sync_tree(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def open_file(root: Path, name: str) -> int:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from registry import author
+from registry import stamp
 from registry.errors import RegistryError
 from registry.mlflow import all_pages
 from registry.promotion import Decision
@@ -92,7 +92,7 @@ class Event:
     """What was chosen for the target that was built."""
     imported: Mapping[str, Any] = field(default_factory=dict)
     """The registry and the model that it happened in, and that event as it was."""
-    by: str = field(default_factory=author.who)
+    by: str = field(default_factory=stamp.user_at_host)
     number: Number = 0
     time: datetime = _NOT_YET
     id: str = ""

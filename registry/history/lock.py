@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from registry import author
+from registry import stamp
 from registry.errors import RegistryUnavailableError
 from registry.mlflow import all_pages, has_code, model_of, sent_once, translated
 
@@ -174,7 +174,7 @@ def _created(client: MlflowClient, lock: str, token: str) -> bool:
     try:
         client.create_registered_model(
             lock,
-            tags={_OWNER: token, _BY: author.who()},
+            tags={_OWNER: token, _BY: stamp.user_at_host()},
             description="A writer of soa-pipeline is at work; this goes away by itself.",
         )
     except Exception as error:

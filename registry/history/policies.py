@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from registry import author
+from registry import stamp
 from registry.errors import RegistryError
 from registry.history.lock import exclusive
 from registry.mlflow import experiment_of
@@ -54,7 +54,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
                 _SCOPE: model or _EVERY_MODEL,
                 _TEXT: text,
                 _SHA256: "" if reference is None else digest_of(reference),
-                "mlflow.user": plain(author.who()),
+                "mlflow.user": plain(stamp.user_at_host()),
                 "mlflow.source.name": "soa-pipeline",
                 "mlflow.note.content": plain(
                     f"```json\n{policy.model_dump_json(indent=1)}\n```", "\n"

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from registry import author
-from registry.bundle import SIGNATURE, Bundle, open_folder, read_promoted
+from registry import stamp
+from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
 from registry.mlflow import DIGEST, ORIGIN, Version, all_pages
 from registry.reference import Ref
@@ -85,8 +85,8 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
 
 
 def _origin(bundle: Bundle, known: Mapping[str, str] | None) -> dict[str, str]:
-    found = {"pushed_by": author.who(), "pushed_at": author.now()}
-    note = read_promoted(bundle.path)
+    found = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
+    note = read_note(bundle.path)
     if known is not None or note is None:
         return found | dict(known or {})
     if note.digest != bundle.digest:

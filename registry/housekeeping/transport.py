@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from registry import author
+from registry import stamp
 from registry.bundle import (
     ModelName,
     Record,
@@ -113,8 +113,8 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     export = Export(
         name=ref.name,
         registry=registry._access.shown,
-        by=author.who(),
-        at=author.now(),
+        by=stamp.user_at_host(),
+        at=stamp.now(),
         versions={
             version.number: ExportedVersion(
                 digest=version.digest,

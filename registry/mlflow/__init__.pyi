@@ -1,7 +1,9 @@
 from . import description as description
+from . import tables as tables
 from .access import Access as Access
 from .access import sent_once as sent_once
 from .access import translated as translated
+from .description import page as page
 from .mlmodel import MLMODEL as MLMODEL
 from .mlmodel import Field as Field
 from .mlmodel import fields as fields
@@ -17,7 +19,6 @@ from .models import model_of as model_of
 from .models import our_versions as our_versions
 from .models import ranges as ranges
 from .models import registered as registered
-from .report_page import page as page
 from .version import ANNEX as ANNEX
 from .version import CHOSEN as CHOSEN
 from .version import DIGEST as DIGEST

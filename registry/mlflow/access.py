@@ -89,7 +89,9 @@ class Access:
         the store: it asks `exists` first.
         """
         nested = _inside.get()
-        with self._errors_in_one_line(), _silently():
+        # Standard output is the command's: MLflow would print there where to see a run that ended.
+        silent = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
+        with self._errors_in_one_line(), silent:
             if write and self.sqlite is not None:
                 self.sqlite.parent.mkdir(parents=True, exist_ok=True)
             if not nested:
@@ -98,8 +100,14 @@ class Access:
             if write and self.sqlite is not None and not self.sqlite.exists():
                 _create(self.sqlite)
             if self._client is None:
-                self._client = _connect(self.uri)
-                self._remember_file()
+                _prepare()
+                from mlflow.tracking import MlflowClient
+
+                # Both URIs: with one, the other comes from the environment or is an mlflow.db in
+                # the working folder.
+                self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+                if (found := _identity(self.sqlite)) is not None:
+                    _opened.setdefault(self.uri, found)
             yield self._client
 
     @contextlib.contextmanager
@@ -121,7 +129,7 @@ class Access:
         scheme = urlsplit(self.uri).scheme.partition("+")[0]
         if self.sqlite is not None:
             if self.sqlite.exists():
-                _ask_sqlite(self.sqlite, write)
+                self._ask_file(self.sqlite, write)
         elif scheme in ("http", "https"):
             self._ask_server()
         elif scheme in _DEFAULT_PORTS:
@@ -137,10 +145,14 @@ class Access:
                 "opened it: start a new process"
             )
 
-    def _remember_file(self) -> None:
-        found = _identity(self.sqlite)
-        if found is not None:
-            _opened.setdefault(self.uri, found)
+    def _ask_file(self, path: Path, write: bool) -> None:
+        try:
+            _ask_sqlite(path, write, "rw" if write else "ro")
+        except sqlite3.OperationalError as error:
+            # A killed writer left half a transaction: SQLite takes that back before it reads.
+            if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                raise
+            _ask_sqlite(path, write, "rw")
 
     def _ask_server(self) -> None:
         import requests  # MLflow's own client, so proxies and certificates count here as there
@@ -204,33 +216,16 @@ def _sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix(_SQLITE).partition("?")[0])
 
 
-def _ask_sqlite(path: Path, write: bool) -> None:
-    """One short transaction of the kind that is to come. A read needs no write permission, but
-    where a killed writer left half a transaction: SQLite takes that back before it reads."""
-    try:
-        _transaction(path, write, "rw" if write else "ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
-            raise
-        _transaction(path, write, "rw")
-
-
-def _transaction(path: Path, write: bool, mode: str) -> None:
-    connection = None
-    try:
-        connection = sqlite3.connect(
-            f"file:{quote(str(path))}?mode={mode}",
-            uri=True,
-            timeout=LOCK_WAIT_S,
-            isolation_level=None,
-        )
+def _ask_sqlite(path: Path, write: bool, mode: str) -> None:
+    """One short transaction of the kind that is to come."""
+    where = f"file:{quote(str(path))}?mode={mode}"
+    with contextlib.closing(
+        sqlite3.connect(where, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
+    ) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if write:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-    finally:
-        if connection is not None:
-            connection.close()
 
 
 def _create(path: Path) -> None:
@@ -253,15 +248,6 @@ def _create(path: Path) -> None:
     finally:
         for file in path.parent.glob(f"{partial.name}*"):  # SQLite's journal too
             file.unlink(missing_ok=True)
-
-
-def _connect(uri: str) -> MlflowClient:
-    _prepare()
-    from mlflow.tracking import MlflowClient
-
-    # Both URIs: with one, the other comes from the environment or is an mlflow.db in the working
-    # folder.
-    return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
 def _prepare() -> None:
@@ -296,23 +282,13 @@ class _Variables:
         finally:
             with self._lock:
                 self._inside -= 1
-                if self._inside == 0:
-                    self._restore()
-
-    def _restore(self) -> None:
-        for name, before in self._before.items():
-            if before is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = before
+                for name, before in self._before.items() if self._inside == 0 else ():
+                    os.environ.pop(name, None)
+                    if before is not None:
+                        os.environ[name] = before
 
 
 _silent, _once = _Variables(), _Variables()
-
-
-def _silently() -> contextlib.AbstractContextManager[None]:
-    """Standard output is the command's; MLflow would print there where to see a run that ended."""
-    return _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
 
 
 def sent_once(seconds: float) -> contextlib.AbstractContextManager[None]:

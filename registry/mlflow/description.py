@@ -1,14 +1,14 @@
-"""What of a bundle MLflow shows: tags, parameters, metrics, and a page of Markdown."""
+"""What of a bundle MLflow shows: tags, parameters, metrics, a description and a report."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from registry.bundle import Bundle, Candidate, Manifest, TargetRecord
-from registry.mlflow.report_page import rows_of
+from registry.bundle import Bundle, Manifest, TargetRecord
+from registry.mlflow import tables
 from registry.mlflow.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
-from soa.text import in_markdown, plain
+from soa.text import plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
@@ -77,7 +77,7 @@ def curves(targets: Mapping[str, TargetRecord]) -> list[tuple[str, float, int]]:
 
 
 def markdown(bundle: Bundle) -> str:
-    """Targets and candidates as a table. Rows that go beyond MLflow's limit are counted."""
+    """The candidates as a table. Rows that go beyond MLflow's limit are counted."""
     manifest = bundle.manifest
     provenance = manifest.provenance
     made = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
@@ -85,14 +85,11 @@ def markdown(bundle: Bundle) -> str:
         made += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
         made += " with uncommitted changes"
-    head = [_cell(manifest.description), ""] if manifest.description else []
-    head += [
-        _cell(made),
-        "",
-        "| target | status | engine | candidate | largest deviation | median of a call |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    rows = list(_rows(manifest.targets))
+    table = tables.candidates(manifest.targets)
+    head = [tables.markdown_cell(manifest.description), ""] if manifest.description else []
+    head += [tables.markdown_cell(made), ""]
+    head += [*tables.markdown_rows([table.head]), f"|{' --- |' * len(table.head)}"]
+    rows = tables.markdown_rows(table.rows)
     room = _DESCRIPTION_LIMIT - len("\n".join(head)) - 40
     kept: list[str] = []
     for row in rows:
@@ -107,42 +104,30 @@ def markdown(bundle: Bundle) -> str:
 
 def with_target(text: str, target: str, record: TargetRecord) -> str:
     """A description with what was built later as further rows of its table, where there is room."""
-    longer = "\n".join([text, *_rows({target: record})])
+    rows = tables.markdown_rows(tables.candidates({target: record}).rows)
+    longer = "\n".join([text, *rows])
     return longer if len(longer) <= _DESCRIPTION_LIMIT else text
 
 
-def _rows(targets: Mapping[str, TargetRecord]) -> Iterable[str]:
-    for target, record in sorted(targets.items()):
-        if not record.candidates:
-            yield _row(target, record.status, "", "", "", "")
-        for engine, candidate in record.candidates.items():
-            chosen = engine == record.chosen
-            yield _row(
-                target,
-                record.status,
-                f"{engine} (chosen)" if chosen else engine,
-                candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
-                _deviation(candidate),
-                _times(candidate),
-            )
+def page(title: str, manifest: Manifest, targets: Mapping[str, TargetRecord], digest: str) -> str:
+    """The whole report as HTML, for MLflow's artifact viewer.
+
+    `targets`: of the manifest, or one that was built later; `digest`: of the folder with it.
+    """
+    return tables.html_page(
+        title,
+        [
+            tables.facts(manifest, digest),
+            tables.candidates(targets),
+            tables.deviations(targets),
+            tables.times(targets),
+        ],
+    )
 
 
-def _deviation(candidate: Candidate) -> str:
-    return ", ".join(f"{output} {worst.max_abs:.2g}" for output, worst in candidate.worst.items())
-
-
-def _times(candidate: Candidate) -> str:
-    timed = sorted(candidate.benchmark.items(), key=lambda item: (len(item[0]), item[0]))
-    return ", ".join(f"{stats.median_us:.3g} us at n={rows}" for rows, stats in timed)
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(_cell(cell) for cell in cells)} |"
-
-
-def _cell(text: str) -> str:
-    flat = " ".join(text.split())
-    return in_markdown(flat if len(flat) <= 200 else f"{flat[:199]}…")
+def rows_of(case: str) -> int:
+    """The largest row count of a benchmark's case: `1000`, or `nodes=5,edges=20`."""
+    return max(int(part.rpartition("=")[2]) for part in case.split(","))
 
 
 def _key(text: str) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-_UNITS = {"s": "seconds", "min": "minutes", "h": "hours", "d": "days"}
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def duration(text: str) -> timedelta:
@@ -23,7 +23,7 @@ def duration(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|min|h|d)", text)
     if match is None:
         raise ValueError(f"found {text!r}; write a number and s, min, h or d, as 24h")
-    return timedelta(**{_UNITS[match[2]]: float(match[1])})
+    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
 
 
 def _a_duration(text: str) -> str:
@@ -97,9 +97,15 @@ def strictest(
     own_max_outside: float,
     own_max_slowdown: float,
     policies: Sequence[Asked],
+    *,
+    production: bool = True,
 ) -> Requirements:
-    """The config's gates, which every version has, and on top of them each policy."""
+    """The config's gates, which every version has, and on top of them each policy.
+
+    `production`: whether the alias is; for others, three keys do not count (see `Policy`).
+    """
     every = [asked.policy for asked in policies]
+    for_production = every if production else []
     named = [target for policy in every for target in policy.targets or ()]
     by_output: dict[str, float] = {}
     for policy in every:
@@ -108,7 +114,7 @@ def strictest(
     outside = [p.max_outside for p in every if p.max_outside is not None]
     slowdown = [p.max_slowdown for p in every if p.max_slowdown is not None]
     references = {asked.reference.sha256: asked.reference for asked in policies if asked.reference}
-    waits = [duration(p.min_time_in_staging) for p in every if p.min_time_in_staging]
+    waits = [duration(p.min_time_in_staging) for p in for_production if p.min_time_in_staging]
     return Requirements(
         targets=tuple(dict.fromkeys((*own_targets, *named))),
         named_targets=frozenset(named),
@@ -117,7 +123,7 @@ def strictest(
         max_slowdown=min((own_max_slowdown, *slowdown)),
         references=tuple(references.values()),
         min_time_in_staging=max(waits, default=timedelta(0)),
-        approvals=tuple(dict.fromkeys(name for p in every for name in p.approvals or ())),
-        signed_by=tuple(p.signed_by for p in every if p.signed_by),
+        approvals=tuple(dict.fromkeys(name for p in for_production for name in p.approvals or ())),
+        signed_by=tuple(p.signed_by for p in for_production if p.signed_by),
         origins=tuple(asked.origin for asked in policies),
     )

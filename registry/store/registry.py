@@ -14,8 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from registry import trust
 from registry.bundle import SIGNATURE, Annex, Bundle, attach, open_folder
-from registry.errors import NotFoundError, PromotionRefused, RegistryError, SignatureError
+from registry.errors import NotFoundError, PromotionRefused, RegistryError, TrustError
 from registry.history import (
     PREVIOUS,
     PRODUCTION,
@@ -47,7 +48,7 @@ from registry.promotion import Asked, Decision, Policy
 from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.store import artifacts, upload
 from registry.store.cache import Cache, cache_root
-from registry.trust import PublicKey, Trusted, signing
+from registry.trust import Trusted
 from soa.text import in_markdown
 
 if TYPE_CHECKING:
@@ -174,9 +175,9 @@ class Registry:
         key: Path,
         password: str | None = None,
         chain: Sequence[Path] = (),
-    ) -> PublicKey:
+    ) -> Trusted:
         """Sign the version's files, which are verified first; returns the key it is good for."""
-        public = signing.sign(bundle := self.open(version), key, password, chain)
+        public = trust.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
             artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
         return public
@@ -184,15 +185,15 @@ class Registry:
     def require_signature(
         self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
     ) -> Trusted:
-        """As in `signing`, also where a cache has had the files since before they were signed:
-        then it is asked for the signature, unless `fetch` is False."""
+        """As in `registry.trust`, also where a cache has had the files since before they were
+        signed: then the store is asked for the signature, unless `fetch` is False."""
         try:
-            return signing.require_signature(bundle, keys)
-        except SignatureError:
+            return trust.require_signature(bundle, keys)
+        except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
             artifacts.refresh_signature(self._access, version, bundle.path)
-            return signing.require_signature(bundle, keys)
+            return trust.require_signature(bundle, keys)
 
     # Writing
 

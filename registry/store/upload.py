@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from registry import author
+from registry import stamp
 from registry.bundle import SIGNATURE, SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
 from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, page, tag_of
@@ -37,7 +37,7 @@ REPORT = "report.html"
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
     tags = {
         DIGEST: bundle.digest,
-        "mlflow.user": author.user(),
+        "mlflow.user": stamp.user(),
         "mlflow.source.name": "soa-pipeline",
         "mlflow.note.content": description.markdown(bundle),
     }
@@ -92,7 +92,7 @@ def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
     where the store does no less.
     """
     place = annex_place(annex.target, annex.digest)
-    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", author.now())
+    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
     local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
     if local is None:
         client.log_artifacts(run, str(annex.path), place)

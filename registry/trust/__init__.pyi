@@ -1,9 +1,7 @@
-from . import signing as signing
-from .certificates import Root as Root
-from .signing import PublicKey as PublicKey
-from .signing import Trusted as Trusted
-from .signing import host_keys as host_keys
-from .signing import read_trusted as read_trusted
+from .keys import Trusted as Trusted
+from .keys import host_keys as host_keys
+from .keys import read_trusted as read_trusted
+from .keys import trusted as trusted
+from .keys import trusted_keys as trusted_keys
 from .signing import require_signature as require_signature
-from .signing import trusted as trusted
-from .signing import trusted_keys as trusted_keys
+from .signing import sign as sign

@@ -4,110 +4,34 @@ That file is a Sigstore bundle with a DSSE envelope around an in-toto statement 
 file's sha256. We take the digests from `SHA256SUMS`, which was checked against the files when the
 bundle was opened, and list it too: no file is read a second time, and the project's own command,
 `model_signing verify key DIR --signature DIR/bundle.sig --public_key FILE`, gives the same answer.
+
+A signature is made with a key alone, or with a certificate: then the chain from the signer's
+certificate to the root travels in `bundle.sig`. model-signing checks it with OpenSSL, at the moment
+from which the signer's certificate is valid: a certificate that has run out since keeps its
+signatures, and no list of revoked ones is asked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
+import base64
 import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from registry.bundle import ANNEXES, PROMOTED, SIGNATURE, SUMS, Bundle
-from registry.errors import SignatureError
-from registry.trust import certificates
-from registry.trust.certificates import Root, read_file
+from registry.errors import TrustError
+from registry.trust.keys import (
+    Trusted,
+    name_of,
+    read_certificates,
+    read_file,
+    require_library,
+    trusted,
+)
 from soa.files import parse_json
-
-TRUSTED_KEYS_VARIABLE = "PIPELINE_TRUSTED_KEYS"
-_CURVES = ("secp256r1", "secp384r1", "secp521r1")
-
-
-@dataclass(frozen=True)
-class PublicKey:
-    """`pem` is in the form that `fingerprint`, its sha256, is defined for."""
-
-    pem: str
-    fingerprint: str
-    origin: str
-    """The file, or whose policy names it."""
-
-    def __str__(self) -> str:
-        return f"{self.fingerprint[:16]} ({self.origin})"
-
-
-def public_key(pem: str | bytes, origin: str) -> PublicKey:
-    """An EC key on P-256, P-384 or P-521; SignatureError says what it is instead."""
-    _require_library()
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
-
-    content = pem.encode() if isinstance(pem, str) else pem
-    if b"PRIVATE KEY-----" in content:
-        raise SignatureError(f"{origin}: this is a private key, the public one is needed")
-    try:
-        key = serialization.load_pem_public_key(content)
-    except Exception as error:  # of several kinds, for what is no PEM, no key, or of no known kind
-        raise SignatureError(f"{origin}: not a public key in PEM format") from error
-    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
-        raise SignatureError(f"{origin}: not an EC key on P-256, P-384 or P-521")
-    normal = key.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return PublicKey(normal.decode(), hashlib.sha256(normal).hexdigest(), origin)
-
-
-Trusted = PublicKey | Root
-
-
-def trusted(pem: str | bytes, origin: str) -> Trusted:
-    """A public key, or the root certificate of those who may sign."""
-    content = pem.encode() if isinstance(pem, str) else pem
-    if certificates.BEGIN not in content:
-        return public_key(content, origin)
-    _require_library()
-    return certificates.root(content, origin)
-
-
-def read_public_key(path: str | Path) -> PublicKey:
-    return public_key(read_file(Path(path)), str(path))
-
-
-def read_trusted(path: str | Path) -> Trusted:
-    return trusted(read_file(Path(path)), str(path))
-
-
-def trusted_keys(
-    given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
-) -> tuple[Trusted, ...]:
-    """The keys and roots in files, or in folders of which every `*.pem` and `*.pub` is one.
-
-    Where trust is asked for and there is no key, SignatureError: a folder that was lost does not
-    become trust in everything.
-    """
-    keys: list[Trusted] = []
-    for path in map(Path, [given] if isinstance(given, str | Path) else given):
-        files = sorted(f for f in path.iterdir() if f.suffix in (".pem", ".pub")) \
-            if path.is_dir() else [path]  # fmt: skip
-        if not files:
-            raise SignatureError(f"{asked}: there is no *.pem and no *.pub in {path}")
-        keys += map(read_trusted, files)
-    if not keys:
-        raise SignatureError(f"{asked} names no key, so no signature could be trusted")
-    return tuple(keys)
-
-
-def host_keys() -> tuple[Trusted, ...] | None:
-    """Those of the files and folders in PIPELINE_TRUSTED_KEYS, with `:` in between; None: this host
-    asks for no signature."""
-    text = os.environ.get(TRUSTED_KEYS_VARIABLE)
-    if text is None:
-        return None
-    return trusted_keys([part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE)
 
 
 def sign(
@@ -115,41 +39,38 @@ def sign(
     key: Path,
     password: str | None = None,
     chain: Sequence[Path] = (),
-) -> PublicKey:
+) -> Trusted:
     """Write `bundle.sig`, in place of one that is there, and return the key it is good for.
 
     `bundle` must have been opened with its digests verified: that is what is signed. `key` is a
     private EC key in PEM format. With a `chain`, of its own certificate first and then those on the
     way to the root, the signature is good for whoever trusts the root.
     """
-    _require_library()
+    require_library()
     from cryptography.hazmat.primitives import serialization
     from model_signing import signing
 
     secret = None if password is None else password.encode()
+    content = read_file(key)
     try:
-        private: Any = serialization.load_pem_private_key(read_file(key), secret)
-    except SignatureError:
-        raise
+        private: Any = serialization.load_pem_private_key(content, secret)
     except TypeError as error:  # a password that is missing, or not needed
         needs = "needs a password" if password is None else "has no password"
-        raise SignatureError(f"{key}: this key {needs}") from error
+        raise TrustError(f"{key}: this key {needs}") from error
     except Exception as error:
         wrong = "" if password is None else ", or the password is wrong"
-        raise SignatureError(f"{key}: not a private key in PEM format{wrong}") from error
-    public = public_key(
-        private.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        ),
-        str(key),
+        raise TrustError(f"{key}: not a private key in PEM format{wrong}") from error
+    public = private.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
+    made = trusted(public, str(key))
     config = cast(Any, signing.Config)()  # it says the password is text, and takes bytes
     if not chain:
         config.use_elliptic_key_signer(private_key=key, password=secret)
     else:
         if secret is not None:
-            raise SignatureError(f"{key}: with a certificate, model-signing takes no password")
-        certificates.require_for_signing(chain, private.public_key())
+            raise TrustError(f"{key}: with a certificate, model-signing takes no password")
+        _require_chain(chain, private.public_key())
         config.use_certificate_signer(
             private_key=key,
             signing_certificate=chain[0],
@@ -163,59 +84,71 @@ def sign(
         partial.replace(bundle.path / SIGNATURE)
     finally:
         partial.unlink(missing_ok=True)
-    return public
+    return made
+
+
+def _require_chain(files: Sequence[Path], public: Any) -> None:
+    """TrustError if a signature made with these could never be verified: the certificate of
+    the key `public`, and those on the way to the root."""
+    own, *others = (read_certificates(read_file(path), str(path)) for path in files)
+    if len(own) != 1:
+        raise TrustError(f"{files[0]}: {len(own)} certificates: the chain goes apart")
+    if own[0].public_key() != public:
+        raise TrustError(f"{files[0]}: the certificate of another key ({name_of(own[0])})")
+    if not _may_sign(own[0]):
+        raise TrustError(
+            f"{files[0]}: not for signing: it needs the key usage digitalSignature, or the "
+            "extended one codeSigning"
+        )
+    chain = [each for part in others for each in part]
+    if chain and own[0].issuer not in [each.subject for each in chain]:
+        issuer = own[0].issuer.rfc4514_string()
+        raise TrustError(f"{files[0]}: its issuer, {issuer}, is not in the chain")
+
+
+def _may_sign(certificate: Any) -> bool:
+    from cryptography import x509
+
+    usages = {type(each.value): each.value for each in certificate.extensions}
+    extended = usages.get(x509.ExtendedKeyUsage, ())
+    usage = usages.get(x509.KeyUsage)
+    signs = usage is not None and usage.digital_signature
+    return signs or x509.oid.ExtendedKeyUsageOID.CODE_SIGNING in extended
 
 
 def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
     """The one of `keys` that signed exactly these files, or the root that vouches for who did;
-    SignatureError if there is none."""
-    _require_library()
-    allowed = {key.fingerprint: key for key in keys}
-    names = ", ".join(map(str, allowed.values()))
+    TrustError if there is none."""
+    require_library()
+    allowed = list({key.fingerprint: key for key in keys}.values())
+    names = ", ".join(map(str, allowed))
     content = bundle.signature()
     if content is None:
-        raise SignatureError(f"{bundle.path}: not signed; trusted keys: {names}")
-    signer = certificates.signer_of(content)
-    if signer is not None:
-        return _require_certified(bundle, content, signer, list(allowed.values()))
-    hint = _hint(bundle, content)
-    key = allowed.get(hint)
-    if not isinstance(key, PublicKey):
-        raise SignatureError(
-            f"{bundle.path}: signed with the key {hint[:16]}, which is none of those trusted: "
-            f"{names}"
-        )
-    try:
-        _verify(bundle, content, key)
-    except Exception as error:  # the library lets many kinds through
-        raise SignatureError(
-            f"{bundle.path}: {SIGNATURE} is not a signature of these files by {key}: it is forged, "
-            "damaged, or of another bundle"
-        ) from error
-    return key
-
-
-def _require_certified(
-    bundle: Bundle, content: bytes, signer: str, allowed: Sequence[Trusted]
-) -> Root:
-    roots = [each for each in allowed if isinstance(each, Root)]
-    if not roots:
-        raise SignatureError(
-            f"{bundle.path}: signed with a certificate, of {signer}, and no root certificate is "
-            f"trusted, only: {', '.join(map(str, allowed))}"
-        )
+        raise TrustError(f"{bundle.path}: not signed; trusted keys: {names}")
+    signer = _certified_signer(content)
+    if signer is None:
+        hint = _hint(bundle, content)
+        able = [key for key in allowed if not key.is_root and key.fingerprint == hint]
+        said = f"with the key {hint[:16]}, which is none of those trusted: {names}"
+    else:
+        able = [key for key in allowed if key.is_root]
+        said = f"with a certificate, of {signer}, and no root certificate is trusted, only: {names}"
+    if not able:
+        raise TrustError(f"{bundle.path}: signed {said}")
     why: Exception | None = None
-    for each in roots:
+    for key in able:
         try:
-            _verify(bundle, content, each)
+            _verify(bundle, content, key)
         except Exception as error:  # the library lets many kinds through
             why = error
         else:
-            return replace(each, signer=signer)
-    raise SignatureError(
-        f"{bundle.path}: {SIGNATURE} is not a signature of these files by {signer} under "
-        f"{', '.join(map(str, roots))}: it is forged, damaged, of another bundle, or no chain "
-        "leads to such a root"
+            return replace(key, signer=signer or "")
+    by, chain = ", ".join(map(str, able)), ""
+    if signer is not None:
+        by, chain = f"{signer} under {by}", ", or no chain leads to such a root"
+    raise TrustError(
+        f"{bundle.path}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
+        f"damaged or of another bundle{chain}"
     ) from why
 
 
@@ -227,12 +160,24 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
         signature.write_bytes(content)
         pem.write_text(by.pem)
         config = cast(Any, verifying.Config)()
-        if isinstance(by, Root):
+        if by.is_root:
             config.use_certificate_verifier(certificate_chain=[pem])
         else:
             config.use_elliptic_key_verifier(public_key=pem)
         config.set_hashing_config(_Hashed(bundle))
         config.verify(bundle.path, signature)
+
+
+def _certified_signer(signature: bytes) -> str | None:
+    """Whose certificate a signature says it was made with; None where it names none."""
+    from cryptography import x509
+
+    try:
+        chain = parse_json(signature)["verificationMaterial"]["x509CertificateChain"]
+        content = base64.b64decode(chain["certificates"][0]["rawBytes"])
+        return name_of(x509.load_der_x509_certificate(content))
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
 
 
 def _hint(bundle: Bundle, content: bytes) -> str:
@@ -242,7 +187,7 @@ def _hint(bundle: Bundle, content: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         found = None
     if not isinstance(found, str) or not found.isalnum():
-        raise SignatureError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
+        raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
     return found
 
 
@@ -275,12 +220,3 @@ class _Hashed:
 
     def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
         """A signature may not take files out of what it has to cover."""
-
-
-def _require_library() -> None:
-    try:
-        import model_signing  # noqa: F401
-    except ImportError as error:
-        raise SignatureError(
-            "signatures need OpenSSF model-signing: pip install 'soa-pipeline[sign]'"
-        ) from error

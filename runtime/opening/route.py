@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from engines.base import Executable
-from registry.bundle import Promoted, open_folder, read_promoted
-from registry.errors import BundleError, RegistryError, RegistryUnavailableError, SignatureError
+from registry.bundle import PulledNote, open_folder, read_note
+from registry.errors import BundleError, RegistryError, RegistryUnavailableError, TrustError
 from registry.reference import Ref, parse_ref
 from registry.store import Lookup
 from registry.trust import require_signature
@@ -97,7 +97,7 @@ def _judged(name: Name, found: Lookup, annexes: Collection[str] | None) -> Opene
         bundle = name.files(found, wanted)
         for keys in asked:
             name.store.require_signature(version, bundle, keys, fetch=name.may_fetch(found))
-    except (LoadError, SignatureError):
+    except (LoadError, TrustError):
         if found.asked:
             name.forget()
         raise
@@ -107,7 +107,7 @@ def _judged(name: Name, found: Lookup, annexes: Collection[str] | None) -> Opene
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
     production = opening.production
-    note = read_promoted(folder) if production and folder.is_dir() else None
+    note = read_note(folder) if production and folder.is_dir() else None
     asked = keys_asked_for({}, opening.trusted_keys) if production else []
     later = note.annexes if note else {}
     only = ({} if asked else later) if production else None
@@ -133,16 +133,16 @@ def _parsed(opening: Opening) -> Ref | Path:
     return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
 
 
-def _note_of(folder: Path, digest: str) -> Promoted | None:
+def _note_of(folder: Path, digest: str) -> PulledNote | None:
     """In test mode a note that cannot be read, or is of another bundle, says nothing."""
     try:
-        note = read_promoted(folder)
+        note = read_note(folder)
     except BundleError:
         return None
     return note if note and note.digest == digest else None
 
 
-def _named(note: Promoted | None) -> Ref | None:
+def _named(note: PulledNote | None) -> Ref | None:
     """The version that a pulled folder is a copy of, by its note."""
     try:
         ref = parse_ref(note.ref) if note else None

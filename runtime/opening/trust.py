@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from registry.bundle import Bundle, Promoted
+from registry.bundle import Bundle, PulledNote
 from registry.history import PRODUCTION
 from registry.mlflow import Promotion, Version
 from registry.trust import Trusted, host_keys, trusted, trusted_keys
@@ -65,7 +65,7 @@ def usable_annexes(
     return [target for target in passed if target not in withheld], withheld
 
 
-def require_vouched(ref: str | Path, note: Promoted | None, bundle: Bundle) -> None:
+def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) -> None:
     """LoadError unless the note of a pulled folder is of its bundle."""
     if note is None:
         raise LoadError(

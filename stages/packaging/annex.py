@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from registry import author
+from registry import stamp
 from registry.bundle import ANNEX, Annex, AnnexRecord, Bundle, prefix_of, seal, write_atomically
 from soa.signature import Signature
 from stages.benchmark import EAGER
@@ -49,8 +49,8 @@ def package_annex(
         base=bundle.digest,
         target=result.target,
         record=target_record(result, prefix_of(result.target).rstrip("/")),
-        created=author.now(),
-        by=author.who(),
+        created=stamp.now(),
+        by=stamp.user_at_host(),
         tools=dict(tools),
         host=dict(host),
         python=platform.python_version(),

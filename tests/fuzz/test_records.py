@@ -20,7 +20,7 @@ from engines.onnx.program import read_outputs
 from pipeline.building.target import recipe_of
 from pipeline.config.policy_file import load_policy
 from pipeline.mlflow_flavour import _version_of
-from pipeline.promotion.promoting import _requirements
+from pipeline.promotion.promoting import requirements
 from pipeline.report.difference import Difference, compare, describe_difference
 from pipeline.report.tables import show
 from pipeline.report.versions import (
@@ -32,7 +32,7 @@ from pipeline.report.versions import (
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
 from registry.bundle.bundle import MLFLOW_NOTE, Bundle
 from registry.bundle.manifest import Manifest, record_from_json
-from registry.bundle.note import PROMOTED, Promoted, read_promoted
+from registry.bundle.pulled import PROMOTED, PulledNote, read_note
 from registry.history.events import (
     _RECORD,
     Event,
@@ -47,12 +47,12 @@ from registry.history.policies import _asked
 from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
-from registry.mlflow.report_page import page
+from registry.mlflow.description import page
 from registry.mlflow.version import Promotion, Version
-from registry.promotion.gates import Decision
+from registry.promotion import Decision
 from registry.store.registry import Registry
 from registry.store.resolved import Lookup, Resolved, _digest
-from registry.trust.signing import require_signature, trusted
+from registry.trust import require_signature, trusted
 from runtime.loader import tolerances_of
 from runtime.opening import Opened
 from runtime.opening.choice import choose
@@ -124,7 +124,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     )
     yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
     yield lambda: description.curves(manifest.targets)
-    yield lambda: _requirements(bundle, None, [])
+    yield lambda: requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, True, {})
     yield lambda: choose(opened, torch.device("cpu"), None)
     yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
@@ -179,8 +179,8 @@ def test_note_of_a_promotion(place: Path, content: bytes) -> None:
     put(place / PROMOTED, content)
     with only_ours():
         bundle = Bundle(place, SOUND.manifest, DIGEST, {})
-        note = read_promoted(place)
-        assert isinstance(note, Promoted)
+        note = read_note(place)
+        assert isinstance(note, PulledNote)
         _origin(bundle, None)
         require_vouched(place, note, bundle)
 
@@ -246,7 +246,7 @@ def test_list_of_digests(place: Path, content: bytes) -> None:
 @pytest.fixture(scope="module")
 def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, bytes, str]:
     """A bundle, its signature, and the key that it was made with."""
-    from registry.trust.signing import sign
+    from registry.trust import sign
 
     folder = tmp_path_factory.mktemp("signed")
     bundles.write_bundle(folder / "bundle", Manifest.from_json(json.dumps(MANIFEST)))
@@ -428,7 +428,7 @@ def test_the_records_that_are_altered_are_sound(place: Path) -> None:
     """So that what is tried above is near to what passes."""
     assert record_from_json(AnnexRecord, json.dumps(ANNEX), "", 1).target == V3
     put(place / PROMOTED, json.dumps(NOTE).encode())
-    assert read_promoted(place) == Promoted(**NOTE)  # type: ignore[arg-type]
+    assert read_note(place) == PulledNote(**NOTE)  # type: ignore[arg-type]
     event = _read(run_with(cut(json.dumps(EVENT).encode()), 1), "jets")
     assert (event.number, event.decisions) == (3, (Decision(**DECISION),))  # type: ignore[arg-type]
     assert isinstance(event, Event)

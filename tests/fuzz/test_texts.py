@@ -30,10 +30,9 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.history.events import Event
 from registry.history.events import markdown as event_markdown
-from registry.mlflow.description import markdown, parameters
-from registry.mlflow.report_page import page
+from registry.mlflow.description import markdown, page, parameters
 from registry.mlflow.version import Version
-from registry.promotion.gates import Decision
+from registry.promotion import Decision
 from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
 from soa.text import in_html, in_markdown, logger, plain

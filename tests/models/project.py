@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from engines.target import Target
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle, seal
-from registry.promotion.gates import Decision
+from registry.promotion import Decision
 from registry.store.registry import Registry
 from runtime.session.session import Session
 from tests.models import mlps

@@ -17,7 +17,7 @@ from engines.target import Target
 from pipeline.building.target import build_at_first_use
 from registry.bundle.annex import Annex
 from registry.bundle.bundle import Bundle
-from registry.bundle.note import Promoted, write_promoted
+from registry.bundle.pulled import PulledNote, write_note
 from runtime.checked.session import CheckedSession
 from runtime.errors import LoadError
 from runtime.session.session import Session
@@ -104,7 +104,7 @@ def test_production_only_if_promoted(bundle: Bundle, cache: Path, tmp_path: Path
     folder = Path(shutil.copytree(bundle.path, tmp_path / "pulled"))
     with pytest.raises(LoadError, match="a folder that no promotion vouches for"):
         pipeline.load(folder, build="missing")
-    write_promoted(folder, Promoted("jets/1", bundle.digest, "somebody", "then"))
+    write_note(folder, PulledNote("jets/1", bundle.digest, "somebody", "then"))
     with pytest.raises(TargetError):
         pipeline.load(folder)
     session = pipeline.load(folder, build="missing")

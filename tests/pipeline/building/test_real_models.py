@@ -25,7 +25,7 @@ from examples.nanoaod import model as nanoaod_model
 from examples.nanoaod import train as nanoaod_training
 from examples.particlenet import model as particlenet
 from pipeline.building.runner import RunResult, run
-from pipeline.promotion.promoting import Promoted, promote
+from pipeline.promotion.promoting import Assessment, promote
 from registry.bundle.manifest import Candidate
 from registry.store.registry import Registry
 from runtime.loader import load
@@ -43,7 +43,7 @@ class Life:
     work: Path
     registry: Registry
     result: RunResult
-    promoted: Promoted
+    promoted: Assessment
 
     @property
     def candidates(self) -> dict[str, Candidate]:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.policy_file import load_policy
-from pipeline.promotion.promoting import assess
+from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.errors import RegistryError
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key
+from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.authorities import certify
 from tests.models.keys import KeyPair, make_keys
@@ -57,7 +57,7 @@ def test_version(
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
     assert "not signed" in refusal("verify", "jets/1", *where)
     said = json.loads(cli("sign", "jets/1", "--key", release.private, *where, "--json").stdout)
-    assert said["key"] == read_public_key(release.public).fingerprint
+    assert said["key"] == read_trusted(release.public).fingerprint
     assert json.loads(cli("verify", "jets/1", *where, "--json").stdout) == said
     cli("pull", "jets/1", tmp_path / "pulled", *where)
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
@@ -81,13 +81,22 @@ def test_the_gate(one: Registry, release: KeyPair, tmp_path: Path) -> None:
     one.set_policy(load_policy(tmp_path / "policy.yaml").policy)
 
     def asked(alias: str) -> list[bool]:
-        found = assess(one, "jets/1", alias, allow_unverified=frozenset({FAR})).decisions
+        found = promote(
+            one, "jets/1", alias, allow_unverified=frozenset({FAR}), dry_run=True
+        ).decisions
         return [decision.passed for decision in found if decision.gate == "signature"]
 
     assert asked("staging") == []
     assert asked("production") == [False]
     with pytest.raises(RegistryError, match="'signature' cannot be overridden"):
-        assess(one, "jets/1", "production", override=frozenset({"signature"}), reason="hurry")
+        promote(
+            one,
+            "jets/1",
+            "production",
+            override=frozenset({"signature"}),
+            reason="hurry",
+            dry_run=True,
+        )
     one.sign(one.find("jets/1"), make_keys(tmp_path, "other").private)
     assert asked("production") == [False]
     one.sign(one.find("jets/1"), release.private)
@@ -103,7 +112,9 @@ def test_two_policies_ask_for_different_keys(
         (tmp_path / f"{name}.yaml").write_text(f"signed_by: [{name}.pem]\n")
     one.set_policy(load_policy(tmp_path / "release.yaml").policy)
     one.sign(one.find("jets/1"), release.private)
-    found = assess(one, "jets/1", "production", policy=tmp_path / "other.yaml").decisions
+    found = promote(
+        one, "jets/1", "production", policy=tmp_path / "other.yaml", dry_run=True
+    ).decisions
     (decision,) = [each for each in found if each.gate == "signature"]
     assert not decision.passed
 
@@ -131,10 +142,14 @@ def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
     assert asked.policy.signed_by == (root.pem.read_text(),)
     by_gate = {
         d.gate: d
-        for d in assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+        for d in promote(
+            one, "jets/1", "production", policy=tmp_path / "policy.yaml", dry_run=True
+        ).decisions
     }
     assert by_gate["signature"].passed
     one.sign(one.find("jets/1"), other.private)
-    found = assess(one, "jets/1", "production", policy=tmp_path / "policy.yaml").decisions
+    found = promote(
+        one, "jets/1", "production", policy=tmp_path / "policy.yaml", dry_run=True
+    ).decisions
     (refused,) = [d for d in found if d.gate == "signature"]
     assert not refused.passed

@@ -16,7 +16,7 @@ import pytest
 from pipeline.config.policy_file import load_policy
 from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
-from pipeline.promotion.promoting import assess, promote
+from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.errors import PromotionRefused, RegistryError
@@ -141,7 +141,7 @@ def test_override_by_name_and_reason(two: Registry) -> None:
         *asked, *excused, "--override", "digests", "--reason", "r"
     )
     with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: verified"):
-        assess(two, "jets/2", "production", override=frozenset({"sped"}), reason="r")
+        promote(two, "jets/2", "production", override=frozenset({"sped"}), reason="r", dry_run=True)
 
     why = "the clocks were wrong that day"
     text = cli(*asked, *excused, *over, "--reason", why).stdout
@@ -186,13 +186,14 @@ def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None
     assert shown["targets"] == [FAR]
     loose = tmp_path / "loose.yaml"
     loose.write_text("max_slowdown: 1000\n")
-    found = assess(
+    found = promote(
         two,
         "jets/1",
         "production",
         allow_unverified=EXCUSED,
         max_slowdown=1000.0,
         policy=loose,
+        dry_run=True,
     )
     assert not found.passed
     assert answers(found.decisions)["verified"] == "REFUSED"
@@ -218,7 +219,7 @@ def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
     text = cli("approve", "jets/1", "--as", "Ada", "--reason", "the plots", *uri).stdout
     assert text.startswith("jets/1 is approved by Ada (recorded by ")
     cli("approve", "jets/2", "--as", "Bob", *uri)  # of another version
-    found = assess(two, "jets/1", "production", allow_unverified=EXCUSED)
+    found = promote(two, "jets/1", "production", allow_unverified=EXCUSED, dry_run=True)
     missing = {d.gate: d.detail for d in found.decisions if not d.passed}
     assert missing == {
         "approvals": "approved by Ada; needed: Ada, Bob; missing: Bob (pipeline approve)"

@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from pipeline.promotion.promoting import assess, promote
+from pipeline.promotion.promoting import promote
 from registry.errors import NotFoundError, PromotionRefused
 from registry.store.registry import Registry
 from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
@@ -191,7 +191,7 @@ def test_larger_reference_set(registry: Registry, jets: Built, tmp_path: Path) -
     (tmp_path / "policy.yaml").write_text("reference: many.safetensors\n")
     cli("policy", tmp_path / "policy.yaml", "--model", "jets", "--registry", registry.uri)
     (tmp_path / "many.safetensors").unlink()  # the registry has its own
-    found = assess(registry, "jets/1", "staging")
+    found = promote(registry, "jets/1", "staging", dry_run=True)
     (gate,) = [d for d in found.decisions if d.gate == "reference set"]
     assert (gate.passed, gate.found) == (True, "outside 0")
     assert f"{TARGET}: {jets.bundle.manifest.targets[TARGET].chosen} beside" in gate.detail

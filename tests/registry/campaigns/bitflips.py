@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 
 from registry.bundle.bundle import SIGNATURE, SUMS, Bundle
-from registry.bundle.note import PROMOTED, Promoted, write_promoted
-from registry.trust.signing import read_public_key, require_signature, sign
+from registry.bundle.pulled import PROMOTED, PulledNote, write_note
+from registry.trust import read_trusted, require_signature, sign
 from runtime.loader import load
 from soa.errors import SoaPipelineError
 from tests.models.keys import KeyPair, make_keys
@@ -52,8 +52,8 @@ class Campaign:
         self.keys: KeyPair = make_keys(folder, "release")
         opened = Bundle.open(self.path)
         sign(opened, self.keys.private)
-        record = Promoted("jets/1", opened.digest, "ada", "2026-01-01T00:00:00+00:00")
-        write_promoted(self.path, record)
+        record = PulledNote("jets/1", opened.digest, "ada", "2026-01-01T00:00:00+00:00")
+        write_note(self.path, record)
         self.bundle = opened
         self.sealed = [*sorted(opened.files), SUMS]
         self.choice = random.Random(seed)
@@ -101,7 +101,7 @@ class Campaign:
             return True
         finally:
             (self.path / name).write_bytes(content)
-        key = read_public_key(self.keys.public)
+        key = read_trusted(self.keys.public)
         again = Bundle.open(self.path)
         assert require_signature(again, [key]) == key and again.digest == self.bundle.digest
         return False

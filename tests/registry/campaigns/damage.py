@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from registry.bundle.bundle import SUMS, Bundle, seal
-from registry.bundle.note import Promoted, write_promoted
-from registry.errors import BundleError, SignatureError
+from registry.bundle.pulled import PulledNote, write_note
+from registry.errors import BundleError, TrustError
 from runtime.errors import LoadError
 from soa.errors import SoaPipelineError
 
@@ -77,7 +77,7 @@ def _every_damage(good: Path) -> Iterator[Damage]:
     }
     for kind, (spoil, arguments) in consistent.items():
         yield kind, LoadError, _sealed, (spoil, arguments)
-        yield f"{kind}, promotion forged", SignatureError, _forged, (spoil, arguments)
+        yield f"{kind}, promotion forged", TrustError, _forged, (spoil, arguments)
 
 
 def _truncate(path: Path, name: str, length: int) -> None:
@@ -141,4 +141,4 @@ def _sealed(path: Path, spoil: Callable[..., object], arguments: tuple[object, .
 
 def _forged(path: Path, spoil: Callable[..., object], arguments: tuple[object, ...]) -> None:
     digest = _sealed(path, spoil, arguments)
-    write_promoted(path, Promoted("jets/1", digest, "ada", "2026-01-01T00:00:00+00:00"))
+    write_note(path, PulledNote("jets/1", digest, "ada", "2026-01-01T00:00:00+00:00"))

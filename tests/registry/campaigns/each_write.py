@@ -36,7 +36,7 @@ from registry.mlflow.models import model_of
 from registry.promotion.policy import Policy
 from registry.store import upload
 from registry.store.artifacts import signature_of
-from registry.trust.signing import read_public_key
+from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.registry.campaigns import invariants, workers, write_points
@@ -201,7 +201,7 @@ def _signed(to: Place, registry: Registry) -> bool:
     bundle = registry.open(version)
     if bundle.signature() is None:
         return False
-    registry.require_signature(version, bundle, [read_public_key(to.public)])
+    registry.require_signature(version, bundle, [read_trusted(to.public)])
     return True
 
 

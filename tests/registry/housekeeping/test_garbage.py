@@ -15,7 +15,7 @@ from registry import Bundle, BundleError, Decision, Registry, RegistryError
 from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.artifacts import annex_place
-from registry.trust.signing import sign
+from registry.trust import sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
 from tests.registry.history.test_moves import Killed

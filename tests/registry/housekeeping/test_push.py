@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from registry import Bundle, BundleError, Decision, Registry, RegistryError, Version
-from registry.bundle.note import Promoted, write_promoted
+from registry.bundle.pulled import PulledNote, write_note
 from registry.housekeeping.pushing import push
-from registry.trust.signing import read_public_key, require_signature, sign
+from registry.trust import read_trusted, require_signature, sign
 from tests.models.bundles import V3, write_annex
 from tests.models.keys import make_keys
 
@@ -39,8 +39,8 @@ def pulled(away: Registry, bundle: Bundle, passed: list[Decision], tmp_path: Pat
     assert record is not None
     folder = tmp_path / "pulled"
     away.fetch(version, folder)
-    note = Promoted(version.ref, version.digest, record.by, record.at, dict(record.annexes))
-    write_promoted(folder, note)
+    note = PulledNote(version.ref, version.digest, record.by, record.at, dict(record.annexes))
+    write_note(folder, note)
     return folder
 
 
@@ -116,7 +116,7 @@ def test_the_signature_comes_along(
 ) -> None:
     """Pulled, signed where the key is, and pushed back to the version that it was."""
     release, other = make_keys(tmp_path, "release"), make_keys(tmp_path, "other")
-    keys = [read_public_key(release.public)]
+    keys = [read_trusted(release.public)]
     version = registry.register(bundle)
     sign(Bundle.open(pulled), release.private)
     assert push(registry, pulled).signature == "carried"
@@ -126,7 +126,7 @@ def test_the_signature_comes_along(
     assert push(registry, pulled).signature == "kept"
     assert registry.require_signature(version, registry.open(version), keys) == keys[0]
     new = push(registry, pulled, "new").version
-    require_signature(registry.open(new), [read_public_key(other.public)])
+    require_signature(registry.open(new), [read_trusted(other.public)])
     folder = registry.local_path(version)
     assert folder is not None
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
@@ -154,7 +154,7 @@ def test_an_altered_folder_is_not_what_is_there(registry: Registry, pulled: Path
 
 
 def test_a_note_of_another_bundle(registry: Registry, pulled: Path) -> None:
-    write_promoted(pulled, Promoted("jets/7", "0" * 64, "ada", "2026-01-01T00:00:00+00:00"))
+    write_note(pulled, PulledNote("jets/7", "0" * 64, "ada", "2026-01-01T00:00:00+00:00"))
     with pytest.raises(RegistryError, match=r"its note of promotion is of another bundle \(jets/7"):
         push(registry, pulled)
     assert registry.list() == []

@@ -15,7 +15,7 @@ from registry import Bundle, BundleError, Decision, NotFoundError, PromotionRefu
 from registry.history.events import Event
 from registry.housekeeping.pushing import push
 from registry.housekeeping.transport import export_to, import_from
-from registry.trust.signing import read_public_key
+from registry.trust import read_trusted
 from tests.models.bundles import write_annex
 from tests.models.keys import KeyPair, make_keys
 
@@ -72,7 +72,7 @@ def test_to_another_registry(
     assert [v.annexes for v in new] == [v.annexes for v in old]
     for version in new:
         away.open(version).verify()
-    away.require_signature(new[1], away.open(new[1]), [read_public_key(release.public)])
+    away.require_signature(new[1], away.open(new[1]), [read_trusted(release.public)])
     assert new[1].origin["version"] == "jets/2"
     assert new[1].origin["registry"] == source.uri
 

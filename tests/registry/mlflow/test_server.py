@@ -18,13 +18,13 @@ from registry import (
     Ref,
     Registry,
     RegistryError,
-    SignatureError,
+    TrustError,
 )
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
 from registry.store import upload
-from registry.trust.signing import read_public_key, require_signature, sign
+from registry.trust import read_trusted, require_signature, sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import MlflowServer
@@ -107,9 +107,9 @@ def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: 
     registry = Registry(server)
     version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
     release = make_keys(tmp_path, "release")
-    keys = [read_public_key(release.public)]
+    keys = [read_trusted(release.public)]
     early = registry.open(version, cache=tmp_path / "early")
-    with pytest.raises(SignatureError, match="not signed"):
+    with pytest.raises(TrustError, match="not signed"):
         registry.require_signature(version, early, keys)
     registry.sign(version, release.private)
     assert registry.require_signature(version, early, keys) == keys[0]
@@ -117,7 +117,7 @@ def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: 
     assert require_signature(late, keys) == keys[0]
     other = make_keys(tmp_path, "other")
     registry.sign(version, other.private)
-    assert registry.require_signature(version, late, [read_public_key(other.public)])
+    assert registry.require_signature(version, late, [read_trusted(other.public)])
 
 
 def test_housekeeping_behind_a_server(
@@ -136,7 +136,7 @@ def test_housekeeping_behind_a_server(
     assert push(registry, folder, "kept").signature == "carried"
     assert push(registry, folder, "kept").signature == "carried"
     fetched = registry.fetch(version, tmp_path / "fetched")
-    require_signature(fetched, [read_public_key(release.public)])
+    require_signature(fetched, [read_trusted(release.public)])
     assert fetched.annexes.keys() == {"cuda/sm_90"}
 
     gone = push(registry, folder, "gone").version

@@ -80,8 +80,9 @@ def test_locked_before_mlflow_has_seen_it(registry: Registry) -> None:
     """In a process of its own, which prints one line and no traceback."""
     script = (
         "import sys\n"
-        "from registry import Registry, RegistryError, mlflow_access\n"
-        "mlflow_access.LOCK_WAIT_S = 0.2\n"
+        "from registry import Registry, RegistryError\n"
+        "from registry.mlflow import access\n"
+        "access.LOCK_WAIT_S = 0.2\n"
         "try:\n"
         "    Registry(sys.argv[1]).find('jets')\n"
         "except RegistryError as error:\n"

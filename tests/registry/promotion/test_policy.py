@@ -1,4 +1,4 @@
-"""Policies as data: what several ask for together, what each gate answers, where one is kept."""
+"""Policies as data: what several ask for together, and where one is kept."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ from pydantic import ValidationError
 from registry import (
     Bundle,
     Decision,
-    Manifest,
     NotFoundError,
     PromotionRefused,
     Registry,
     RegistryError,
-    Worst,
 )
-from registry.promotion.gates import Approvals, Proof, SetResult, Staging, decide, override
 from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
 
 MakeBundle = Callable[..., Path]
 V3 = "cpu/x86-64-v3"
-GOOD = {"probabilities": Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0)}
 
 
 @pytest.mark.parametrize(
@@ -80,6 +76,9 @@ def test_policies_add_up() -> None:
         assert found.min_time_in_staging == timedelta(days=2)
         assert set(found.approvals) == {"Ada", "Bob"}
         assert len(found.references) == 2
+        elsewhere = strictest([V3], 0.1, 1.1, [asked(p) for p in order], production=False)
+        assert (elsewhere.max_outside, elsewhere.approvals) == (0.01, ())
+        assert not elsewhere.min_time_in_staging
 
 
 limits = st.none() | st.floats(0, 1)
@@ -99,88 +98,6 @@ def test_another_policy_never_loosens(
     after = strictest([V3], 0.5, 1.5, [policy(pair) for pair in [*some, more]])
     assert after.max_outside <= before.max_outside
     assert after.max_slowdown <= before.max_slowdown
-
-
-def ask(manifest: Manifest, **changes: object) -> dict[str, Decision]:
-    arguments: dict[str, object] = {
-        "targets": [V3],
-        "digest_ok": True,
-        "revalidation": {V3: GOOD},
-        "proof": Proof(0.0, 0.01, None),
-        "speed": None,
-        "max_slowdown": 1.1,
-        "max_outside": 1.0,
-    }
-    return {d.gate: d for d in decide(manifest, **(arguments | changes))}  # type: ignore[arg-type]
-
-
-def test_named_targets_are_not_excused(manifest: Manifest) -> None:
-    rocm = manifest.targets[V3].model_copy(update={"status": "unverified"})
-    one = manifest.model_copy(update={"targets": {"rocm/gfx90a": rocm}})
-    asked_for: dict[str, object] = {"targets": ["rocm/gfx90a"], "revalidation": None}
-    allowed: dict[str, object] = {"allow_unverified": frozenset({"rocm/gfx90a"})}
-    assert ask(one, **asked_for, **allowed)["verified"].passed
-    refused = ask(one, **asked_for, **allowed, named_targets=frozenset({"rocm/gfx90a"}))
-    assert not refused["verified"].passed
-    assert refused["verified"].detail.endswith("run it there, a policy names it")
-    assert not refused["tolerance"].passed
-
-
-def test_limit_of_one_output(manifest: Manifest) -> None:
-    own = manifest.tolerances["probabilities"].model_copy(update={"max_outside": 1.0})
-    loose = manifest.model_copy(update={"tolerances": {"probabilities": own}})
-    worst = {V3: {"probabilities": Worst(max_abs=1, max_rel=1, outside=0.01)}}
-    for limit, passes in [(0.02, True), (0.005, False)]:
-        found = ask(loose, revalidation=worst, max_outside_by_output={"probabilities": limit})
-        assert found["tolerance"].passed is passes
-        assert f"limit {limit:g}" in found["tolerance"].detail
-    typo = ask(loose, revalidation=worst, max_outside_by_output={"probabilties": 0.5})
-    assert not typo["tolerance"].passed
-    assert "there is no output probabilties" in typo["tolerance"].detail
-
-
-def test_reference_set(manifest: Manifest) -> None:
-    bad = {"probabilities": Worst(max_abs=0.5, max_rel=1, outside=0.25)}
-    results = {"good": GOOD, "bad": bad, "not run": None}
-    for case, worst in results.items():
-        found = ask(manifest, sets=[SetResult("big.safetensors", V3, "aoti", worst)])
-        gate = found["reference set"]
-        assert gate.passed is (case == "good")
-        assert "aoti beside the portable program on big.safetensors" in gate.detail
-
-
-def test_time_in_staging(manifest: Manifest) -> None:
-    day = timedelta(days=1)
-    for found, passes in [(None, False), (day / 2, False), (day, True), (day * 2, True)]:
-        assert ask(manifest, staging=Staging(found, day))["staging"].passed is passes
-    assert "in staging for 12 h, 24 h are needed" in (
-        ask(manifest, staging=Staging(day / 2, day))["staging"].detail
-    )
-
-
-def test_approvals(manifest: Manifest) -> None:
-    for found, passes in [([], False), (["Ada"], False), (["Bob", "Ada", "Eve"], True)]:
-        gate = ask(manifest, approvals=Approvals(("Ada", "Bob"), found))["approvals"]
-        assert gate.passed is passes
-    missing = ask(manifest, approvals=Approvals(("Ada", "Bob"), ["Ada"]))["approvals"]
-    assert missing.detail == ("approved by Ada; needed: Ada, Bob; missing: Bob (pipeline approve)")
-
-
-def test_override() -> None:
-    slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
-    good = Decision("tolerance", True, "outside 0", "outside <= 0", "fine")
-    altered = Decision("digests", False, "altered", "as sealed", "program.pt2 is altered")
-    found = override([altered, good, slow], ["speed", "tolerance"], "on purpose")
-    assert [d.answer for d in found] == ["REFUSED", "passed", "overridden"]
-    assert [d.override for d in found] == ["", "", "on purpose"]
-    assert [d.lets_pass for d in found] == [False, True, True]
-    with pytest.raises(RegistryError, match="'digests' cannot be overridden"):
-        override([altered], ["digests"], "on purpose")
-    with pytest.raises(RegistryError, match="no gate 'sped' was asked; there are: tolerance, spe"):
-        override([altered, good, slow], ["sped"], "on purpose")
-    for reason in ("", "  "):
-        with pytest.raises(RegistryError, match="takes a reason"):
-            override([slow], ["speed"], reason)
 
 
 class TestKept:

@@ -23,7 +23,7 @@ from registry import (
     RegistryError,
     Version,
 )
-from registry.bundle.note import Promoted, read_promoted, write_promoted
+from registry.bundle.pulled import PulledNote, read_note, write_note
 
 MakeBundle = Callable[..., Path]
 V3 = "cpu/x86-64-v3"
@@ -271,11 +271,11 @@ class TestFiles:
         self, registry: Registry, bundle: Bundle, tmp_path: Path
     ) -> None:
         """A pulled bundle says that it was promoted. Registered elsewhere, it is not, there."""
-        write_promoted(bundle.path, Promoted("jets/9", bundle.digest, "somebody", "then"))
+        write_note(bundle.path, PulledNote("jets/9", bundle.digest, "somebody", "then"))
         version = registry.register(bundle)
         assert version.promotion("production") is None
         copy = registry.fetch(version, tmp_path / "copy")
-        assert read_promoted(copy.path) is None
+        assert read_note(copy.path) is None
 
 
 class TestPromotion:

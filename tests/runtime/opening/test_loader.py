@@ -16,7 +16,7 @@ from engines.errors import RunError, TargetError
 from engines.target import host_cpu_levels
 from pipeline.loading import load
 from pipeline.promotion.pulling import pull
-from registry.bundle.note import Promoted, write_promoted
+from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.store.registry import Registry
 from runtime.checked.session import CheckedSession
@@ -318,7 +318,7 @@ def promoted(folder: Path) -> Path:
     """Vouched for by a note of its own, as an `--allow-unverified` promotion leaves it."""
     from registry.bundle.bundle import Bundle
 
-    write_promoted(folder, Promoted("jets/1", Bundle.open(folder).digest, "somebody", "now"))
+    write_note(folder, PulledNote("jets/1", Bundle.open(folder).digest, "somebody", "now"))
     return folder
 
 

@@ -17,13 +17,13 @@ from registry.errors import (
     NotFoundError,
     RegistryError,
     RegistryUnavailableError,
-    SignatureError,
+    TrustError,
 )
 from registry.promotion.policy import Policy
 from registry.store import Lookup
 from registry.store.cache import Cache, cache_root
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key
+from registry.trust import read_trusted
 from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.opening import LOOKUPS
@@ -184,8 +184,8 @@ class TestGates:
 
     def test_signatures_that_a_policy_asks_for(self, registry: Registry, tmp_path: Path) -> None:
         release = make_keys(tmp_path, "release")
-        registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
-        with pytest.raises(SignatureError, match="not signed"):
+        registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
+        with pytest.raises(TrustError, match="not signed"):
             load(NAME, registry=registry, lookup="prefer-cache")
         with pytest.raises(LoadError, match="not known here"):
             load(NAME, registry=registry, lookup="offline")
@@ -197,10 +197,10 @@ class TestGates:
         assert session.origin is not None
         (cache_root() / str(session.origin.digest) / "bundle.sig").unlink()
         for lookup in LOOKUPS[1:]:
-            with pytest.raises(SignatureError, match=r"not signed; .*the registry's policy"):
+            with pytest.raises(TrustError, match=r"not signed; .*the registry's policy"):
                 load(NAME, registry=registry, lookup=lookup, max_age_s=0)
         other = make_keys(tmp_path, "other")
-        with pytest.raises(SignatureError):
+        with pytest.raises(TrustError):
             load(NAME, registry=registry, lookup="offline", trusted_keys=[other.public])
 
     def test_a_flipped_bit(self, registry: Registry, jets: Built) -> None:

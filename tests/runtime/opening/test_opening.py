@@ -17,11 +17,11 @@ import pipeline
 from pipeline.deployment.repository import deploy
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
-from registry.bundle.note import read_promoted, write_promoted
-from registry.errors import SignatureError
+from registry.bundle.pulled import read_note, write_note
+from registry.errors import TrustError
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key, sign
+from registry.trust import read_trusted, sign
 from runtime import loader
 from runtime.errors import LoadError
 from runtime.loader import load as load_here
@@ -141,7 +141,7 @@ class TestAPromotionIsOfOneVersion:
             with pytest.raises(LoadError, match=f"{added} was built since it was promoted"):
                 pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
         pull(registry, "jets/1", tmp_path / "pulled")
-        note = read_promoted(tmp_path / "pulled")
+        note = read_note(tmp_path / "pulled")
         assert note is not None and not note.annexes
 
     def test_one_from_before_they_named_the_version(
@@ -155,7 +155,7 @@ class TestAPromotionIsOfOneVersion:
         assert type(session) is pipeline.Session
         pipeline.load("jets@production", registry=registry, lookup="offline")
         pull(registry, "jets@production", tmp_path / "pulled")
-        assert read_promoted(tmp_path / "pulled") is not None
+        assert read_note(tmp_path / "pulled") is not None
 
     def test_the_history_of_a_deleted_experiment_counts(self, registry: Registry) -> None:
         def delete(client: Any) -> None:
@@ -219,16 +219,16 @@ class TestSignatures:
     def test_the_host(self, registry: Registry, pulled: Path, host: None, tmp_path: Path) -> None:
         for ref in ("jets@production", pulled):
             found = ways(registry, ref, tmp_path / "out")
-            refused(found, SignatureError, "not signed", tmp_path / "out")
+            refused(found, TrustError, "not signed", tmp_path / "out")
 
     def test_a_policy(self, registry: Registry, release: KeyPair, tmp_path: Path) -> None:
-        registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
+        registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
         found = ways(registry, "jets@production", tmp_path / "out")
-        refused(found, SignatureError, "not signed.*the registry's policy", tmp_path / "out")
+        refused(found, TrustError, "not signed.*the registry's policy", tmp_path / "out")
 
     def test_a_caller(self, registry: Registry, release: KeyPair) -> None:
         for more in ({}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}):
-            with pytest.raises(SignatureError, match="not signed"):
+            with pytest.raises(TrustError, match="not signed"):
                 pipeline.load(
                     "jets@production", registry=registry, trusted_keys=release.public, **more
                 )
@@ -253,7 +253,7 @@ class TestSignatures:
         version = registry.find("jets/1")
         for signer in (release, other):
             registry.sign(version, signer.private)
-            with pytest.raises(SignatureError, match="none of those trusted"):
+            with pytest.raises(TrustError, match="none of those trusted"):
                 pipeline.load("jets/1", registry=registry, trusted_keys=[other.public])
         registry.sign(version, release.private)
         both = [other.public, release.public]
@@ -264,9 +264,9 @@ class TestSignatures:
     ) -> None:
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
-        note = read_promoted(pulled)
+        note = read_note(pulled)
         assert note is not None
-        write_promoted(pulled, replace(note, annexes={added: annex.digest}))
+        write_note(pulled, replace(note, annexes={added: annex.digest}))
         sign(Bundle.open(pulled), release.private)
         with pytest.raises(ServingError, match=f"{added} was built after the version was signed"):
             deploy(registry, str(pulled), tmp_path / "out", target=added)

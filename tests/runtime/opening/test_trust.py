@@ -10,11 +10,11 @@ import pytest
 from engines.errors import RunError
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle, seal
-from registry.bundle.note import Promoted, write_promoted
-from registry.errors import SignatureError
+from registry.bundle.pulled import PulledNote, write_note
+from registry.errors import TrustError
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
-from registry.trust.signing import read_public_key, sign
+from registry.trust import read_trusted, sign
 from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.session.session import Session
@@ -40,8 +40,8 @@ def pulled(jets: Built, tmp_path: Path) -> Path:
     """What `pipeline pull` makes of a promoted version."""
     folder = tmp_path / "pulled"
     shutil.copytree(jets.bundle.path, folder)
-    record = Promoted("jets/1", jets.bundle.digest, "ada", "2026-01-01T00:00:00+00:00")
-    write_promoted(folder, record)
+    record = PulledNote("jets/1", jets.bundle.digest, "ada", "2026-01-01T00:00:00+00:00")
+    write_note(folder, record)
     return folder
 
 
@@ -49,16 +49,16 @@ def test_a_folder(
     pulled: Path, release: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(pulled)  # nobody asks
-    with pytest.raises(SignatureError, match="not signed"):
+    with pytest.raises(TrustError, match="not signed"):
         load(pulled, trusted_keys=[release.public])
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
-    with pytest.raises(SignatureError, match="not signed"):
+    with pytest.raises(TrustError, match="not signed"):
         load(pulled)
     load(pulled, mode="test")  # takes anything
     sign(Bundle.open(pulled), release.private)
     assert isinstance(load(pulled), Session)
     other = make_keys(tmp_path, "other")
-    with pytest.raises(SignatureError, match="none of those trusted"):
+    with pytest.raises(TrustError, match="none of those trusted"):
         load(pulled, trusted_keys=[other.public])
 
 
@@ -66,24 +66,24 @@ def test_forged_with_every_digest_right(pulled: Path, release: KeyPair) -> None:
     """Altered, sealed again, and its record of promotion rewritten: a bare folder cannot tell."""
     sign(Bundle.open(pulled), release.private)
     (pulled / "reports/benchmark.json").write_text("{}")
-    record = Promoted("jets/1", seal(pulled), "ada", "2026-01-01T00:00:00+00:00")
-    write_promoted(pulled, record)
+    record = PulledNote("jets/1", seal(pulled), "ada", "2026-01-01T00:00:00+00:00")
+    write_note(pulled, record)
     load(pulled)
-    with pytest.raises(SignatureError, match="not a signature of these files"):
+    with pytest.raises(TrustError, match="not a signature of these files"):
         load(pulled, trusted_keys=[release.public])
 
 
 def test_a_policy_of_the_registry(registry: Registry, release: KeyPair, tmp_path: Path) -> None:
     load("jets@production", registry=registry)
-    registry.set_policy(Policy(signed_by=(read_public_key(release.public).pem,)))
-    with pytest.raises(SignatureError, match=r"not signed; .*the registry's policy"):
+    registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
+    with pytest.raises(TrustError, match=r"not signed; .*the registry's policy"):
         load("jets@production", registry=registry)
     load("jets@production", registry=registry, mode="test")
     registry.sign(registry.find("jets/1"), release.private)
     load("jets@production", registry=registry)
     # What the host asks for comes on top.
     other = make_keys(tmp_path, "other")
-    with pytest.raises(SignatureError, match="none of those trusted"):
+    with pytest.raises(TrustError, match="none of those trusted"):
         load("jets@production", registry=registry, trusted_keys=[other.public])
     pull(registry, "jets@production", tmp_path / "taken")
     load(tmp_path / "taken", trusted_keys=[release.public])
@@ -93,10 +93,10 @@ def test_a_target_built_after_the_signature(pulled: Path, release: KeyPair) -> N
     """It lies beside the bundle and under no signature: run where none is asked for, else not."""
     (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
     annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
-    record = Promoted(
+    record = PulledNote(
         "jets/1", annex.record.base, "ada", "2026-01-01T00:00:00+00:00", {added: annex.digest}
     )
-    write_promoted(pulled, record)
+    write_note(pulled, record)
     sign(Bundle.open(pulled), release.private)
     session = load(pulled, trusted_keys=[release.public])
     assert session.origin is not None

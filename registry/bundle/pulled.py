@@ -1,8 +1,7 @@
 """The note that a pulled bundle carries: which promoted version it is a copy of.
 
-It lies beside the sealed files and is the only file there that is not sealed, since promotion comes
-after sealing. It names the bundle's digest, so it vouches for no other bundle. It is a record, not
-a signature.
+It lies beside the sealed files and is not sealed itself, since promotion comes after sealing. It
+names the bundle's digest, so it vouches for no other bundle. It is a record, not a signature.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PROMOTED = "PROMOTED.json"
 
 
 @dataclass(frozen=True)
-class Promoted:
+class PulledNote:
     """A promotion to production: of which version, with which digest, by whom and when (UTC)."""
 
     ref: str
@@ -31,15 +30,15 @@ class Promoted:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012
 
 
-def write_promoted(folder: Path, record: Promoted) -> None:
+def write_note(folder: Path, record: PulledNote) -> None:
     (folder / PROMOTED).write_text(json.dumps(asdict(record), indent=1) + "\n")
 
 
-def read_promoted(folder: Path) -> Promoted | None:
+def read_note(folder: Path) -> PulledNote | None:
     """The note of a pulled bundle, or None; raises BundleError if it is there but unreadable."""
     path = folder / PROMOTED
     try:
-        return as_record(Promoted, parse_json(read_plain(path)))
+        return as_record(PulledNote, parse_json(read_plain(path)))
     except FileNotFoundError:
         return None
     except OSError as error:

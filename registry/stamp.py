@@ -1,4 +1,4 @@
-"""Who acts, and when, as the registry's records say it. Nobody's identity is proven here."""
+"""By whom and when: what the registry stamps its records with. Nobody's identity is proven here."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ def user() -> str:
         return str(os.getuid())
 
 
-def who() -> str:
+def user_at_host() -> str:
     return f"{user()}@{socket.gethostname()}"
 
 
 def now() -> str:
+    """UTC, ISO 8601, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

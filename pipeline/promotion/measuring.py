@@ -1,0 +1,234 @@
+"""What the gates judge, measured on this host."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from engines.target import Target, check_host_runs, host_runs
+from pipeline.config import BuiltFrom
+from registry.bundle import Manifest, Worst
+from registry.errors import BundleError, TrustError
+from registry.history import STAGING, approvers, promoted_since
+from registry.mlflow import Version
+from registry.promotion import (
+    Findings,
+    Proof,
+    Requirements,
+    SetResult,
+    SignatureCheck,
+    SpeedComparison,
+    SpeedPoint,
+)
+from registry.store import Registry
+from registry.trust import trusted
+from runtime.loader import measured_session, tolerances_of
+from runtime.opening import Opened, Opening, held_files, open_version
+from stages.benchmark import benchmark_cases, bound_call, race
+from stages.reference import Reference, proof_of, too_much
+from stages.validation import ValidationReport, validate_candidate, validate_on_set
+
+Say = Callable[[str], None]
+_SECONDS_A_SIZE = 1.0
+_VALIDATION_LIMIT_S = 1800.0
+
+
+def open_to_measure(registry: Registry, version: Version) -> Opened:
+    """Promoted or not; of the targets built later, only those that this host runs."""
+    opening = Opening(version.ref, mode="test", registry=registry)
+    return open_version(opening, annexes=runnable(version.annexes))
+
+
+def measure(
+    registry: Registry,
+    opened: Opened,
+    version: Version,
+    replaced: Version | None,
+    needed: Requirements,
+    allow_unverified: frozenset[str],
+    say: Say,
+) -> Findings:
+    manifest = opened.bundle.manifest
+    served = {}
+    for target in runnable(needed.targets):
+        record = manifest.targets.get(target)
+        if record is not None and record.chosen is not None:
+            served[target] = record.engines()
+    worst = {
+        target: _of_all([_worst(manifest, revalidate(opened, target, e, say)) for e in engines])
+        for target, engines in served.items()
+    }
+    limit = BuiltFrom(manifest).reference.nonfinite
+    counts, _ = proof_of(opened.bundle)
+    events = registry.history(version.name)
+    since = promoted_since(events, STAGING, version.number)
+    return Findings(
+        manifest,
+        needed,
+        Proof(max(one.share for one in counts), limit, too_much(counts, limit)),
+        worst,
+        allow_unverified,
+        [
+            _on_set(opened, target, engine, reference.path, limit, say)
+            for reference in needed.references
+            for target, engines in served.items()
+            for engine in engines
+        ],
+        _compare_speed(registry, opened, version, replaced, list(served), say),
+        None if since is None else datetime.now(UTC) - since,
+        approvers(events, version.number, version.digest).keys(),
+        _check_signature(registry, version, opened, needed),
+    )
+
+
+def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
+    """Those of the targets that this host runs."""
+    return [target for target in targets if host_runs(Target.parse(target))]
+
+
+def revalidate(
+    opened: Opened, target: str, engine_name: str, say: Say = lambda text: None
+) -> ValidationReport:
+    """Validate one artifact of a version again on this host, in a process of its own."""
+    manifest = opened.bundle.manifest
+    candidate = manifest.targets[target].candidates[engine_name]
+    if not candidate.files:
+        return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
+    check_host_runs(Target.parse(target))
+    say(f"validating {engine_name} on {target} against the reference")
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+        held_files(opened, target, engine_name) as held,
+    ):
+        return validate_candidate(
+            engine_name,
+            held.file(candidate.files[0]),
+            opened.signature,
+            held.file(manifest.reference),
+            tolerances_of(manifest),
+            frozenset(manifest.classifiers),
+            Path(folder),
+            _VALIDATION_LIMIT_S,
+            Target.parse(target).torch_device,
+            manifest.capture.precision,
+        )
+
+
+def _on_set(
+    opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
+) -> SetResult:
+    """One artifact and the portable program on a larger reference set."""
+    manifest = opened.bundle.manifest
+    say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
+        held_files(opened, target, engine_name) as held,
+    ):
+        report = validate_on_set(
+            engine_name,
+            held.file(manifest.targets[target].candidates[engine_name].files[0]),
+            held.file(manifest.program),
+            inputs,
+            opened.signature,
+            tolerances_of(manifest),
+            Path(folder),
+            _VALIDATION_LIMIT_S,
+            Target.parse(target).torch_device,
+            manifest.capture.precision,
+            nonfinite,
+        )
+    worst = _worst(manifest, report) if report.cases else None
+    return SetResult(inputs.name, target, engine_name, worst, report.reason or "")
+
+
+def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
+    """The worst of each output over the engines that share a target's row counts."""
+    return {
+        name: max((part[name] for part in parts), key=lambda w: (w.outside, w.max_abs))
+        for name in parts[0]
+        if all(name in part for part in parts)
+    }
+
+
+def _worst(manifest: Manifest, report: ValidationReport) -> Mapping[str, Worst]:
+    """Worst deviations by output; a run that failed for another reason counts as all outside."""
+    if report.valid or (report.worst and all(not case.faults for case in report.cases)):
+        return {
+            name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
+            for name, d in report.worst.items()
+        }
+    everything = Worst(max_abs=float("inf"), max_rel=float("inf"), outside=1.0)
+    return dict.fromkeys(manifest.tolerances, everything)
+
+
+def _check_signature(
+    registry: Registry, version: Version, opened: Opened, needed: Requirements
+) -> SignatureCheck | None:
+    """Each policy that names keys asks for a signature by one of them."""
+    if not needed.signed_by:
+        return None
+    groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
+    names = " and ".join(" or ".join(key.fingerprint[:16] for key in keys) for keys in groups)
+    try:
+        found = [registry.require_signature(version, opened.bundle, keys) for keys in groups]
+    except TrustError as error:
+        return SignatureCheck(names, error=f"{error} (pipeline sign)")
+    return SignatureCheck(names, found[0].fingerprint[:16])
+
+
+def _compare_speed(
+    registry: Registry,
+    opened: Opened,
+    version: Version,
+    replaced: Version | None,
+    targets: Sequence[str],
+    say: Say,
+) -> SpeedComparison | None:
+    """Both versions side by side in this process, each on its own reference inputs."""
+    if replaced is None or replaced.number == version.number:
+        return None
+    try:
+        other = open_to_measure(registry, replaced)
+    except BundleError as error:
+        say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
+        return SpeedComparison(replaced.ref, ())  # not measured: the gate refuses
+    points: list[SpeedPoint] = []
+    for target in targets:
+        record = other.bundle.manifest.targets.get(target)
+        if record is None or record.chosen is None:
+            continue
+        say(f"timing {version.ref} beside {replaced.ref} on {target}")
+        points += _race_versions(opened, other, target)
+    return SpeedComparison(replaced.ref, tuple(points))
+
+
+def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
+    points: list[SpeedPoint] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        sides = {}
+        for side, opened in (("new", new), ("old", old)):
+            path = opened.bundle.file(opened.bundle.manifest.reference)
+            inputs = Reference.load(path, opened.signature).inputs
+            sides[side] = measured_session(opened, target), inputs
+        ranges = old.signature.ranges
+        for case in benchmark_cases(new.signature):
+            fits = set(old.signature.dims) == set(case) and all(
+                ranges[dim].min <= n <= ranges[dim].max for dim, n in case.items()
+            )
+            if not fits:
+                continue
+            calls = {
+                side: bound_call(session, inputs, case) for side, (session, inputs) in sides.items()
+            }
+            timed = race(calls, _SECONDS_A_SIZE)
+            rows = max(case.values())
+            points.append(SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us))
+    finally:
+        torch.set_num_threads(threads)
+    return points

@@ -1,0 +1,94 @@
+"""How a folder comes into its place: whole and on disk, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from registry.errors import BundleError
+from soa.options import known_options
+
+# What stands in the user's way, as against what is wrong in the program that writes.
+_FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
+
+
+@known_options()
+@contextlib.contextmanager
+def write_atomically(dest: str | Path, *, replace: bool = False) -> Iterator[Path]:
+    """Give an empty folder beside `dest`; when the block ends, it becomes `dest`, complete or not
+    at all, and on disk (fsync). After an exception nothing of it is left.
+
+    An existing `dest` is refused before the block runs, unless `replace`. A full disk and the like
+    become a BundleError of one line.
+    """
+    final = Path(dest).absolute()
+    partial = final.parent / f".{final.name}.{uuid.uuid4().hex[:8]}.partial"
+    with _disk_errors(final):
+        if not replace and os.path.lexists(final):
+            raise BundleError(f"{final}: exists already")
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise BundleError(f"cannot write {final}: {final.parent} is not a folder") from None
+        try:
+            partial.mkdir()
+        except FileNotFoundError as error:  # as in /proc, or where somebody removed the parent
+            raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
+        try:
+            yield partial
+            _sync_tree(partial)
+            _move_into_place(partial, final, replace=replace)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(final.parent)
+
+
+def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
+    if not os.path.lexists(final):
+        partial.rename(final)
+        return
+    if not replace:  # rename(2) would silently replace an empty folder that came in between
+        raise BundleError(f"{final}: exists already")
+    aside = partial.with_suffix(".old")
+    final.rename(aside)
+    try:
+        partial.rename(final)
+    except BaseException:
+        aside.rename(final)
+        raise
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+
+
+@contextlib.contextmanager
+def _disk_errors(dest: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_FULL_OR_FAILING, *_NOT_WRITABLE):
+            raise
+        raise BundleError(f"cannot write {dest}: {os.strerror(error.errno or 0)}") from error
+
+
+def _sync_tree(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,101 @@
+"""What the gates judge: what was measured of a version, and what is asked of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from registry.bundle import Manifest, Worst
+from registry.promotion.policy import Requirements
+
+
+@dataclass(frozen=True)
+class SpeedPoint:
+    """Median time of a call, new version and version in place, measured side by side."""
+
+    target: str
+    rows: int
+    new_us: float
+    old_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Above 1: the new version is slower. NaN where a time makes no sense."""
+        sane = self.old_us > 0 and self.new_us > 0
+        return self.new_us / self.old_us if sane else math.nan
+
+
+@dataclass(frozen=True)
+class SpeedComparison:
+    """All points measured against the version `old` ("name/3"); none: it could not be timed."""
+
+    old: str
+    points: tuple[SpeedPoint, ...]
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """One artifact against the portable program on a larger reference set.
+
+    `worst` None: nothing was shown, for the reason `why`.
+    """
+
+    name: str
+    target: str
+    engine: str
+    worst: Mapping[str, Worst] | None
+    why: str = "it did not run"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The largest fraction of an output's reference values that are NaN or infinite.
+
+    `refusal`: why that is too much, if it is.
+    """
+
+    nonfinite: float
+    limit: float
+    refusal: str | None
+
+
+@dataclass(frozen=True)
+class SignatureCheck:
+    """Whose signature is needed, and whose was found, or why it does not count."""
+
+    needed: str
+    found: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Of one version, on the host that promotes it. A number that is NaN passes no gate."""
+
+    manifest: Manifest
+    needed: Requirements
+    proof: Proof
+    worst: Mapping[str, Mapping[str, Worst]]
+    """Of each target that was run again now: the worst deviation of each output."""
+    allow_unverified: frozenset[str] = frozenset()
+    """Targets that may pass without having run, unless a policy names them."""
+    sets: Sequence[SetResult] = ()
+    """For each larger reference set, each target that this host runs and each engine of it."""
+    speed: SpeedComparison | None = None
+    """None: no other version holds the alias."""
+    in_staging: timedelta | None = None
+    """How long the version has been in staging by a promotion; None: it is not."""
+    approved_by: Collection[str] = ()
+    signature: SignatureCheck | None = None
+    """None: no policy asks for one."""
+
+    def excused(self, target: str) -> bool:
+        return target in self.allow_unverified - self.needed.named_targets
+
+    def max_outside(self, output: str) -> float:
+        """The fraction of an output's elements that may lie outside its tolerance."""
+        tolerance = self.manifest.tolerances.get(output)
+        limits = [self.needed.max_outside, self.needed.max_outside_by_output.get(output, math.inf)]
+        return min(limits if tolerance is None else [*limits, tolerance.max_outside])

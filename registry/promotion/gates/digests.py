@@ -1,0 +1,21 @@
+"""digests: is every file what was sealed?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from registry.promotion.decision import Decision
+from registry.promotion.findings import Findings
+
+ORDER = 10
+
+
+def decide(found: Findings) -> Iterable[Decision]:
+    """What is not as sealed cannot be opened, and so not measured: see `altered`."""
+    detail = "every file has the digest it was sealed with"
+    yield Decision("digests", True, "all match", "all match", detail)
+
+
+def altered(why: str) -> Decision:
+    """The only decision on a bundle that could not be opened."""
+    return Decision("digests", False, "altered", "as sealed", why)

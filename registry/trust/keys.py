@@ -1,0 +1,145 @@
+"""Whom a host trusts: public keys, and root certificates of authorities that certify signers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from registry.errors import TrustError
+from soa.files import read_plain
+
+TRUSTED_KEYS_VARIABLE = "PIPELINE_TRUSTED_KEYS"
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+
+
+@dataclass(frozen=True)
+class Trusted:
+    """A public key, or with `is_root` a certificate that vouches for those whom it certifies."""
+
+    pem: str
+    fingerprint: str
+    """The sha256 of a key's PEM in its normal form, or of a certificate's DER."""
+    origin: str
+    """The file, or whose policy names it."""
+    is_root: bool = False
+    signer: str = ""
+    """Once a root has vouched: for whom, by the subject of that certificate."""
+
+    def __str__(self) -> str:
+        return f"{'root ' if self.is_root else ''}{self.fingerprint[:16]} ({self.origin})"
+
+
+def trusted(pem: str | bytes, origin: str) -> Trusted:
+    """From PEM: an EC key on P-256, P-384 or P-521, or one certificate, of a root.
+
+    TrustError says what it is instead.
+    """
+    require_library()
+    content = pem.encode() if isinstance(pem, str) else pem
+    return (_root if b"BEGIN CERTIFICATE-----" in content else _public_key)(content, origin)
+
+
+def _public_key(content: bytes, origin: str) -> Trusted:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+
+    if b"PRIVATE KEY-----" in content:
+        raise TrustError(f"{origin}: this is a private key, the public one is needed")
+    try:
+        key = serialization.load_pem_public_key(content)
+    except Exception as error:  # of several kinds, for what is no PEM, no key, or of no known kind
+        raise TrustError(f"{origin}: not a public key in PEM format") from error
+    if not isinstance(key, EllipticCurvePublicKey) or key.curve.name not in _CURVES:
+        raise TrustError(f"{origin}: not an EC key on P-256, P-384 or P-521")
+    pem = key.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    return Trusted(pem.decode(), hashlib.sha256(pem).hexdigest(), origin)
+
+
+def _root(content: bytes, origin: str) -> Trusted:
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    certificates = read_certificates(content, origin)
+    if len(certificates) != 1:
+        raise TrustError(
+            f"{origin}: {len(certificates)} certificates: trust takes one a file, the root alone"
+        )
+    found = certificates[0]
+    try:
+        found.verify_directly_issued_by(found)
+    except Exception as error:
+        raise TrustError(
+            f"{origin}: not a root: the certificate of {name_of(found)} was issued by "
+            f"{found.issuer.rfc4514_string() or 'nobody'}"
+        ) from error
+    pem = found.public_bytes(serialization.Encoding.PEM).decode()
+    return Trusted(pem, found.fingerprint(hashes.SHA256()).hex(), origin, is_root=True)
+
+
+def read_trusted(path: str | Path) -> Trusted:
+    return trusted(read_file(Path(path)), str(path))
+
+
+def trusted_keys(
+    given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
+) -> tuple[Trusted, ...]:
+    """The keys and roots in files, or in folders of which every `*.pem` and `*.pub` is one.
+
+    Where trust is asked for and there is no key, TrustError: a folder that was lost does not
+    become trust in everything.
+    """
+    keys: list[Trusted] = []
+    for path in map(Path, [given] if isinstance(given, str | Path) else given):
+        files = [path]
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.suffix in (".pem", ".pub"))
+        if not files:
+            raise TrustError(f"{asked}: there is no *.pem and no *.pub in {path}")
+        keys += map(read_trusted, files)
+    if not keys:
+        raise TrustError(f"{asked} names no key, so no signature could be trusted")
+    return tuple(keys)
+
+
+def host_keys() -> tuple[Trusted, ...] | None:
+    """Those of the files and folders in PIPELINE_TRUSTED_KEYS, with `:` in between; None: this host
+    asks for no signature."""
+    text = os.environ.get(TRUSTED_KEYS_VARIABLE)
+    if text is None:
+        return None
+    return trusted_keys([part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE)
+
+
+def read_certificates(content: bytes, origin: str) -> list[Any]:
+    """All certificates of a PEM file."""
+    from cryptography import x509
+
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise TrustError(f"{origin}: not a certificate in PEM format") from error
+
+
+def name_of(certificate: Any) -> str:
+    return certificate.subject.rfc4514_string() or "somebody without a name"
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        return read_plain(path, links=True)
+    except OSError as error:
+        raise TrustError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def require_library() -> None:
+    try:
+        import model_signing  # noqa: F401
+    except ImportError as error:
+        raise TrustError(
+            "signatures need OpenSSF model-signing: pip install 'soa-pipeline[sign]'"
+        ) from error

@@ -1,0 +1,35 @@
+"""The worked example of CONTRIBUTING.md: a gate is one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from registry import Manifest
+from registry.promotion import decide, gates
+from tests.models.bundles import manifest_data
+from tests.models.findings import findings
+
+GUIDE = Path(__file__).parents[3] / "CONTRIBUTING.md"
+
+
+def test_a_new_gate_is_one_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    section = GUIDE.read_text().split("\n## A new gate\n")[1].split("\n## ")[0]
+    code = section.split("```python\n")[1].split("```")[0]
+    (tmp_path / "compile_time.py").write_text(code)
+    monkeypatch.setattr(gates, "__path__", [*gates.__path__, str(tmp_path)])
+
+    for seconds, passes in ((12.0, True), (7200.0, False)):
+        data = manifest_data()
+        candidates = data["targets"]["cpu/x86-64-v3"]["candidates"]
+        candidates["aoti"]["compile_seconds"] = seconds
+        decisions = decide(findings(Manifest.model_validate(data)))
+        assert decisions[-1].gate == "compile time"
+        assert decisions[-1].passed is passes
+        assert "aoti" in decisions[-1].detail
+        assert all(each.passed for each in decisions[:-1])
+    assert len(section.splitlines()) <= 40
