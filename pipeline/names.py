@@ -41,7 +41,7 @@ from runtime import (
 from runtime import (
     Staging as Staging,
 )
-from runtime.allocator import (
+from runtime.process import (
     keep_freed_memory as keep_freed_memory,
 )
 from serving.client import (

@@ -19,10 +19,10 @@ from pipeline.promotion.pulling import pull
 from registry.bundle.note import Promoted, write_promoted
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.store.registry import Registry
+from runtime import process
 from runtime.checked.session import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.opening import tf32
 from runtime.session.session import Session
 from tests.models.forked import in_a_child
 from tests.models.mlps import PointwiseFirst
@@ -269,9 +269,9 @@ def test_a_process_in_production_still_exports(
     pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one process does, or a build at first use does beside a loaded model on a GPU."""
-    monkeypatch.setattr(tf32, "_settled", [])
+    monkeypatch.setattr(process, "_tf32", [])
     load(pulled)
-    tf32.settle_tf32(False, "jets")
+    process.settle_tf32(False, "jets")
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
     torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))

@@ -38,7 +38,6 @@ from serving.errors import (
     TooLargeError,
     VersionMismatchError,
 )
-from serving.remote.model import Served
 from serving.remote.session import RemoteSession
 from serving.triton.backend import Request
 from serving.wire import Form
@@ -440,8 +439,9 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     whole.run(*same)
     for name in "xyz":
         assert torch.allclose(event[1]["tags"][name], same[1]["tags"][name], atol=1e-6)
-    model: Any = session.executable
-    model.follow(Served("", "columns", merge=False))
+    service, server.service = server.service, replace(server.service, merge=False)
+    session.executable.look()  # type: ignore[attr-defined]
+    server.service = service
     given, written = collections(shop.bundles["jets"], session, 1000)
     before = server.requests
     with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):

@@ -28,7 +28,7 @@ from serving.client.options import HEADERS
 from serving.errors import NowhereError, ServingError
 from serving.remote.model import RemoteModel
 from serving.site.options import Site
-from serving.site.places import OnDevice
+from serving.site.router import OnDevice
 from serving.site.session import SiteSession
 from serving.wire import FORMS, Form
 from tests.models.forked import in_a_child
@@ -502,7 +502,8 @@ def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, o
         session = load(tags, site(url))
         (model,) = (place.executable for place in session._router.places)
         assert isinstance(model, RemoteModel)
-        model.options = model.client.options = replace(model.options, message_bytes=HEADERS + 1)
+        client = model.client
+        client.options = replace(client.options, message_bytes=HEADERS + 1)
         event = Event.make(session, 1, 100)
         session.run(event.given, event.found)
         assert right(local, event)
