@@ -189,7 +189,9 @@ class LiveBinding(Binding):
         self.inner: Binding = self.bound_on(self._at)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["inner"], name)
+        if name == "inner":  # not bound yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         now = self._live.current

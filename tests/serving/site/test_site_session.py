@@ -21,7 +21,7 @@ import pipeline
 from engines.errors import RunError
 from pipeline.errors import ConfigError
 from runtime.checked.session import CheckedSession
-from runtime.errors import BindError, LoadError
+from runtime.errors import LoadError
 from runtime.loader import load as load_here
 from runtime.session.session import Session
 from serving.client.options import HEADERS
@@ -134,13 +134,6 @@ def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
     report = session.report()
     assert (report.fell_back, report.retried) == (20, 0)
     assert report.place("s0").state == "bad" and not report.place("s0").failed
-    session.close()
-
-
-def test_bad_memory_is_refused_as_ever(tags: Tags) -> None:
-    session = load(tags, site(nobody()))
-    with pytest.raises(BindError, match="rows"):
-        session.run(session.collection("given", 3), session.collection("found", 2))
     session.close()
 
 
