@@ -55,8 +55,8 @@ def _spread(times: Sequence[float]) -> str:
 def _child(ref: str, keep: bool) -> int:
     from benchmarks.serving import bound_call, timed
     from pipeline.loading import load
-    from runtime.allocator import keep_freed_memory
     from runtime.opening import Opening, open_version
+    from runtime.process import keep_freed_memory
     from soa.errors import SoaPipelineError
     from stages.reference.answers import Reference
 

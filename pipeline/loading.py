@@ -9,8 +9,8 @@ import torch
 
 from runtime.devices import LiveSession, MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import AUTO, device_here, load_everywhere, load_live, session_on
-from runtime.opening import Mode, Opening, Options, open_version
+from runtime.loader import load_here
+from runtime.opening import Mode, Opening, Options
 from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
 from soa.options import known_options
@@ -19,81 +19,53 @@ if TYPE_CHECKING:
     from serving.remote import RemoteSession
     from serving.site import Site, SiteSession
 
-SITE = "site"
-
+Ref = str | Path
+Device = str | torch.device
 Build = Literal["never", "missing"]
+Production = Literal["production"]
+
+_SERVERS_TO_SAY = ("target", "engine_name", "threads", "instances", "builder")
 
 
 @overload
 def load(
-    ref: str | Path,
-    *,
-    live: Literal[True],
-    device: str | torch.device = ...,
-    mode: Mode = ...,
-    build: Build = ...,
-    **options: Unpack[Options],
-) -> LiveSession: ...
-
-
-@overload
-def load(  # type: ignore[overload-overlap]  # "auto" is a str too, with another result
-    ref: str | Path,
-    *,
-    device: Literal["auto"],
-    mode: Mode = ...,
-    build: Build = ...,
-    **options: Unpack[Options],
-) -> MultiDeviceSession: ...
-
-
+    ref: Ref, *, live: Literal[True],
+    device: Device = ..., mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
+) -> LiveSession: ...  # fmt: skip
 @overload
 def load(
-    ref: str | Path,
-    *,
-    device: str,
-    remote: RemoteOptions,
-    mode: Literal["production"] = ...,
-    **options: Unpack[Options],
-) -> RemoteSession: ...
-
-
+    ref: Ref, *, device: Literal["auto"],
+    mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
+) -> MultiDeviceSession: ...  # fmt: skip
 @overload
 def load(
-    ref: str | Path,
-    *,
-    site: str | Path | Site,
-    mode: Literal["production"] = ...,
-    build: Build = ...,
-    **options: Unpack[Options],
-) -> SiteSession: ...
-
-
+    ref: Ref, *, device: str, remote: RemoteOptions,
+    mode: Production = ..., **options: Unpack[Options],
+) -> RemoteSession: ...  # fmt: skip
 @overload
 def load(
-    ref: str | Path,
-    *,
-    device: str | torch.device = ...,
-    mode: Mode = ...,
-    build: Build = ...,
-    remote: RemoteOptions | None = ...,
-    site: str | Path | Site | None = ...,
-    **options: Unpack[Options],
-) -> Session: ...
+    ref: Ref, *, site: Ref | Site,
+    mode: Production = ..., build: Build = ..., **options: Unpack[Options],
+) -> SiteSession: ...  # fmt: skip
+@overload
+def load(
+    ref: Ref, *, remote: RemoteOptions | None = ..., site: Ref | Site | None = ...,
+    device: Device = ..., mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
+) -> Session: ...  # fmt: skip
 
 
 @known_options(Opening)
 def load(
-    ref: str | Path,
+    ref: Ref,
     *,
-    device: str | torch.device = "cpu",
+    device: Device = "cpu",
     mode: Mode = "production",
     live: bool = False,
     build: Build = "never",
     remote: RemoteOptions | None = None,
-    site: str | Path | Site | None = None,
+    site: Ref | Site | None = None,
     **options: Unpack[Options],
-) -> Session | MultiDeviceSession | LiveSession:
+) -> Session:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
     `mode="production"` takes only what a gate let into production (the version, or a folder that
@@ -102,8 +74,8 @@ def load(
     check beyond those made when memory is bound, and sets torch to `threads` threads in this
     process (1 by default: the caller's thread does the work). `mode="test"` takes anything and
     gives a session that runs every event on the reference too; it leaves torch's threads alone.
-    Every file's digest is checked before anything in the bundle is used. Of what was built for the
-    version later, production takes what a promotion let pass.
+    Every file's digest is checked before anything in the bundle is used. Of the targets that were
+    built for a version later, production takes those that a promotion covers.
 
     `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
     wherever its data is and deploys the model on a device at the first event there.
@@ -111,7 +83,7 @@ def load(
     `device="triton://host:port"` is a server that has the version. What comes back then binds and
     runs CPU collections as a local session does; in production mode it is a `RemoteSession`, which
     has `run_async` too. `remote` says how to talk to the server: deadline, retries, shared memory,
-    TLS. How it is run is then the server's to say.
+    TLS. The target, engine and threads are the server's choice.
 
     `device="site"` runs each request wherever the site file says: in one of several servers, on a
     device here, and on the local CPU when none of them is good (docs/sites.md). `site` is that
@@ -137,10 +109,10 @@ def load(
 
         options["builder"] = build_at_first_use
     opening = Opening(ref, mode=mode, **options)
-    at_site = device == SITE or (site is not None and str(device) == "cpu")
-    if site is not None and not at_site:
-        raise LoadError(f"a site with device {str(device)!r}: write {SITE!r}, or no device")
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None
+    at_site = device == "site" or (site is not None and str(device) == "cpu")
+    if site is not None and not at_site:
+        raise LoadError(f"a site with device {str(device)!r}: write 'site', or no device")
     if remote is not None and url is None:
         whose = "that is the site file's to say" if at_site else f"write {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
@@ -148,18 +120,9 @@ def load(
         raise LoadError(f"live with device {str(device)!r}: that is the server's to choose")
     if at_site:
         return _at_a_site(opening, site)
-    if url:
-        return _in_a_server(opening, url, remote)
-    if live:
-        return load_live(opening, device)
-    if device == AUTO:
-        return load_everywhere(opening)
-    where = device_here(device)
-    return session_on(open_version(opening), opening, where)
-
-
-def _in_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Session:
-    for name in ("target", "engine_name", "threads", "instances", "builder"):
+    if url is None:
+        return load_here(opening, device, live)
+    for name in _SERVERS_TO_SAY:
         if getattr(opening, name) is not None:
             what = "build" if name == "builder" else name
             raise LoadError(f"{what} with device {url!r}: that is the server's to choose")
@@ -168,9 +131,9 @@ def _in_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Se
     return connect(opening, url, remote)
 
 
-def _at_a_site(opening: Opening, given: str | Path | Site | None) -> Session:
+def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
     if opening.target is not None:
-        raise LoadError(f"target with device {SITE!r}: that is the site file's to say")
+        raise LoadError("target with device 'site': that is the site file's to say")
     from pipeline.config import find_site, load_site
     from serving.site import connect_site
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 
-from engines.processes import require_openmp
 from engines.target import Target
 from registry.bundle import Manifest
 from runtime.checked import CheckedSession, Tolerance
@@ -25,6 +23,7 @@ from runtime.opening import (
     open_program,
     open_version,
 )
+from runtime.process import settle_threads
 from runtime.session import Origin, Session
 from soa.options import known_options
 from soa.signature import Signature
@@ -40,23 +39,23 @@ def load(
     mode: Mode = "production",
     **options: Unpack[Options],
 ) -> Session:
-    """A session on one device of this host; the options are those of `Opening`.
+    """A session on devices of this host; the options are those of `Opening`.
 
     `pipeline.load` has more ways to run, and comes here for this one.
     """
-    opening = Opening(ref, mode=mode, **options)
-    where = device_here(device)
-    return session_on(open_version(opening), opening, where)
+    return load_here(Opening(ref, mode=mode, **options), device)
 
 
-def load_everywhere(opening: Opening) -> MultiDeviceSession:
-    """A session that opens the artifact on a device at the first event there."""
-    _one_target_each(opening)
-    return _everywhere(open_version(opening), opening)
-
-
-def load_live(opening: Opening, device: str | torch.device) -> LiveSession:
-    """A session that moves to what the name means later."""
+def load_here(opening: Opening, device: str | torch.device, live: bool = False) -> Session:
+    """A session on a device of this host, or with "auto" wherever the data is; `live`: one that
+    moves to what the name means later."""
+    where = None if device == AUTO else device_here(device)
+    if where is None and opening.target is not None:
+        raise LoadError(
+            f"target {opening.target!r} with device 'auto': each device has its own target"
+        )
+    if not live:
+        return session_on(open_version(opening), where)
     name = name_of(opening)
     if name is None:
         raise LoadError(
@@ -67,24 +66,21 @@ def load_live(opening: Opening, device: str | torch.device) -> LiveSession:
             f"{opening.ref} means the same for ever: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
-    if device == AUTO:
-        _one_target_each(opening)
-        return LiveSession(name, lambda opened: _everywhere(opened, opening))
-    where = device_here(device)
-    return LiveSession(name, lambda opened: session_on(opened, opening, where))
+    return LiveSession(name, lambda opened: session_on(opened, where))
 
 
-def session_on(opened: Opened, opening: Opening, device: torch.device) -> Session:
-    """Production leaves the work to the caller's thread; test mode compares every event."""
-    _settle_threads(opened, opening)
-    return _session(opened, opening, device)
+def session_on(opened: Opened, device: torch.device | None) -> Session:
+    """A session on one device; with None on each, opened at the first event there."""
+    limit = opened.production or opened.opening.threads is not None
+    settle_threads(opened.threads, limit, opened.production)
+    if device is None:
+        return MultiDeviceSession(opened.signature, lambda where: _session(opened, where))
+    return _session(opened, device)
 
 
-def _session(opened: Opened, opening: Opening, device: torch.device) -> Session:
-    manifest = opened.bundle.manifest
-    executable, target, engine = open_here(opened, opening, device)
-    number = str(opened.version.number) if opened.version else None
-    origin = Origin(manifest.name, number, opened.bundle.digest, target, engine, opened.lookup)
+def _session(opened: Opened, device: torch.device) -> Session:
+    executable, target, engine = open_here(opened, device)
+    origin = opened.origin(target, engine)
     if opened.production:
         return Session(opened.signature, executable, device, origin)
     return checked(opened, executable, device, origin)
@@ -94,14 +90,9 @@ def checked(
     opened: Opened, executable: Any, device: torch.device, origin: Origin
 ) -> CheckedSession:
     """Every answer is compared with that of the portable program on the same device."""
-    return CheckedSession(
-        opened.signature,
-        executable,
-        open_program(opened, device),
-        tolerances_of(opened.bundle.manifest),
-        device,
-        origin,
-    )
+    reference = open_program(opened, device)
+    tolerances = tolerances_of(opened.bundle.manifest)
+    return CheckedSession(opened.signature, executable, reference, tolerances, device, origin)
 
 
 def measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
@@ -137,25 +128,3 @@ def device_here(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
     return found
-
-
-def _everywhere(opened: Opened, opening: Opening) -> MultiDeviceSession:
-    _settle_threads(opened, opening)
-    return MultiDeviceSession(opened.signature, lambda device: _session(opened, opening, device))
-
-
-def _one_target_each(opening: Opening) -> None:
-    if opening.target is not None:
-        raise LoadError(
-            f"target {opening.target!r} with device 'auto': each device has its own target"
-        )
-
-
-def _settle_threads(opened: Opened, opening: Opening) -> None:
-    """In production torch starts no threads of its own beyond those that a run may use."""
-    require_openmp(opened.threads(opening))
-    if opened.production or opening.threads is not None:
-        torch.set_num_threads(opened.threads(opening))
-    if opened.production and torch.get_num_interop_threads() != 1:
-        with suppress(RuntimeError):  # torch takes this setting once, before its first use
-            torch.set_num_interop_threads(1)

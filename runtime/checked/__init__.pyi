@@ -3,7 +3,7 @@ from .comparison import Tolerance as Tolerance
 from .comparison import combine as combine
 from .comparison import compare as compare
 from .comparison import default_tolerance as default_tolerance
-from .guarded import Side as Side
+from .poison import Side as Side
 from .poison import poisoned as poisoned
 from .poison import same_bytes as same_bytes
 from .poison import snapshot as snapshot

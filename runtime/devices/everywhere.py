@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
+from engines.base import Executable
 from engines.errors import RunError
 from engines.processes import Lock
-from runtime.session import Binding, Collections, Origin, Session, data_device, layout_of
-from soa.layout import Layout
+from runtime.session import Binding, Collections, Session, data_device
 from soa.memory import Collection, Device
 from soa.signature import Signature
 
 
-class MultiDeviceSession:
+class MultiDeviceSession(Session):
     """Binds and runs where the collections lie: any number of GPUs, and the CPU, at once.
 
     `open_on(device)` is called once for a device, by the thread with the first event there; other
@@ -23,18 +23,21 @@ class MultiDeviceSession:
     and the next one there tries again.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        open_on: Callable[[torch.device], Session],
-        origin: Origin | None = None,
-    ) -> None:
+    def __init__(self, signature: Signature, open_on: Callable[[torch.device], Session]) -> None:
         self.signature = signature
-        self.origin = origin
+        self.origin = None
         self._open_on = open_on
         self._lock = Lock()
-        self._places: dict[torch.device, _Place] = {}
+        self._by_device: dict[torch.device, _OnDevice] = {}
         self._closed = False
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        raise RunError("a session for every device has none of its own")
+
+    @property
+    def executable(self) -> Executable:
+        raise RunError("a session for every device has an artifact for each: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
         """The session of a device, deployed there now if it is not yet."""
@@ -42,32 +45,32 @@ class MultiDeviceSession:
         with self._lock:
             if self._closed:
                 raise RunError("the session is closed")
-            place = self._places.setdefault(where, _Place())
-        return place.session(lambda: self._open_on(where))
+            there = self._by_device.setdefault(where, _OnDevice())
+        with there.lock:
+            if there.session is None:
+                there.session = self._open_on(where)
+            return there.session
 
     @property
     def devices(self) -> list[torch.device]:
         """Where the model is deployed so far."""
         with self._lock:
-            return [device for device, place in self._places.items() if place.opened]
-
-    def layout(self, collection: str) -> Layout:
-        """The layout of one of the model's collections."""
-        return layout_of(self.signature, collection)
+            return [device for device, there in self._by_device.items() if there.session]
 
     def collection(
-        self, name: str, n: int, device: torch.device | str = "cpu", capacity: int | None = None
+        self,
+        name: str,
+        n: int,
+        capacity: int | None = None,
+        *,
+        device: torch.device | str = "cpu",
     ) -> Collection:
-        """A new, zeroed collection of the model's layout."""
+        """A new, zeroed collection of the model's layout, on any device."""
         return Collection(self.layout(name), n, device, capacity=capacity)
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind where the memory lies. Raises BindError where it lies on several devices."""
         return self.on(data_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
-
-    def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
-        """Bind and run once."""
-        self.bind(inputs, outputs)(stream=stream)
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
@@ -80,32 +83,21 @@ class MultiDeviceSession:
             self.on(device).run_many(group, threads, stream=stream)
 
     def close(self) -> None:
-        """Release every device's artifact once running calls have ended."""
         with self._lock:
             self._closed = True
-            places = list(self._places.values())
-        for place in places:
-            place.close()
+            everywhere = list(self._by_device.values())
+        for there in everywhere:
+            with there.lock:
+                if there.session is not None:
+                    there.session.close()
 
 
-class _Place:
+class _OnDevice:
     """A device's session, opened once."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
-        self.opened: Session | None = None
-
-    def session(self, make: Callable[[], Session]) -> Session:
-        if self.opened is None:
-            with self._lock:
-                if self.opened is None:
-                    self.opened = make()
-        return self.opened
-
-    def close(self) -> None:
-        with self._lock:
-            if self.opened is not None:
-                self.opened.close()
+        self.lock = Lock()
+        self.session: Session | None = None
 
 
 def _indexed(device: torch.device) -> torch.device:

@@ -1,7 +1,7 @@
 """A live session: one that moves to a newly promoted version between events.
 
 At every moment one version is in place. A call that begins takes that version for the whole of
-itself, so an event is one version's; and since the place is one for all bindings, no thread sees
+itself, so an event is one version's; and since all bindings read the same `current`, no thread sees
 the old version again after it has seen the new one. A binding moves at its first call after the
 swap, in the thread that uses it, so nothing waits and nothing is locked. What is not in place any
 more is closed when the last binding has left it.
@@ -19,31 +19,28 @@ from typing import Any, Self
 
 import torch
 
-from engines.errors import RunError
+from engines.base import Executable
 from engines.processes import Lock, OwnProcess
 from registry.store import Lookup
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.opening import Name, Opened, open_found
-from runtime.session import Binding, Collections, Origin, Rows, Session, layout_of
+from runtime.opening import Name, Opened
+from runtime.session import Binding, Collections, Origin, Rows, Session
 from soa.errors import SoaPipelineError
-from soa.layout import Layout
 from soa.memory import Collection, Device
 from soa.signature import Signature
 from soa.text import logger
 
-AnySession = Session | MultiDeviceSession
-
 log = logger("soa-pipeline")
 
 
-class LiveSession:
+class LiveSession(Session):
     """A session that follows a name. Any number of threads may bind and run while it moves.
 
-    It has a session's methods; `current` is the session in place, with its origin and its report.
+    `current` is the session in place, with its report; the rest is as in any session.
     """
 
-    def __init__(self, name: Name, open_: Callable[[Opened], AnySession]) -> None:
+    def __init__(self, name: Name, open_: Callable[[Opened], Session]) -> None:
         self._name = name
         self._open = open_
         self._process = OwnProcess()
@@ -52,9 +49,9 @@ class LiveSession:
         self._bindings: weakref.WeakSet[LiveBinding] = weakref.WeakSet()
         self._watchers: list[Watcher] = []
         self._closed = False
-        opened = open_found(name, name.find())
+        opened = name.open(name.find())
         self._found = _lookup(opened)
-        self.current: AnySession = open_(opened)
+        self.current: Session = open_(opened)
         """Set by `refresh` alone, at once for all bindings."""
         self.signature = self.current.signature
 
@@ -64,16 +61,18 @@ class LiveSession:
         return self._found.version.ref
 
     @property
-    def origin(self) -> Origin | None:
+    def origin(self) -> Origin | None:  # type: ignore[override]
         """What the session in place runs; None with `device="auto"`."""
         return self.current.origin
 
     @property
-    def device(self) -> Device:
+    def device(self) -> Device:  # type: ignore[override]
         """RunError with `device="auto"`, which runs wherever the data is."""
-        if isinstance(self.current, MultiDeviceSession):
-            raise RunError("a session for every device has none of its own")
         return self.current.device
+
+    @property
+    def executable(self) -> Executable:
+        return self.current.executable
 
     def refresh(self) -> bool:
         """Move to what the name means now; whether that is another version.
@@ -89,7 +88,7 @@ class LiveSession:
             found = self._name.find(now=True)
             if not self._is_news(found):
                 return False
-            opened = open_found(self._name, found)
+            opened = self._name.open(found)
             if not self._is_news(_lookup(opened)):  # its files could not be had
                 return False
             coming = self._open(opened)
@@ -114,13 +113,8 @@ class LiveSession:
             self._watchers.append(watcher)
         return watcher
 
-    def layout(self, collection: str) -> Layout:
-        """The layout of one of the model's collections."""
-        return layout_of(self.signature, collection)
-
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
-        """A new, zeroed collection of the model's layout, on the session's device or the CPU."""
-        return self.current.collection(name, n, capacity=capacity)
+        return self.current.collection(name, n, capacity)
 
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
@@ -132,15 +126,15 @@ class LiveSession:
         return binding
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
-        """Bind and run once."""
         self.current.run(inputs, outputs, stream=stream)
 
     def run_many(
-        self, bindings: Sequence[LiveBinding], threads: int = 1, *, stream: Any = None
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
         """As `Session.run_many`, all on one version."""
         now = self.current
-        now.run_many([each.on(now) for each in bindings], threads, stream=stream)
+        moved = [b.on(now) if isinstance(b, LiveBinding) else b for b in bindings]
+        now.run_many(moved, threads, stream=stream)
 
     def close(self) -> None:
         """End the watchers and release the artifact once running calls have ended."""
@@ -158,12 +152,16 @@ class LiveSession:
         same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
         return not same and found.at >= now.at
 
-    def _require_fits(self, opened: Opened, coming: AnySession) -> None:
+    def _require_fits(self, opened: Opened, coming: Session) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
-        if _contract(coming.signature) != _contract(self.signature):
+        ours, theirs = self.signature, coming.signature
+        if _contract(theirs) != _contract(ours):
+            names = {**ours.layouts, **theirs.layouts}
+            changed = [n for n in names if ours.layouts.get(n) != theirs.layouts.get(n)]
+            difference = f" (collection {changed[0]!r} differs)" if changed else ""
             raise LoadError(
                 f"{opened.label} has another signature than {self.ref}, which goes on "
-                f"serving{_difference(self, coming)}: load it anew"
+                f"serving{difference}: load it anew"
             )
         if isinstance(coming, MultiDeviceSession) and isinstance(self.current, MultiDeviceSession):
             for device in self.current.devices:
@@ -174,11 +172,11 @@ class LiveSession:
             binding.bound_on(coming)
 
 
-class LiveBinding:
+class LiveBinding(Binding):
     """A callable that runs the version in place on the bound memory; made by `LiveSession.bind`.
 
-    As a `Binding`: one thread at a time, and it borrows the memory. `inner` is the binding to the
-    version that the last call ran.
+    `inner` is the binding to the version that the last call ran; what is known of a binding (rows,
+    inputs, …) is known of that one.
     """
 
     def __init__(
@@ -190,27 +188,28 @@ class LiveBinding:
         self._at = live.current
         self.inner: Binding = self.bound_on(self._at)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not bound yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        """Run. Raises BindError if a new n lies outside the compiled range or the buffers."""
         now = self._live.current
         if self._at is not now:
             self.on(now)
         self.inner(rows, stream=stream)
 
-    @property
-    def rows(self) -> dict[str, int]:
-        return self.inner.rows
+    def require_idle(self) -> None:
+        self.inner.require_idle()
 
     def resize(self, rows: Rows) -> None:
-        """As `Binding.resize`."""
         self.inner.resize(rows)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
-        """As `Binding.rebind`."""
         self.inner.rebind(inputs, outputs)
         self._memory = (inputs, outputs)
 
-    def on(self, session: AnySession) -> Binding:
+    def on(self, session: Session) -> Binding:
         """The binding to this version of the session, where it moves if it is not there yet."""
         if self._at is session:
             return self.inner
@@ -223,7 +222,7 @@ class LiveBinding:
         self.inner, self._at = moved, session
         return moved
 
-    def bound_on(self, session: AnySession) -> Binding:
+    def bound_on(self, session: Session) -> Binding:
         """The memory bound to that version, checked as it was the first time."""
         return session.bind(*self._memory, graph=self._graph)
 
@@ -278,9 +277,3 @@ def _contract(signature: Signature) -> dict[str, Any]:
     said = signature.to_dict()
     said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
     return said
-
-
-def _difference(live: LiveSession, coming: AnySession) -> str:
-    ours, theirs = live.signature.layouts, coming.signature.layouts
-    changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
-    return f" (collection {changed[0]!r} differs)" if changed else ""

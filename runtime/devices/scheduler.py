@@ -18,7 +18,6 @@ import torch
 
 from engines.errors import RunError
 from engines.processes import OwnProcess
-from runtime.devices.live import LiveSession
 from runtime.devices.staging import Staging
 from runtime.errors import QueueFullError
 from runtime.session import Collections, Session, by_name, check_memory, data_device, same_device
@@ -36,23 +35,33 @@ class _Event:
     """On a GPU, the torch event after which the inputs may be read."""
 
 
-@dataclass
-class _Lane:
-    """A session and the events that wait for it."""
+@dataclass(eq=False, kw_only=True)
+class Workload:
+    """What a device or server has to do, for choosing among several. Its owner locks it."""
 
-    session: Session | LiveSession
-    waiting: deque[_Event] = field(default_factory=deque)
     running: int = 0
     seconds: float = 0.0
-    """A running mean of one event's time; 0 before the first."""
+    """A running mean of one run's time; 0 before the first."""
 
-    @property
-    def ahead(self) -> int:
-        return len(self.waiting) + self.running
+    def wait_s(self, ahead: int, unmeasured: float = 0.0) -> float:
+        """Until so many runs have ended here; `unmeasured` seconds each where none is measured."""
+        return ahead * (self.seconds or unmeasured)
+
+    def took(self, seconds: float) -> None:
+        self.seconds = 0.9 * self.seconds + 0.1 * seconds if self.seconds else seconds
+
+
+@dataclass(eq=False)
+class _Lane(Workload):
+    """A session and the events that wait for it."""
+
+    session: Session
+    waiting: deque[_Event] = field(default_factory=deque)
 
     def delay(self) -> tuple[float, int]:
         """What an event would wait for here: expected seconds, then events ahead of it."""
-        return (self.ahead * self.seconds, self.ahead)
+        ahead = len(self.waiting) + self.running
+        return (self.wait_s(ahead), ahead)
 
 
 class Scheduler:
@@ -70,7 +79,7 @@ class Scheduler:
 
     def __init__(
         self,
-        sessions: Sequence[Session | LiveSession],
+        sessions: Sequence[Session],
         *,
         queue: int = 64,
         workers: int = 1,
@@ -189,14 +198,14 @@ class Scheduler:
             with self._changed:
                 lane.running -= 1
                 if wanted:
-                    lane.seconds = took if lane.seconds == 0 else 0.9 * lane.seconds + 0.1 * took
+                    lane.took(took)
                 self._changed.notify_all()
 
 
 class _Worker:
     """One thread's stream and staging memory."""
 
-    def __init__(self, session: Session | LiveSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._staging = Staging(session)
         device = session.device

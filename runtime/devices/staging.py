@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from runtime.devices.live import LiveSession
 from runtime.session import Collections, Session, by_name, check_memory
 from soa.layout import Layout
 from soa.memory import Collection, Device, allocate
@@ -23,9 +22,9 @@ class Staging:
     largest event so far.
     """
 
-    def __init__(self, session: Session | LiveSession) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
-        self._rooms: dict[tuple[str, str], _Room] = {}
+        self._buffers: dict[tuple[str, str], _Buffer] = {}
 
     def run(self, inputs: Collections, outputs: Collections) -> None:
         """Copy in, run, copy out; the outputs are ready when this returns.
@@ -38,7 +37,7 @@ class Staging:
         every = {**given, **written}
         rows = check_memory(signature, given, written)
         there = {
-            name: self._room(name, "device").collection(rows[signature.rows_of[name]])
+            name: self._buffer(name, "device").collection(rows[signature.rows_of[name]])
             for name in every
         }
         for name, theirs in every.items():
@@ -52,38 +51,42 @@ class Staging:
 
     def _copy_in(self, name: str, theirs: Collection, mine: Collection) -> None:
         blocks = self.session.signature.inputs
-        if theirs.device.type == "cpu" and mine.device.type != "cpu" and mine.buffer is not None:
-            pinned = self._room(name, "pinned").collection(mine.n)
-            assert pinned.buffer is not None
-            _copy_blocks(blocks, name, theirs, pinned)
-            mine.buffer.copy_(pinned.buffer, non_blocking=True)
-            return
-        _copy_blocks(blocks, name, theirs, mine)
-        _wait(theirs, mine)
+        pinned = self._pinned(name, theirs, mine)
+        _copy_blocks(blocks, name, theirs, pinned or mine)
+        if pinned is not None:
+            _bytes(mine).copy_(_bytes(pinned), non_blocking=True)
+        else:
+            _wait(theirs, mine)
 
     def _copy_out(self, name: str, mine: Collection, theirs: Collection) -> None:
         blocks = self.session.signature.outputs
-        if theirs.device.type == "cpu" and mine.device.type != "cpu" and mine.buffer is not None:
-            pinned = self._room(name, "pinned").collection(mine.n)
-            assert pinned.buffer is not None
-            pinned.buffer.copy_(mine.buffer, non_blocking=True)
-            torch.cuda.current_stream(mine.device).synchronize()
-            _copy_blocks(blocks, name, pinned, theirs)
-            return
-        _copy_blocks(blocks, name, mine, theirs)
+        pinned = self._pinned(name, theirs, mine)
+        if pinned is not None:
+            _bytes(pinned).copy_(_bytes(mine), non_blocking=True)
+            _wait(mine)
+        _copy_blocks(blocks, name, pinned or mine, theirs)
         _wait(mine, theirs)
 
-    def _room(self, name: str, where: str) -> _Room:
+    def _pinned(self, name: str, theirs: Collection, mine: Collection) -> Collection | None:
+        """What a copy between host and GPU goes through, in one transfer."""
+        one_side = theirs.device.type == "cpu" and mine.device.type != "cpu"
+        return (
+            self._buffer(name, "pinned").collection(mine.n)
+            if one_side and mine.buffer is not None
+            else None
+        )
+
+    def _buffer(self, name: str, where: str) -> _Buffer:
         key = (name, where)
-        if key not in self._rooms:
+        if key not in self._buffers:
             layout = self.session.layout(name)
             device = self.session.device if where == "device" else Device()
             pinned = device.type == "cpu" and torch.cuda.is_available()
-            self._rooms[key] = _Room(layout, device, pinned)
-        return self._rooms[key]
+            self._buffers[key] = _Buffer(layout, device, pinned)
+        return self._buffers[key]
 
 
-class _Room:
+class _Buffer:
     """Memory for one collection, made larger when an event needs it."""
 
     def __init__(self, layout: Layout, device: Device, pinned: bool) -> None:
@@ -120,6 +123,11 @@ def _copy_blocks(
         for column, k in bound.plan.components:
             piece = into.component(column, k).narrow(0, 0, n)
             piece.copy_(source.component(column, k).narrow(0, 0, n), non_blocking=True)
+
+
+def _bytes(collection: Collection) -> torch.Tensor:
+    assert collection.buffer is not None
+    return collection.buffer
 
 
 def _wait(*ends: Collection) -> None:

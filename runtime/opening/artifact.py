@@ -23,7 +23,7 @@ from runtime.opening.ranged import RangedExecutable
 
 if TYPE_CHECKING:  # a process that only validates imports no registry
     from registry.bundle import Bundle, Pinned
-    from runtime.opening.records import Opened
+    from runtime.opening.opening import Opened
 
 
 def open_artifact(

@@ -1,30 +1,34 @@
-"""The one route from a reference to an artifact: look up, promoted, trusted, choose, open.
+"""The one route from a reference to a version that may be used: look up, fetch, judge.
 
 Whatever runs a version, or hands it to who will, comes this way. The registry says which version a
 name means, what it knows of it, and gives its files; here is judged whether it may be used. What
-may be left out is `Opening.mode`, and nothing else.
+may be left out is `Opening.mode`, and nothing else: a version that is taken from this host's record
+(`Opening.lookup`) passes the same gates again, by the promotion and the keys in that record.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
-from engines.base import Executable
 from registry.bundle import PulledNote, open_folder, read_note
-from registry.errors import BundleError, RegistryError, RegistryUnavailableError, TrustError
+from registry.errors import (
+    BundleError,
+    NotCachedError,
+    NotFoundError,
+    RegistryError,
+    RegistryUnavailableError,
+    TrustError,
+)
+from registry.history import PRODUCTION
 from registry.reference import Ref, parse_ref
-from registry.store import Lookup
+from registry.store import Lookup, Resolved, cache_root
 from registry.trust import require_signature
 from runtime.errors import LoadError
-from runtime.opening.artifact import open_artifact
-from runtime.opening.choice import choose, completed, require_engine
-from runtime.opening.names import Name
-from runtime.opening.records import Opened, Opening
-from runtime.opening.tf32 import settle_tf32
+from runtime.opening.opening import Opened, Opening
 from runtime.opening.trust import (
     NOT_SIGNED,
     keys_asked_for,
@@ -32,6 +36,9 @@ from runtime.opening.trust import (
     require_vouched,
     usable_annexes,
 )
+from soa.text import logger
+
+log = logger("soa-pipeline")
 
 
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
@@ -44,7 +51,7 @@ def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Op
     if isinstance(ref, Path):
         return _open_folder(ref, opening)
     name = Name(ref, opening)
-    return open_found(name, name.find(), annexes)
+    return name.open(name.find(), annexes)
 
 
 def name_of(opening: Opening) -> Name | None:
@@ -53,56 +60,127 @@ def name_of(opening: Opening) -> Name | None:
     return None if isinstance(ref, Path) else Name(ref, opening)
 
 
-def open_found(name: Name, found: Lookup, annexes: Collection[str] | None = None) -> Opened:
-    """What was found; in its place what was found last, where the store cannot be asked."""
-    try:
-        return _judged(name, found, annexes)
-    except RegistryUnavailableError as error:
-        if not found.asked:
+def _parsed(opening: Opening) -> Ref | Path:
+    return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
+
+
+class Name:
+    """A reference to a version of a registry, looked up by the policy of its opening."""
+
+    def __init__(self, ref: Ref, opening: Opening) -> None:
+        self.ref = ref
+        self.opening = opening
+        self._store = opening.store()
+        self._record = Resolved(cache_root(), repr(self._store), opening.mode)
+
+    def find(self, *, now: bool = False) -> Lookup:
+        """`now`: ask the registry, if it may be asked, however young the record is.
+
+        Raises NotFoundError, RegistryUnavailableError, or LoadError where nobody may be asked.
+        """
+        policy = self.opening.lookup
+        if policy == "offline":
+            recorded = self._recorded()
+            if recorded is None:
+                raise LoadError(
+                    f"{self.ref}: not known here for mode={self.opening.mode!r}, and "
+                    "lookup='offline' asks nobody: load it once with lookup='prefer-cache' from "
+                    f"{self._store!r}"
+                )
+            return recorded
+        if policy == "prefer-cache" and not now and (young := self._young()) is not None:
+            return young
+        try:
+            return self._ask()
+        except NotFoundError as error:
+            if self._store.exists:
+                self._record.forget(str(self.ref))
+                raise
+            return self._recorded_or(error)
+        except RegistryUnavailableError as error:
+            return self._recorded_or(error)
+
+    def open(self, found: Lookup, annexes: Collection[str] | None = None) -> Opened:
+        """What was found; what is on record, where the store's files cannot be had."""
+        try:
+            return self._judged(found, annexes)
+        except RegistryUnavailableError as error:
+            if not found.asked:
+                raise
+            return self._judged(self._recorded_or(error), annexes)
+
+    def _judged(self, found: Lookup, annexes: Collection[str] | None) -> Opened:
+        opening, version = self.opening, found.version
+        fetch = opening.lookup != "offline" and found.stale is None
+        usable: Collection[str] = version.annexes
+        withheld: dict[str, str] = {}
+        asked = []
+        try:
+            if opening.production:
+                promotion = require_promoted(version, found.history)
+                found = replace(found, version=version.promoted(promotion))
+                asked = keys_asked_for(found.signers, opening.trusted_keys)
+                usable, withheld = usable_annexes(version, promotion, bool(asked))
+            wanted = [target for target in usable if annexes is None or target in annexes]
+            in_place = opening.lookup != "prefer-cache"
+            bundle = self._store.open(found.version, annexes=wanted, in_place=in_place, fetch=fetch)
+            for keys in asked:
+                self._store.require_signature(version, bundle, keys, fetch=fetch)
+        except NotCachedError as error:
+            raise LoadError(
+                f"{self.ref}: {version.ref} was found before, but {error}: load it once with "
+                "lookup='prefer-cache' where the registry can be asked"
+            ) from error
+        except (LoadError, TrustError):
+            if found.asked:
+                self._record.forget(str(self.ref))
             raise
-        return _judged(name, name.in_place_of(error), annexes)
-
-
-def open_here(
-    opened: Opened, opening: Opening, device: torch.device
-) -> tuple[Executable, str, str]:
-    """The artifact to run on a device of this host, its target, and its engine for people."""
-    if opening.builder is not None:
-        opened = completed(opened, device, opening.target, opening.builder)
-    target = choose(opened, device, opening.target)
-    require_engine(opened, target, opening.engine_name)
-    manifest = opened.bundle.manifest
-    if device.type == "cuda":
-        settle_tf32(manifest.capture.precision == "tf32", manifest.name)
-    given, settings = opening.instances, manifest.session
-    instances = settings.instances if given is None else given
-    made = open_artifact(
-        opened, target, opening.engine_name, device, opened.threads(opening), instances
-    )
-    return made, target, opening.engine_name or manifest.targets[target].choice()
-
-
-def _judged(name: Name, found: Lookup, annexes: Collection[str] | None) -> Opened:
-    opening, version = name.opening, found.version
-    usable: Collection[str] = version.annexes
-    withheld: dict[str, str] = {}
-    asked = []
-    try:
-        if opening.production:
-            promotion = require_promoted(version, found.history)
-            found = replace(found, version=version.promoted(promotion))
-            asked = keys_asked_for(found.signers, opening.trusted_keys)
-            usable, withheld = usable_annexes(version, promotion, bool(asked))
-        wanted = [target for target in usable if annexes is None or target in annexes]
-        bundle = name.files(found, wanted)
-        for keys in asked:
-            name.store.require_signature(version, bundle, keys, fetch=name.may_fetch(found))
-    except (LoadError, TrustError):
         if found.asked:
-            name.forget()
-        raise
-    name.keep(found)
-    return Opened(bundle, version.name, version.number, found, opening.production, withheld)
+            with contextlib.suppress(OSError):  # a host whose cache cannot be written does without
+                self._record.write(str(self.ref), found)
+        return Opened(bundle, version.name, version.number, found, opening, withheld)
+
+    def _ask(self) -> Lookup:
+        """The registry, for all that is to be judged: production's is more."""
+        at = datetime.now(UTC)
+        try:
+            version = self._store.find(self.ref)
+        except NotFoundError as error:
+            if Path(str(self.ref)).is_dir():
+                raise NotFoundError(
+                    f"{error}; for the folder of that name write ./{self.ref}"
+                ) from None
+            raise
+        asked = Lookup(version, {}, at, self.opening.lookup, asked=True)
+        if not self.opening.production:
+            return asked
+        policies = self._store.policies(version.name)
+        signers = {each.origin: each.policy.signed_by for each in policies if each.policy.signed_by}
+        return replace(asked, signers=signers, history=self._store.promotions(version, PRODUCTION))
+
+    def _recorded(self) -> Lookup | None:
+        last = self._record.read(str(self.ref))
+        return None if last is None else replace(last, policy=self.opening.lookup)
+
+    def _recorded_or(self, error: RegistryError) -> Lookup:
+        """What is on record, if the policy allows that and there is such; else raises `error`."""
+        last = self._recorded() if self.opening.lookup == "prefer-cache" else None
+        if last is None:
+            raise error
+        log.warning(
+            "%s: the registry cannot be asked, so %s is served, which it was at %s: %s",
+            self.ref, last.version.ref, last.at.isoformat(timespec="seconds"), str(error),
+        )  # fmt: skip
+        return replace(last, stale=str(error))
+
+    def _young(self) -> Lookup | None:
+        try:
+            last = self._recorded()
+        except RegistryError as error:
+            log.warning("%s: the registry is asked: %s", self.ref, str(error))
+            return None
+        age = None if last is None else (datetime.now(UTC) - last.at).total_seconds()
+        return last if age is not None and 0 <= age < self.opening.max_age_s else None
 
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
@@ -119,18 +197,9 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
     else:
         note = _note_of(folder, bundle.digest)
     ref = _named(note)
-    return Opened(
-        bundle,
-        ref.name if ref else bundle.manifest.name,
-        ref.version if ref else None,
-        None,
-        production,
-        dict.fromkeys(later, NOT_SIGNED) if asked else {},
-    )
-
-
-def _parsed(opening: Opening) -> Ref | Path:
-    return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
+    withheld = dict.fromkeys(later, NOT_SIGNED) if asked else {}
+    name, number = (ref.name, ref.version) if ref else (bundle.manifest.name, None)
+    return Opened(bundle, name, number, None, opening, withheld)
 
 
 def _note_of(folder: Path, digest: str) -> PulledNote | None:

@@ -1,10 +1,5 @@
-from .exchange import Progress as Progress
+from .codec import Progress as Progress
 from .model import RemoteModel as RemoteModel
-from .pooled import PooledSession as PooledSession
+from .model import open_model as open_model
 from .session import RemoteSession as RemoteSession
 from .session import connect as connect
-from .session import find_served as find_served
-from .session import number_of as number_of
-from .session import open_client as open_client
-from .session import open_model as open_model
-from .session import origin_of as origin_of

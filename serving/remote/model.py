@@ -3,125 +3,116 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from engines.base import Executable
 from engines.processes import OwnProcess
-from serving.client import HEADERS
-from serving.errors import AnswerError, RefusedError, VersionMismatchError
-from serving.remote.exchange import Exchange, Progress
-from serving.triton import DIGEST, REQUESTS
-from serving.wire import Array, Form, WireTensor
+from runtime.opening import Opened
+from serving.client import HEADERS, RemoteOptions
+from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
+from serving.remote.codec import Codec, Progress
+from serving.triton import DIGEST, REQUESTS, TARGET
+from serving.wire import FORMS, Form
+from soa.dtypes import is_float
 from soa.signature import Signature
 
 if TYPE_CHECKING:
     from serving.client import Client
 
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Served:
-    """How a server runs a model. `merge`: it puts the rows of several requests together."""
-
-    target: str
-    requests: Form
-    merge: bool
+_CPU = torch.device("cpu")
 
 
 class RemoteModel(Executable):
-    """Argument tensors to a server, answers into them.
+    """Argument tensors on `device` to a server, answers into them.
 
-    Nothing is written unless the whole answer is in order. `name` and `version` are Triton's. How
-    the server takes requests is found by a look at it, and `follow` is told.
+    Nothing is written unless the whole answer is in order. How the server takes requests is found
+    by `look`, to be called first. `regions` of shared memory are the model's to close, as `client`.
     """
 
-    device = torch.device("cpu")
-    """Where its arguments lie."""
-
     def __init__(
-        self, signature: Signature, client: Client, name: str, version: str, digest: str
+        self,
+        opened: Opened,
+        client: Client,
+        regions: Any = None,
+        device: torch.device = _CPU,
+        codec: Callable[[Signature, Form, bool], Codec] = Codec,
     ) -> None:
-        self.client = client
-        self.options = client.options
-        self._signature = signature
-        self._exchange: Exchange | None = None
-        self._name, self._version, self._digest = name, version, digest
+        self.opened, self.client, self.device = opened, client, device
+        self.target = ""
+        """What the server runs, as its configuration says."""
+        self._signature = opened.signature
+        self._version = "" if opened.number is None else str(opened.number)  # "" is any, to Triton
+        self._regions, self._make_codec = regions, codec
+        self._codec: Codec | None = None
         self._process = OwnProcess()
-        self._regions: Any = self._shared_regions()
 
-    def _shared_regions(self) -> Any:
-        if not self.options.shared_memory:
-            return None
-        from serving.client import Regions
+    def ready(self, within_s: float) -> bool:
+        """Whether the server says that it is ready, and the model too; raises RemoteError."""
+        return self.client.ready(self.opened.name, self._version, within_s)
 
-        return Regions(self.client)
+    def look(self, within_s: float | None = None) -> None:
+        """Learn how the server takes requests, and speak so from now on.
 
-    def follow(self, served: Served) -> None:
-        """From now on, speak as that server wants it. Raises ServingError where nobody can."""
-        now = self._exchange
-        if now is None or (now.form, now.merge) != (served.requests, served.merge):
-            self._exchange = Exchange.of(self._signature, served.requests, served.merge)
+        Raises VersionMismatchError if its model is not this bundle, or not ours.
+        """
+        what, digest = self.opened.label, self.opened.bundle.digest
+        where = f"server {self.client.address}"
+        try:
+            config = self.client.model_config(self.opened.name, self._version, within_s)
+        except RefusedError as error:
+            raise VersionMismatchError(f"{what} is not served there: {error}") from None
+        found = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
+        if not found:
+            raise VersionMismatchError(f"{where}: its {what} was not made by `pipeline deploy`")
+        if found != digest:
+            raise VersionMismatchError(
+                f"{where}: its {what} is bundle {found[:12]}, the registry's is {digest[:12]}: "
+                "deploy that version there"
+            )
+        if config.backend != "python":
+            raise VersionMismatchError(
+                f"{where}: Triton's {config.backend} backend runs its {what}, and it cannot check "
+                "a request's bundle: use tritonclient, or deploy it with --backend python"
+            )
+        given = config.parameters[REQUESTS].string_value or "columns"
+        form = next((form for form in FORMS if form == given), None)
+        if form is None:
+            raise VersionMismatchError(
+                f"{where}: its {what} takes requests of the form {given!r}, which is none of "
+                f"{', '.join(FORMS)}"
+            )
+        merge, now = config.max_batch_size > 0, self._codec
+        self.target = config.parameters[TARGET].string_value
+        if now is None or (now.form, now.merge) != (form, merge):
+            self._codec = self._make_codec(self._signature, form, merge)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self._process.require()
         with self.client.one_deadline():
-            self._run(arguments)
-
-    def _run(self, arguments: Sequence[torch.Tensor]) -> None:
-        progress = Progress(arguments)
-        while not progress.done:
-            self.ask(progress)
-        progress.write()
+            progress = Progress(arguments)
+            while not progress.done:
+                self.ask(progress)
+            progress.write()
 
     def ask(self, progress: Progress) -> None:
         """Answer the rows that are left, or as many of them as a message carries.
 
         Raises RemoteError, and then what was answered before is still there.
         """
-        with self.client.one_deadline():
-            self._ask_next(progress)
-
-    def _ask_next(self, progress: Progress) -> None:
-        exchange = self._current()
-        left = progress.left(self._signature.dims)
-        shared = self._regions is not None and all_filled(exchange, left)
-        rows = left if shared else self._fitting(exchange, left)
-        given = exchange.gather(progress.arguments, progress.at, rows)
-        if shared:
-            found = self._known(lambda: self._ask_shared(exchange, given, rows))
-        else:
-            found = self._ask(exchange, given, rows)
-        self._check_values(exchange, found, given, progress.at)
-        progress.take(exchange, None if rows == left else sum(rows.values()), found)
-
-    def _current(self) -> Exchange:
-        """One for the whole of a message: a look at the server may change it."""
-        if self._exchange is None:
+        codec = self._codec  # one for the whole of a message: a look at the server may change it
+        if codec is None:
             raise VersionMismatchError(f"{self}: nobody has asked yet how it takes requests")
-        return self._exchange
-
-    def _known(self, ask: Callable[[], T]) -> T:
-        """Once more with new regions where the server knows those there are no longer."""
-        try:
-            return ask()
-        except (RefusedError, VersionMismatchError) as error:
-            if "shared memory region" not in str(error):
-                raise
-            self._regions.forget()  # a new server knows none of them
-            return ask()
-
-    def _fitting(self, exchange: Exchange, left: Mapping[str, int]) -> Mapping[str, int]:
-        """The rows of the next message; raises TooLargeError where they belong together."""
-        rows = exchange.fitting(left, self.options.message_bytes - HEADERS)
-        if rows is None:
-            size = exchange.nbytes(left) + HEADERS
-            raise self.client.too_large(size, "a message, whose rows may not be taken apart,")
-        return rows
+        with self.client.one_deadline():
+            left = progress.left(self._signature.dims)
+            full = all(t.nbytes(left[t.rows]) for t in codec.tensors)
+            shared = self._regions is not None and full  # Triton shares no empty array
+            rows = left if shared else self._fitting(codec, left)
+            given = codec.encode(progress.arguments, progress.at, rows)
+            found = (self._ask_shared if shared else self._ask)(codec, given, rows)
+            self._check_values(codec, found, given, progress.at)
+            progress.take(codec, None if rows == left else sum(rows.values()), found)
 
     def close(self) -> None:
         if not self._process.here():
@@ -130,66 +121,92 @@ class RemoteModel(Executable):
             self._regions.close()
         self.client.close()
 
-    def _request(self, exchange: Exchange, rows: Mapping[str, int]) -> Any:
+    def _fitting(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
+        """The rows of the next message; raises TooLargeError where they belong together."""
+        rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
+        if rows is None:
+            size = codec.nbytes(left) + HEADERS
+            raise self.client.too_large(size, "a message, whose rows may not be taken apart,")
+        return rows
+
+    def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:
         from tritonclient.grpc import service_pb2
 
-        request = service_pb2.ModelInferRequest(model_name=self._name, model_version=self._version)
-        request.parameters[DIGEST].string_param = self._digest
-        request.parameters[REQUESTS].string_param = exchange.form
-        for t in exchange.wire.inputs:
+        name = self.opened.name
+        request = service_pb2.ModelInferRequest(model_name=name, model_version=self._version)
+        request.parameters[DIGEST].string_param = self.opened.bundle.digest
+        request.parameters[REQUESTS].string_param = codec.form
+        for t in codec.wire.inputs:
             request.inputs.add(name=t.name, datatype=t.datatype, shape=t.shape(rows[t.rows]))
-        for t in exchange.wire.outputs:
+        for t in codec.wire.outputs:
             request.outputs.add(name=t.name)
         return request
 
     def _ask(
-        self, exchange: Exchange, given: Mapping[str, Array], rows: Mapping[str, int]
-    ) -> dict[str, Array]:
-        request = self._request(exchange, rows)
-        request.raw_input_contents.extend(given[t.name].tobytes() for t in exchange.wire.inputs)
+        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+    ) -> dict[str, Any]:
+        request = self._request(codec, rows)
+        request.raw_input_contents.extend(codec.to_bytes(given[t.name]) for t in codec.wire.inputs)
         answer = self.client.infer(request)
-        self._check_shapes(exchange, answer, rows)
+        self._check_shapes(codec, answer, rows)
         if len(answer.raw_output_contents) != len(answer.outputs):
             raise AnswerError(f"{self}: {len(answer.raw_output_contents)} arrays in the answer")
-        found: dict[str, Array] = {}
+        found = {}
         for described, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-            t = exchange.outputs[described.name]
-            if len(raw) != t.nbytes(rows[t.rows]):
+            t = codec.outputs[described.name]
+            n = rows[t.rows]
+            if len(raw) != t.nbytes(n):
                 raise AnswerError(
-                    f"{self}: output {t.name} has {len(raw)} bytes, needed are "
-                    f"{t.nbytes(rows[t.rows])}"
+                    f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
                 )
-            found[t.name] = np.frombuffer(raw, t.dtype).reshape(t.shape(rows[t.rows]))
+            found[t.name] = codec.from_bytes(t, raw, n)
         return found
 
     def _ask_shared(
-        self, exchange: Exchange, given: Mapping[str, Array], rows: Mapping[str, int]
-    ) -> dict[str, Array]:
-        """The same with the arrays in shared memory. The answer is a copy of it."""
-        request = self._request(exchange, rows)
-        places = exchange.places(rows)
-        with self._regions.taken(places.size) as region:
+        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Through shared memory; with new regions where the server knows those no longer."""
+        try:
+            return self._ask_in_region(codec, given, rows)
+        except (RefusedError, VersionMismatchError) as error:
+            if "shared memory region" not in str(error):
+                raise
+            self._regions.forget()
+            return self._ask_in_region(codec, given, rows)
 
-            def view(t: WireTensor) -> Array:
-                array: Array = region.memory[places.of[t.name]].view(t.dtype)
-                return array.reshape(t.shape(rows[t.rows]))
+    def _ask_in_region(
+        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+    ) -> dict[str, Any]:
+        request = self._request(codec, rows)
+        slices, size = codec.in_region(rows)
+        with self._regions.taken(size) as region:
+            for described in (*request.inputs, *request.outputs):
+                where = slices[described.name]
+                parameters = described.parameters
+                parameters["shared_memory_region"].string_param = region.name
+                parameters["shared_memory_offset"].int64_param = where.start
+                parameters["shared_memory_byte_size"].int64_param = where.stop - where.start
+            arrays = {
+                t.name: codec.view(t, region.memory[slices[t.name]], rows[t.rows])
+                for t in codec.tensors
+            }
+            for t in codec.wire.inputs:
+                arrays[t.name][...] = given[t.name]
+            codec.wait()
+            self._check_shapes(codec, self.client.infer(request, region.doubt), rows)
+            found = {name: codec.copy(arrays[name]) for name in codec.outputs}
+            codec.wait()
+            return found
 
-            places.name_in(request, region.name)
-            for t in exchange.wire.inputs:
-                view(t)[...] = given[t.name]
-            self._check_shapes(exchange, self.client.infer(request, region.doubt), rows)
-            return {t.name: view(t).copy() for t in exchange.wire.outputs}
-
-    def _check_shapes(self, exchange: Exchange, answer: Any, rows: Mapping[str, int]) -> None:
+    def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
         names = [described.name for described in answer.outputs]
-        wanted = list(exchange.outputs)
-        if sorted(names) != sorted(wanted):
+        if sorted(names) != sorted(codec.outputs):
             raise AnswerError(
                 f"{self}: the answer has outputs {', '.join(names) or 'none'}, the model has "
-                f"{', '.join(wanted)}"
+                f"{', '.join(codec.outputs)}"
             )
         for described in answer.outputs:
-            t = exchange.outputs[described.name]
+            t = codec.outputs[described.name]
             found = (described.datatype, tuple(described.shape))
             if found != (t.datatype, t.shape(rows[t.rows])):
                 raise AnswerError(
@@ -198,26 +215,47 @@ class RemoteModel(Executable):
                 )
 
     def _check_values(
-        self, exchange: Exchange, found: Mapping[str, Array], given: Mapping[str, Array], at: int
+        self, codec: Codec, found: Mapping[str, Any], given: Mapping[str, Any], at: int
     ) -> None:
         """Of the rows from row `at` of the request on."""
-        if self.options.allow_nan:
+        if self.client.options.allow_nan:
             return
-        for name, values in found.items():
-            if values.dtype.kind != "f" or not np.isnan(values).any():
+        for t in codec.wire.outputs:
+            if not is_float(t.column_dtype) or not codec.library.isnan(found[t.name]).any():
                 continue
-            if all(np.isfinite(v).all() for v in given.values() if v.dtype.kind == "f"):
-                nan = np.isnan(values)
-                by_row = nan.T if exchange.outputs[name].rows_last else nan
-                row = at + int(by_row.reshape(len(by_row), -1).any(axis=1).argmax())
+            floats = [given[each.name] for each in codec.wire.inputs if is_float(each.column_dtype)]
+            if all(codec.library.isfinite(values).all() for values in floats):
+                nan = codec.library.isnan(found[t.name])
+                by_row = nan.T if t.rows_last else nan
+                by_row = by_row.reshape(1 if t.scalar else len(by_row), -1).any(1)
                 raise AnswerError(
-                    f"{self}: output {name} is NaN at row {row}, and no input is NaN or Inf"
+                    f"{self}: output {t.name} is NaN at row {at + by_row.tolist().index(True)}, "
+                    "and no input is NaN or Inf"
                 )
 
     def __str__(self) -> str:
-        return f"server {self.client.address}, {self._name}/{self._version or 'any'}"
+        version = self._version or "any"
+        return f"server {self.client.address}, {self.opened.name}/{version}"
 
 
-def all_filled(exchange: Exchange, rows: Mapping[str, int]) -> bool:
-    """Triton takes no empty array from shared memory."""
-    return all(t.nbytes(rows[t.rows]) for t in exchange.tensors)
+def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
+    """A connection to `host:port`; nothing is asked yet, but for a region of a GPU's memory.
+
+    Raises ServingError where tritonclient or a certificate is missing.
+    """
+    try:
+        from serving.client import Client, Regions
+    except ImportError as error:
+        raise ServingError(
+            f"a remote session needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
+        ) from None
+    client = Client(address, options)
+    if options.cuda is None:
+        return RemoteModel(opened, client, Regions(client) if options.shared_memory else None)
+    from serving.remote.cuda import open_on_gpu
+
+    try:
+        return open_on_gpu(opened, client)
+    except BaseException:
+        client.close()
+        raise

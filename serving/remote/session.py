@@ -6,34 +6,95 @@ is bound is checked here too, and test mode compares the server's answers with t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
+import torch
+
+from engines.base import Executable
+from engines.errors import RunError
+from engines.processes import OwnProcess
 from runtime.checked import CheckedSession
 from runtime.loader import checked
-from runtime.opening import Opened, Opening, open_version
-from runtime.session import Origin
+from runtime.opening import Opening, open_version
+from runtime.session import Binding, Collections, Origin, Session, raw_stream
 from serving.client import RemoteOptions, address_of
-from serving.errors import RefusedError, ServingError, VersionMismatchError
-from serving.remote.model import RemoteModel, Served
-from serving.remote.pooled import PooledSession
-from serving.triton import DIGEST, REQUESTS, TARGET
-from serving.wire import FORMS
+from serving.remote.model import open_model
+from soa.memory import Collection
 from soa.signature import Signature
 
-if TYPE_CHECKING:
-    from serving.client import Client
 
+class RemoteSession(Session):
+    """Runs one model elsewhere, on CPU collections, or on a GPU's where CUDA memory is shared.
 
-class RemoteSession(PooledSession):
-    """Runs one model in a server, on CPU collections, or on a GPU's where CUDA memory is shared.
-
-    Any number of threads may bind and run. On a GPU the outputs are there when a call returns.
+    Any number of threads may bind and run; threads of its own keep up to `in_flight` requests of
+    `run_async` and `run_many` on their way. On a GPU the outputs are there when a call returns.
     """
 
     def __init__(
-        self, signature: Signature, model: RemoteModel, origin: Origin | None = None
+        self,
+        signature: Signature,
+        executable: Executable,
+        in_flight: int,
+        origin: Origin | None = None,
+        device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(signature, model, model.options.in_flight, origin, model.device)
+        super().__init__(signature, executable, device, origin)
+        self._pool = ThreadPoolExecutor(in_flight, "soa-remote")
+        self._process = OwnProcess()
+
+    def run_async(
+        self, inputs: Collections, outputs: Collections
+    ) -> Future[Mapping[str, Collection]]:
+        """Bind now, send as soon as fewer than `in_flight` requests are on their way.
+
+        The future gives the output collections once they are written, or raises what `run` would.
+        Until then the memory belongs to the request. Futures taken in the order of the calls give
+        the answers in that order, whichever comes first from the server. On a GPU it runs on the
+        stream that is the caller's current one now.
+        """
+        return self._send(self.bind(inputs, outputs), self._on(None))
+
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
+        """Send all, `in_flight` at a time, and wait; raises the error of the first that failed."""
+        handle = self._on(stream)
+        sent: list[Future[Mapping[str, Collection]]] = []
+        try:
+            for binding in bindings:
+                sent.append(self._send(binding, handle))
+            wait(sent)
+        finally:  # also after Ctrl-C, every request has ended before the caller has its memory back
+            for future in sent:
+                future.cancel()
+            wait(sent)
+        for future in sent:
+            future.result()
+
+    def close(self) -> None:
+        """Wait for the requests in flight and close what they went through."""
+        if self._process.here():
+            self._pool.shutdown()
+            super().close()
+
+    def _send(self, binding: Binding, stream: int | None) -> Future[Mapping[str, Collection]]:
+        self._process.require()
+        try:
+            return self._pool.submit(_run, binding, stream)
+        except RuntimeError:  # the pool's word for it
+            raise RunError("the session is closed") from None
+
+    def _on(self, stream: Any) -> int | None:
+        """The stream as any thread may name it; a CPU has none."""
+        on_gpu = stream is not None or self.device.type != "cpu"
+        return raw_stream(stream, self.device) if on_gpu else None
+
+
+def _run(binding: Binding, stream: int | None) -> Mapping[str, Collection]:
+    binding(stream=stream)
+    return binding.outputs
 
 
 def connect(
@@ -47,79 +108,15 @@ def connect(
 
     Raises RemoteError, ServingError, or what the route to an artifact raises (runtime/opening).
     """
-    address = address_of(url)
+    address, options = address_of(url), options or RemoteOptions()
     opened = open_version(opening)
-    client = open_client(address, options or RemoteOptions())
+    model = open_model(opened, address, options)
     try:
-        served = find_served(client, opened)
-        model = open_model(opened, client)
-        model.follow(served)
+        model.look()
     except BaseException:
-        client.close()
+        model.close()
         raise
-    origin = origin_of(opened, served.target, f"triton at {address}")
-    if opened.production:
-        return RemoteSession(opened.signature, model, origin)
-    return checked(opened, model, model.device, origin)
-
-
-def open_model(opened: Opened, client: Client) -> RemoteModel:
-    what = (opened.signature, client, opened.name, number_of(opened), opened.bundle.digest)
-    if client.options.cuda is None:
-        return RemoteModel(*what)
-    from serving.remote.cuda import open_cuda_model
-
-    return open_cuda_model(*what)
-
-
-def number_of(opened: Opened) -> str:
-    """Triton's version, which is the registry's number; "" is any."""
-    return "" if opened.number is None else str(opened.number)
-
-
-def origin_of(opened: Opened, target: str, engine_name: str) -> Origin:
-    number, digest = number_of(opened) or None, opened.bundle.digest
-    return Origin(opened.name, number, digest, target, engine_name, opened.lookup)
-
-
-def open_client(address: str, options: RemoteOptions) -> Client:
-    """A connection; raises ServingError where tritonclient or a certificate is missing."""
-    try:
-        from serving.client import Client
-    except ImportError as error:
-        raise ServingError(
-            f"a remote session needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
-        ) from None
-    return Client(address, options)
-
-
-def find_served(client: Client, opened: Opened, within_s: float | None = None) -> Served:
-    """Raises VersionMismatchError if the server's model is not that bundle, or not ours."""
-    what, digest = opened.label, opened.bundle.digest
-    try:
-        config = client.model_config(opened.name, number_of(opened), within_s)
-    except RefusedError as error:
-        raise VersionMismatchError(f"{what} is not served there: {error}") from None
-    found = config.parameters[DIGEST].string_value if DIGEST in config.parameters else ""
-    if not found:
-        raise VersionMismatchError(
-            f"server {client.address}: its {what} was not made by `pipeline deploy`"
-        )
-    if found != digest:
-        raise VersionMismatchError(
-            f"server {client.address}: its {what} is bundle {found[:12]}, the registry's is "
-            f"{digest[:12]}: deploy that version there"
-        )
-    if config.backend != "python":
-        raise VersionMismatchError(
-            f"server {client.address}: Triton's {config.backend} backend runs its {what}, and it "
-            "cannot check a request's bundle: use tritonclient, or deploy it with --backend python"
-        )
-    given = config.parameters[REQUESTS].string_value or "columns"
-    form = next((form for form in FORMS if form == given), None)
-    if form is None:
-        raise VersionMismatchError(
-            f"server {client.address}: its {what} takes requests of the form {given!r}, which is "
-            f"none of {', '.join(FORMS)}"
-        )
-    return Served(config.parameters[TARGET].string_value, form, config.max_batch_size > 0)
+    origin = opened.origin(model.target, f"triton at {address}")
+    if not opened.production:
+        return checked(opened, model, model.device, origin)
+    return RemoteSession(opened.signature, model, options.in_flight, origin, model.device)

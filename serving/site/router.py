@@ -12,15 +12,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 import torch
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
 from engines.processes import OwnProcess
+from runtime.devices import Workload
 from runtime.session import tie
 from serving.errors import (
     AnswerError,
@@ -30,16 +34,74 @@ from serving.errors import (
     RemoteError,
     TooLargeError,
 )
-from serving.remote import Progress
+from serving.remote import Progress, RemoteModel
+from serving.site.health import HealthCheck
 from serving.site.options import Policy
-from serving.site.places import OPEN, Place, PlaceReport, State
 from soa.errors import SoaPipelineError
 from soa.memory import Span, span_of
+from soa.signature import Signature
 from soa.text import logger
 
 log = logger("soa_pipeline.site")
 
+State = Literal["unknown", "good", "trial", "busy", "bad"]
+"""`trial`: it was bad and looks well again; one request at a time goes there until one succeeds.
+`busy`: its queue is too long."""
+
+_OPEN: tuple[State, ...] = ("good", "trial")
 _STRIKES = 3  # in a row, of a server that answers but not well: one event may be to blame
+_MOST_PENALTY_S = 60.0
+
+
+@dataclass(eq=False)
+class Place(Workload):
+    """Where a request may run: a server, or a device here. The router locks it."""
+
+    name: str
+    executable: Executable
+    preference: int = 0
+    metrics: str | None = None
+    """The address of a server's own metrics."""
+    state: State = "unknown"
+    reason: str = "not asked yet"
+    generation: int = 0
+    """How often it has been let in; a request tries it once for each."""
+    queue_us: float | None = None
+    """What its metrics say that a request waits there; None where they say nothing."""
+    strikes: int = 0
+    penalty_s: float = 0.0
+    not_before: float = 0.0
+    answered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    finished: int = 0
+    """Requests since the last look at it."""
+
+    def admits(self) -> bool:
+        return self.state == "good" or (self.state == "trial" and not self.running)
+
+    def delay(self, unmeasured: float) -> tuple[int, float, int]:
+        """What chooses among places: the least comes first."""
+        waits = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
+        return (self.preference, waits, self.running)
+
+    def punish(self, least_s: float) -> None:
+        """Keep it out for a while, each time longer until a request succeeds there."""
+        self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
+        self.not_before = time.monotonic() + self.penalty_s
+
+
+@dataclass(frozen=True)
+class PlaceReport:
+    """`failed` counts requests by the name of the error; `mean_us` is of those answered."""
+
+    name: str
+    state: State
+    reason: str
+    running: int
+    answered: int
+    failed: dict[str, int]
+    mean_us: float
+    queue_us: float | None
 
 
 @dataclass(frozen=True)
@@ -61,23 +123,6 @@ class SiteReport:
         return next(place for place in self.places if place.name == name)
 
 
-class Watcher(Protocol):
-    """Looks at one place, and tells `Router.judge` what it has found."""
-
-    def look(self) -> None:
-        """Once, now."""
-
-    def start(self) -> None:
-        """Again and again, in a thread of its own."""
-
-    def wake(self) -> None:
-        """The place has failed: look again now."""
-
-    def stop(self) -> None: ...
-
-    def join(self) -> None: ...
-
-
 class Router(Executable):
     """The executable of a site's session. Any number of threads may call it at once.
 
@@ -92,7 +137,13 @@ class Router(Executable):
         self.policy = policy
         self.open: tuple[Place, ...] = ()
         """Where requests may go now; replaced as a whole."""
-        self.watchers: dict[Place, Watcher] = {}
+        self._checks = {
+            place: HealthCheck(
+                place.executable if isinstance(place.executable, RemoteModel) else None,
+                place.metrics, policy, partial(self.judge, place), partial(_look_again_in, place),
+            )
+            for place in self.places
+        }  # fmt: skip
         self._what = what
         self.process = OwnProcess()
         self._changed = threading.Condition()
@@ -111,7 +162,13 @@ class Router(Executable):
     def report(self) -> SiteReport:
         self.process.require()
         with self._changed, self.counting:
-            places = tuple(PlaceReport.of(place) for place in self.places)
+            places = tuple(
+                PlaceReport(
+                    p.name, p.state, p.reason, p.running, p.answered, dict(p.failed),
+                    p.seconds * 1e6, p.queue_us,
+                )
+                for p in self.places
+            )  # fmt: skip
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
@@ -121,17 +178,24 @@ class Router(Executable):
             self._closed = True
             self.open = ()
             self._changed.notify_all()
-        for watcher in self.watchers.values():
-            watcher.stop()
+        for check in self._checks.values():
+            check.stop()
         for executable in (*(place.executable for place in self.places), self.fall_back):
-            close = getattr(executable, "close", None)
-            if close:
-                close()  # which also ends what a watcher waits for
-        for watcher in self.watchers.values():
-            watcher.join()
+            close(executable)  # which also ends what a health check waits for
+        for check in self._checks.values():
+            check.join()
 
-    def wait_until_open(self) -> None:
-        """Raises NowhereError if no place is good within the policy's deadline."""
+    def start(self) -> None:
+        """Look at every place, then again and again. Raises NowhereError where there is no falling
+        back and no place is good within the policy's deadline."""
+        with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
+            list(pool.map(lambda check: check.look(), self._checks.values()))
+        for check in self._checks.values():
+            check.start()
+        if self.fall_back is None:
+            self._wait_until_open()
+
+    def _wait_until_open(self) -> None:
         with self._changed:
             if self._changed.wait_for(lambda: self.open, self.policy.deadline_s):
                 return
@@ -227,6 +291,7 @@ class Router(Executable):
 
     def _succeeded(self, place: Place, seconds: float) -> None:
         place.took(seconds)
+        place.finished += 1
         place.answered += 1
         place.strikes = 0
         if place.state == "trial":
@@ -237,7 +302,7 @@ class Router(Executable):
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
             return  # no fault of the place's, or of what it was before
-        if place.state not in OPEN:
+        if place.state not in _OPEN:
             return
         if isinstance(error, BusyError):
             self._set(place, "busy", str(error))
@@ -253,8 +318,7 @@ class Router(Executable):
             place.punish(self.policy.health_s)
         place.strikes = 0
         self._set(place, "bad", str(error))
-        if place in self.watchers:
-            self.watchers[place].wake()
+        self._checks[place].wake()
 
     def judge(self, place: Place, problem: str | None, queue_us: float | None) -> None:
         """What a look at the place has found."""
@@ -282,14 +346,14 @@ class Router(Executable):
         place.reason = reason
         if place.state == state or self._closed:
             return
-        if state in OPEN and place.state not in OPEN:
+        if state in _OPEN and place.state not in _OPEN:
             place.generation += 1
-        level = logging.INFO if state in OPEN else logging.WARNING
+        level = logging.INFO if state in _OPEN else logging.WARNING
         log.log(
             level, "%s: %s is %s (was %s): %s", self._what, place.name, state, place.state, reason
         )
         place.state = state
-        self.open = tuple(p for p in self.places if p.state in OPEN)
+        self.open = tuple(p for p in self.places if p.state in _OPEN)
 
 
 class Call:
@@ -328,3 +392,37 @@ class Call:
             self._prepared.replace(changes)
         for i, span in changes.items():
             self._spans[i], self.arguments[i] = span, span.tensor()
+
+
+class OnDevice:
+    """An artifact on another device than the arguments: copies there, runs, and copies back.
+
+    The outputs come back once all has run, so a failure leaves them as they were.
+    """
+
+    def __init__(self, executable: Executable, device: torch.device, signature: Signature) -> None:
+        self._executable = executable
+        self._device = device
+        self._written = [i for i, a in enumerate(signature.arguments) if a.role == "output"]
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        there = [argument.to(self._device) for argument in arguments]
+        self._executable(there)
+        back = [there[i].cpu() for i in self._written]
+        for i, values in zip(self._written, back, strict=True):
+            arguments[i].copy_(values)
+
+    def close(self) -> None:
+        close(self._executable)
+
+
+def close(executable: Executable | None) -> None:
+    """Where it has anything to close."""
+    ends = getattr(executable, "close", None)
+    if ends:
+        ends()
+
+
+def _look_again_in(place: Place) -> float | None:
+    """Seconds until a bad place may be looked at again; None where it is not bad."""
+    return place.not_before - time.monotonic() if place.state == "bad" else None

@@ -31,8 +31,8 @@ import numpy as np  # noqa: E402
 from torch import Tensor, from_numpy  # noqa: E402
 from torch.utils import dlpack  # noqa: E402
 
-from runtime.allocator import keep_freed_memory  # noqa: E402
 from runtime.loader import load  # noqa: E402
+from runtime.process import keep_freed_memory  # noqa: E402
 from serving.errors import RequestError, WrongVersionError  # noqa: E402
 from serving.triton.backend import Core, DeviceCore, Request, Values  # noqa: E402
 

@@ -19,7 +19,6 @@ import torch
 
 from engines.errors import out_of_memory
 from engines.processes import run_isolated
-from runtime.allocator import keep_freed_memory
 from runtime.checked import (
     Deviation,
     Side,
@@ -32,6 +31,7 @@ from runtime.checked import (
     wrote_outside,
 )
 from runtime.opening import open_candidate
+from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.memory import Collection, fill_column, read_block
 from soa.signature import Signature

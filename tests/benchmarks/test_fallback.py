@@ -4,8 +4,7 @@ from benchmarks import fallback
 from benchmarks.subject import subject
 from runtime.session.session import Origin
 from serving.site.options import Policy
-from serving.site.places import Place
-from serving.site.router import Router
+from serving.site.router import Place, Router
 from serving.site.session import SiteSession
 
 

@@ -85,9 +85,9 @@ FAULTS = (
     ),
     Fault(
         "what no gate let pass is loaded",
-        "        if opening.production:\n            promotion =",
-        '        if opening.production and version.promotion("production"):\n'
-        "            promotion =",
+        "            if opening.production:\n                promotion =",
+        '            if opening.production and version.promotion("production"):\n'
+        "                promotion =",
         ("test_production_refuses_what_was_not",),
     ),
     Fault(
@@ -116,9 +116,9 @@ FAULTS = (
     ),
     Fault(
         "what no gate let pass is run in a server",
-        "    opened = open_version(opening)\n    client = open_client",
+        "    opened = open_version(opening)\n    model = open_model",
         '    opening = Opening(opening.ref, mode="test", registry=opening.registry)\n'
-        "    opened = open_version(opening)\n    client = open_client",
+        "    opened = open_version(opening)\n    model = open_model",
         ("test_what_was_not_promoted_runs_in_test_mode_only",),
     ),
     Fault(
@@ -416,8 +416,8 @@ FAULTS = (
     # Servers
     Fault(
         "another bundle in the server is not noticed when connecting",
-        "    if found != digest:\n        raise VersionMismatch",
-        "    if False:\n        raise VersionMismatch",
+        "        if found != digest:\n            raise VersionMismatch",
+        "        if False:\n            raise VersionMismatch",
         ("test_another_bundle_under_the_same_name",),
     ),
     Fault(

@@ -54,8 +54,8 @@ from registry.store.registry import Registry
 from registry.store.resolved import Lookup, Resolved, _digest
 from registry.trust import require_signature, trusted
 from runtime.loader import tolerances_of
-from runtime.opening import Opened
-from runtime.opening.choice import choose
+from runtime.opening import Opened, Opening
+from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
 from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
@@ -125,7 +125,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
     yield lambda: description.curves(manifest.targets)
     yield lambda: requirements(bundle, "production", None, [])
-    opened = Opened(bundle, manifest.name, None, None, True, {})
+    opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
     yield lambda: choose(opened, torch.device("cpu"), None)
     yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
 

@@ -10,7 +10,7 @@ import pytest
 _BLOCKS = """
 import resource
 import torch
-from runtime.allocator import keep_freed_memory
+from runtime.process import keep_freed_memory
 
 if {keep}:
     keep_freed_memory()

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checked.guarded import Side, guarded_bytes, guarded_collection
+from runtime.checked.poison import Side, guarded_bytes, guarded_collection
 from soa import Collection, Layout, column, eigen, scalar
 
 BUFFER = Layout([column("a", "float32"), eigen("m", "float64", 2, 2), scalar("s", "int8")])
@@ -19,7 +19,7 @@ SEPARATE = Layout(list(BUFFER.columns), 64, "columns")
 
 TOUCH = """
 import ctypes, sys
-from runtime.checked.guarded import guarded_bytes
+from runtime.checked.poison import guarded_bytes
 nbytes, side, at = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 memory = guarded_bytes(nbytes, 128, side)
 print(ctypes.c_uint8.from_address(memory.data_ptr() + at).value)

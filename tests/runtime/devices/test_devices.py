@@ -106,8 +106,8 @@ def test_cpu_and_gpu_at_once() -> None:
     opened: list[torch.device] = []
     session = sessions_that_open(opened)
     for device in ("cpu", "cuda", "cpu", "cuda:0"):
-        jets = session.collection("jets", 40, device)
-        tags = session.collection("tags", 40, device)
+        jets = session.collection("jets", 40, device=device)
+        tags = session.collection("tags", 40, device=device)
         jets.tensor("a").fill_(5)
         session.run(jets, tags)
         assert tags.tensor("x").eq(15).all()

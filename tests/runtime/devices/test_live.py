@@ -21,6 +21,8 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError, RegistryUnavailableError
 from registry.store.cache import Cache, cache_root
 from registry.store.registry import Registry
+from runtime.checked.session import CheckedSession, CheckReport
+from runtime.devices.everywhere import MultiDeviceSession
 from runtime.devices.live import LiveSession, Watcher
 from runtime.devices.scheduler import Scheduler
 from runtime.errors import BindError, LoadError
@@ -181,17 +183,22 @@ def test_rebound_memory_moves_along(
         binding(N + 5000)
 
 
+def report_of(session: LiveSession) -> CheckReport:
+    assert isinstance(session.current, CheckedSession)
+    return session.current.report
+
+
 def test_test_mode(registry: Registry, jets: Built, tmp_path: Path) -> None:
     session = live_session(registry, mode="test")
     binding = session.bind(*event(session))
     binding()
-    report = session.current.report  # type: ignore[union-attr]
+    report = report_of(session)
     assert report.events == 1
     promoted(registry, described(jets.bundle, tmp_path / "other", "other"))
     session.refresh()
     binding(5)
     assert report.events == 1
-    assert session.current.report.events == 1  # type: ignore[union-attr]
+    assert report_of(session).events == 1
 
 
 def test_other_sizes_to_time_are_no_other_signature(
@@ -212,7 +219,8 @@ def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[tor
     binding()
     promoted(registry, second)
     assert session.refresh()
-    assert [d.type for d in session.current.devices] == ["cpu"]  # type: ignore[union-attr]
+    assert isinstance(session.current, MultiDeviceSession)
+    assert [d.type for d in session.current.devices] == ["cpu"]
     binding()
     assert which(read(tags), both) == 2
 

@@ -19,10 +19,10 @@ from pipeline.promotion.pulling import pull
 from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.store.registry import Registry
+from runtime import process
 from runtime.checked.session import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.opening import tf32
 from runtime.session.session import Session
 from tests.models.forked import in_a_child
 from tests.models.mlps import PointwiseFirst
@@ -213,15 +213,27 @@ def test_neither(registry: Registry, ref: str) -> None:
 # Mode, device, target, engine
 
 
-def test_unknown_mode(pulled: Path) -> None:
-    with pytest.raises(LoadError, match="mode 'fast' is neither 'test' nor 'production'"):
-        load(pulled, mode="fast")  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("device", ["gpu", "meta", "cpu:x", ""])
-def test_unknown_device(pulled: Path, device: str) -> None:
-    with pytest.raises(LoadError, match=f"device '{device}': use 'cpu', 'cuda' or 'cuda:1'"):
-        load(pulled, device=device)
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mode": "fast"}, "mode 'fast' is neither 'test' nor 'production'"),
+        *(
+            ({"device": name}, f"device '{name}': use 'cpu', 'cuda' or 'cuda:1'")
+            for name in ("gpu", "meta", "cpu:x", "")
+        ),
+        ({"device": "cuda:99"}, r"device 'cuda:99': torch sees [0-9]+ GPUs here"),
+        ({"device": "auto", "target": TARGET}, "with device 'auto': each device has its own targ"),
+        ({"threads": 0}, "threads=0: 1 to"),
+        ({"instances": 0}, "instances=0: 1 to"),
+        ({"target": "cpu/x86-64-v2"}, f"jets has no target cpu/x86-64-v2; it has: {TARGET}"),
+        ({"target": "cpu/486"}, "unknown target 'cpu/486'"),
+    ],
+)
+def test_options_that_this_version_or_host_refuses(
+    pulled: Path, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((LoadError, TargetError), match=says):
+        load(pulled, **options)
 
 
 def test_where_the_data_is(pulled: Path, jets: Built) -> None:
@@ -242,17 +254,6 @@ def test_where_the_data_is(pulled: Path, jets: Built) -> None:
         session.bind(given, written)
 
 
-def test_auto_takes_no_target(pulled: Path) -> None:
-    with pytest.raises(LoadError, match="with device 'auto': each device has its own target"):
-        load(pulled, device="auto", target=TARGET)
-
-
-@pytest.mark.parametrize("name", ["threads", "instances"])
-def test_counts_below_one(pulled: Path, name: str) -> None:
-    with pytest.raises(LoadError, match=f"{name}=0: 1 to"):
-        load(pulled, **{name: 0})  # type: ignore[call-overload]
-
-
 def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
     """In a process of its own: torch takes the inter-op setting once."""
     code = (
@@ -269,24 +270,12 @@ def test_a_process_in_production_still_exports(
     pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one process does, or a build at first use does beside a loaded model on a GPU."""
-    monkeypatch.setattr(tf32, "_settled", [])
+    monkeypatch.setattr(process, "_tf32", [])
     load(pulled)
-    tf32.settle_tf32(False, "jets")
+    process.settle_tf32(False, "jets")
     assert not torch.backends.cudnn.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
     torch.export.export(torch.nn.Linear(6, 3), (torch.zeros(4, 6),))
-
-
-def test_device_that_is_not_there(pulled: Path) -> None:
-    with pytest.raises(LoadError, match=r"device 'cuda:99': torch sees [0-9]+ GPUs here"):
-        load(pulled, device="cuda:99")
-
-
-def test_wrong_target(pulled: Path) -> None:
-    with pytest.raises(LoadError, match=f"jets has no target cpu/x86-64-v2; it has: {TARGET}"):
-        load(pulled, target="cpu/x86-64-v2")
-    with pytest.raises(TargetError, match="unknown target 'cpu/486'"):
-        load(pulled, target="cpu/486")
 
 
 def retargeted(jets: Built, folder: Path, name: str, **changes: Any) -> Path:

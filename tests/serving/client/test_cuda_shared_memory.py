@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,9 +35,8 @@ from serving.client.regions import CudaRegions, Regions
 from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.local.triton import TritonServer
-from serving.remote.cuda import DeviceModel
-from serving.remote.exchange import Exchange
-from serving.remote.session import RemoteSession, find_served, number_of, open_client
+from serving.remote.cuda import on_device
+from serving.remote.session import RemoteSession
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
 from soa.memory import argument_tensors
@@ -107,15 +107,11 @@ class TensorRegions(Regions):
 
 
 def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
-    client = open_client(url.removeprefix("triton://"), options)
+    client = Client(url.removeprefix("triton://"), options)
     opened = open_version(Opening(ref, registry=registry))
-    regions = TensorRegions(client)
-    digest = opened.bundle.digest
-    model = DeviceModel(
-        opened.signature, client, opened.name, number_of(opened), digest, CPU, regions
-    )
-    model.follow(find_served(client, opened))
-    return RemoteSession(opened.signature, model)
+    model = on_device(opened, client, TensorRegions(client), CPU)
+    model.look()
+    return RemoteSession(opened.signature, model, options.in_flight)
 
 
 @pytest.mark.parametrize("name", ["mixed", "event"])
@@ -131,23 +127,33 @@ def test_through_a_real_triton_on_cpu_tensors(shop: Shop, triton: TritonServer, 
     assert report.valid, report.reason
 
 
-def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags) -> None:
-    client = Client("127.0.0.1:1", RemoteOptions())
-    model = DeviceModel(SIGNATURE, client, "tagged", "1", tags.bundle.digest, CPU, None)
-    for form in FORMS:
-        exchange = Exchange.of(SIGNATURE, form, merge=False)
-        places = exchange.places({"n": 20})
-        memory = torch.zeros(places.size, dtype=torch.uint8)
-        parts = {name: memory[where] for name, where in places.of.items()}
-        score = "found.score" if form == "columns" else "score"
-        x = "given.x" if form == "columns" else "values"
-        model._check_numbers(exchange, parts, {"n": 20})
-        parts[score].view(torch.float32)[7] = float("nan")
-        with pytest.raises(AnswerError, match=rf"output {score} is NaN at row 7, and no input is"):
-            model._check_numbers(exchange, parts, {"n": 20})
-        parts[x].view(torch.float32)[3] = float("inf")
-        model._check_numbers(exchange, parts, {"n": 20})
-    client.close()
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None:
+    """By messages, whose arrays are tensors here too."""
+
+    def nan(answer: Any, context: Any) -> Any:
+        score = np.frombuffer(answer.raw_output_contents[1], np.float32).copy()
+        score[7] = np.nan
+        answer.raw_output_contents[1] = score.tobytes()
+        return answer
+
+    local = load_here("tagged/1", registry=tags.registry)
+    server = Server(local, replace(tags.deployed.service, requests=form, merge=False))
+    with server.listening() as url:
+        client = Client(url.removeprefix("triton://"), RemoteOptions())
+        opened = open_version(Opening("tagged/1", registry=tags.registry))
+        model = on_device(opened, client, None, CPU)
+        model.look()
+        session = RemoteSession(local.signature, model, 1)
+        event = Event.make(local, 3, 20)
+        session.run(event.given, event.found)
+        server.fault = nan
+        event.spoil()
+        with pytest.raises(AnswerError, match=r"score is NaN at row 7, and no input is"):
+            session.run(event.given, event.found)
+        assert event.untouched
+        session.close()
+    local.close()
 
 
 # -- refusals -------------------------------------------------------------------------------------
@@ -197,10 +203,9 @@ def test_a_server_that_cannot_open_the_memory(
 
 def test_collections_on_the_cpu(tags: Tags) -> None:
     local = load_here("tagged/1", registry=tags.registry)
-    client = Client("127.0.0.1:1", CUDA)
-    gpu = torch.device("cuda:0")
-    model = DeviceModel(local.signature, client, "tagged", "1", tags.bundle.digest, gpu, None)
-    session = RemoteSession(local.signature, model)
+    client, gpu = Client("127.0.0.1:1", CUDA), torch.device("cuda:0")
+    model = on_device(open_version(Opening(tags.bundle.path, mode="test")), client, None, gpu)
+    session = RemoteSession(local.signature, model, 1, device=gpu)
     event = Event.make(local, 1, 5)
     for run in (session.run, session.run_async):
         with pytest.raises(BindError, match=r"'given' lies on cpu, the session runs on cuda:0"):

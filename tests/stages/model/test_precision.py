@@ -14,9 +14,9 @@ from engines.target import Target
 from pipeline.config.assemble import signature_of, tolerances_of
 from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
+from runtime import process
 from runtime.checked.comparison import Tolerance, default_tolerance
 from runtime.errors import LoadError
-from runtime.opening import tf32
 from runtime.session.session import Session
 from soa import Signature
 from stages.capture import Capture, capture
@@ -106,13 +106,13 @@ def test_a_config_with_tf32(tmp_path: Path) -> None:
 
 
 def test_one_process_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tf32, "_settled", [])
+    monkeypatch.setattr(process, "_tf32", [])
     with tf32_switches("fp32"):  # which puts back what it finds
-        tf32.settle_tf32(True, "jets")
+        process.settle_tf32(True, "jets")
         assert torch.backends.cuda.matmul.allow_tf32
-        tf32.settle_tf32(True, "tags")
+        process.settle_tf32(True, "tags")
         with pytest.raises(LoadError, match="tracks computes in float32, and this process has"):
-            tf32.settle_tf32(False, "tracks")
+            process.settle_tf32(False, "tracks")
         assert torch.backends.cuda.matmul.allow_tf32
 
 

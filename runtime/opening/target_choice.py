@@ -1,4 +1,4 @@
-"""Choice: which of a version's targets and artifacts a session runs, and why none."""
+"""Which of a version's targets and engines runs on this host, and why none."""
 
 from __future__ import annotations
 
@@ -7,11 +7,29 @@ from dataclasses import replace
 
 import torch
 
+from engines.base import Executable
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs, choose_target, gpu_target
 from registry.bundle import attach
 from runtime.errors import LoadError
-from runtime.opening.records import Builder, Opened
+from runtime.opening.artifact import open_artifact
+from runtime.opening.opening import Builder, Opened
+from runtime.process import settle_tf32
+
+
+def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str]:
+    """The artifact to run on a device of this host, its target, and its engine for people."""
+    opening = opened.opening
+    if opening.builder is not None:
+        opened = _completed(opened, device, opening.target, opening.builder)
+    target = choose(opened, device, opening.target)
+    _require_engine(opened, target, opening.engine_name)
+    manifest = opened.bundle.manifest
+    if device.type == "cuda":
+        settle_tf32(manifest.capture.precision == "tf32", manifest.name)
+    instances = opening.instances or manifest.session.instances
+    made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
+    return made, target, opening.engine_name or manifest.targets[target].choice()
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
@@ -33,7 +51,12 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     return target
 
 
-def require_engine(opened: Opened, target: str, wanted: str | None) -> None:
+def withheld(opened: Opened) -> str:
+    """Which targets the version has besides, and why they may not be used."""
+    return "".join(f"; {target} {why}" for target, why in sorted(opened.withheld.items()))
+
+
+def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
     """LoadError unless there is an artifact of the engine `wanted`, or of the one chosen for the
     target; in production, one that is valid."""
     name, record = opened.bundle.manifest.name, opened.bundle.manifest.targets[target]
@@ -55,7 +78,9 @@ def require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
 
 
-def completed(opened: Opened, device: torch.device, wanted: str | None, builder: Builder) -> Opened:
+def _completed(
+    opened: Opened, device: torch.device, wanted: str | None, builder: Builder
+) -> Opened:
     """With a verified artifact for this host: its own, or one that is built now."""
     targets = opened.bundle.manifest.targets
     verified = [name for name, record in targets.items() if record.status == "verified"]
@@ -71,8 +96,3 @@ def completed(opened: Opened, device: torch.device, wanted: str | None, builder:
     if str(target) in verified or target.torch_device != device.type:
         return opened
     return replace(opened, bundle=attach(opened.bundle, [builder(opened.bundle, target)]))
-
-
-def withheld(opened: Opened) -> str:
-    """Which targets the version has besides, and why they may not be used."""
-    return "".join(f"; {target} {why}" for target, why in sorted(opened.withheld.items()))

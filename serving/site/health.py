@@ -12,15 +12,12 @@ import http.client
 import random
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
-from runtime.opening import Opened
 from serving.errors import DeadlineError, ServingError
 from serving.metrics import get, model_counters
-from serving.remote import RemoteModel, find_served, number_of
-from serving.site.places import Place
-from serving.site.router import Router
+from serving.remote import RemoteModel
+from serving.site.options import Policy
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST = 4  # times the time between two looks, while it is bad
@@ -30,23 +27,28 @@ _WAITED = "nv_inference_queue_duration_us"
 _ANSWERED = "nv_inference_request_success"
 _PENDING = "nv_inference_pending_request_count"
 
+_Counters = tuple[float, Mapping[str, float]]
+"""The moment, on the monotonic clock, and a model's counters then."""
 
-class Watch:
-    """Looks at one place; `look` is one look. A device of this host has no `model` on a server: it
-    is well, and comes back when its penalty is over."""
+
+class HealthCheck:
+    """Looks at one place. `tell` hears what is wrong, or None, and what requests wait there in µs.
+
+    A device of this host has no `model` on a server: it is well, and comes back when its penalty is
+    over. `pause` says how long a bad place is to be left alone at least; None where it is not bad.
+    """
 
     def __init__(
         self,
-        router: Router,
-        place: Place,
-        opened: Opened,
-        model: RemoteModel | None = None,
-        metrics: str | None = None,
+        model: RemoteModel | None,
+        metrics: str | None,
+        policy: Policy,
+        tell: Callable[[str | None, float | None], None],
+        pause: Callable[[], float | None],
     ) -> None:
-        self._router, self._place, self._model = router, place, model
-        self._opened, self._metrics = opened, metrics
-        self._every_s = router.policy.health_s
-        self._within_s = router.policy.attempt_s
+        self._model, self._metrics = model, metrics
+        self._every_s, self._within_s = policy.health_s, policy.attempt_s
+        self._tell, self._pause = tell, pause
         self._before: _Counters | None = None
         self._silent = 0
         self._random = random.Random()  # its own: a program may have seeded the common one
@@ -55,9 +57,11 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="soa-site", daemon=True)
 
     def start(self) -> None:
+        """Look again and again, in a thread of its own."""
         self._thread.start()
 
     def wake(self) -> None:
+        """The place has failed: look again now."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -69,11 +73,12 @@ class Watch:
             self._thread.join()
 
     def look(self) -> None:
+        """Once, now."""
         problem = self._problem()
-        self._router.judge(self._place, problem, None if problem else self._queue_us())
+        self._tell(problem, None if problem else self._queue_us())
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE_S if self._place.state == "bad" else self._every_s
+        pause = self._every_s if self._pause() is None else _FIRST_PAUSE_S
         while True:
             self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
             if self._ended:
@@ -81,21 +86,21 @@ class Watch:
             woken = self._woken.is_set()
             self._woken.clear()
             self.look()
-            if self._place.state == "bad":
-                longest = _LONGEST * self._every_s
-                pause = min(_FIRST_PAUSE_S if woken else 2 * pause, longest)
-                pause = max(pause, self._place.not_before - time.monotonic())
-            else:
+            least = self._pause()
+            if least is None:
                 pause = self._every_s
+            else:
+                longest = _LONGEST * self._every_s
+                pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), least)
 
     def _problem(self) -> str | None:
         if self._model is None:
             return None
-        client, opened = self._model.client, self._opened
+        client = self._model.client
         try:
-            if not client.ready(opened.name, number_of(opened), self._within_s):
-                return f"server {client.address}: {opened.label} is not ready"
-            self._model.follow(find_served(client, opened, self._within_s))
+            if not self._model.ready(self._within_s):
+                return f"server {client.address}: {self._model.opened.label} is not ready"
+            self._model.look(self._within_s)
         except DeadlineError as error:
             self._silent += 1
             # Twice: it hangs, or the connection is dead and nobody has closed it.
@@ -109,37 +114,30 @@ class Watch:
 
     def _queue_us(self) -> float | None:
         """What requests have waited since the last look; None where the metrics do not say."""
-        if self._metrics is None:
-            return None
         before = self._before
         if before is None:  # the first look, or the metrics were away: two readings now
-            before = self._counters(self._metrics)
-            self._woken.wait(_FIRST_PAUSE_S)
-        self._before = now = self._counters(self._metrics)
+            before = self._counters()
+            if before is not None:
+                self._woken.wait(_FIRST_PAUSE_S)
+        self._before = now = self._counters() if before is not None else None
         if before is None or now is None:
             return None
-        waited, answered = (
-            now.found.get(name, 0.0) - before.found.get(name, 0.0) for name in (_WAITED, _ANSWERED)
-        )
+        (then, first), (at, last) = before, now
+        waited = last.get(_WAITED, 0.0) - first.get(_WAITED, 0.0)
+        answered = last.get(_ANSWERED, 0.0) - first.get(_ANSWERED, 0.0)
         if answered < 0 or waited < 0:  # a new server counts from 0
             return None
         if answered:
             return waited / answered
         # Nothing has come out; what is inside has waited since the last look at least.
-        stuck = now.found.get(_PENDING, 0.0) and before.found.get(_PENDING, 0.0)
-        return (now.at - before.at) * 1e6 if stuck else 0.0
+        stuck = last.get(_PENDING, 0.0) and first.get(_PENDING, 0.0)
+        return (at - then) * 1e6 if stuck else 0.0
 
-    def _counters(self, url: str) -> _Counters | None:
+    def _counters(self) -> _Counters | None:
+        if self._metrics is None or self._model is None:
+            return None
         try:
-            text = get(url, self._within_s).decode("utf-8", "replace")
-            return _Counters(time.monotonic(), model_counters(text, self._opened.name))
+            text = get(self._metrics, self._within_s).decode("utf-8", "replace")
+            return time.monotonic(), model_counters(text, self._model.opened.name)
         except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
             return None
-
-
-@dataclass(frozen=True)
-class _Counters:
-    """A model's counters `at` a moment of the monotonic clock."""
-
-    at: float
-    found: Mapping[str, float]

@@ -1,4 +1,4 @@
-"""What goes along the route: what is asked for, and what came out."""
+"""What is asked for (`Opening`), and the version or folder that has passed (`Opened`)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from registry.bundle import MOST, Annex, Bundle
 from registry.mlflow import Version
 from registry.store import Lookup, Registry
 from runtime.errors import LoadError
+from runtime.session import Origin
 from soa.signature import Signature
 
 Mode = Literal["test", "production"]
@@ -44,11 +45,15 @@ class Opening:
     this model, number and digest, and what is signed as the host, the registry's policies and
     `trusted_keys` ask, each by one of its own keys; "test" takes anything.
 
-    `lookup` says who is asked what a name means, see runtime/opening/names.py. `trusted_keys`:
-    files of public keys, or folders of them. `target` and `engine_name` override the best target
-    of this host and the engine that was chosen for it; `threads` and `instances` (how many runs
-    there may be at one moment) what the version's config says under `session`. `builder` is asked
-    for an artifact where the version holds no verified one for this host.
+    `lookup`: "fresh" asks the registry what a name means, and fails where it cannot be asked.
+    "prefer-cache" takes what was found on this host less than `max_age_s` ago; else it asks, and
+    where that fails it takes what was found last, with a warning. "offline" takes what was found
+    last and opens no connection.
+
+    `trusted_keys`: files of public keys, or folders of them. `target` and `engine_name` override
+    the best target of this host and the engine that was chosen for it; `threads` and `instances`
+    (how many runs there may be at one moment) what the version's config says under `session`.
+    `builder` is asked for an artifact where the version holds no verified one for this host.
     """
 
     ref: str | Path = field(kw_only=False)
@@ -84,7 +89,7 @@ class Opening:
 class Opened:
     """A version, or the bundle of a folder, for which all has passed that its mode asks for.
 
-    The route alone makes one. `bundle` has the targets that may be used and no others: `withheld`
+    Only route.py makes one. `bundle` has the targets that may be used and no others: `withheld`
     says of those that the version has besides why they may not.
     """
 
@@ -95,8 +100,12 @@ class Opened:
     """None for a folder that does not say which version it is."""
     lookup: Lookup | None
     """How the version was found; None for a folder."""
-    production: bool
+    opening: Opening
     withheld: Mapping[str, str]
+
+    @property
+    def production(self) -> bool:
+        return self.opening.production
 
     @property
     def version(self) -> Version | None:
@@ -110,7 +119,11 @@ class Opened:
     def signature(self) -> Signature:
         return Signature.from_dict(self.bundle.manifest.signature)
 
-    def threads(self, opening: Opening) -> int:
+    @property
+    def threads(self) -> int:
         """That one run may use."""
-        given = opening.threads
-        return self.bundle.manifest.session.threads if given is None else given
+        return self.opening.threads or self.bundle.manifest.session.threads
+
+    def origin(self, target: str, engine: str) -> Origin:
+        number = None if self.number is None else str(self.number)
+        return Origin(self.name, number, self.bundle.digest, target, engine, self.lookup)
