@@ -6,7 +6,7 @@ what was found last, with a warning. "offline" takes what was found last and ask
 no connection and does not import MLflow.
 
 What is taken without asking was once found by asking and passed every gate of its mode
-(registry/store/resolved.py), and passes them again from the record: its promotion, the signatures
+(registry/store/lookups.py), and passes them again from the record: its promotion, the signatures
 that policies asked for then, and every digest.
 """
 
@@ -23,7 +23,7 @@ from registry.errors import NotCachedError, NotFoundError, RegistryError, Regist
 from registry.history import PRODUCTION
 from registry.mlflow import Version
 from registry.reference import Ref
-from registry.store import Lookup, Resolved, cache_root
+from registry.store import Lookup, LookupCache, cache_root
 from runtime.errors import LoadError
 from runtime.opening.records import Opening
 from soa.text import logger
@@ -38,7 +38,7 @@ class Name:
         self.ref = ref
         self.opening = opening
         self.store = opening.store()
-        self._kept = Resolved(cache_root(), repr(self.store), opening.mode)
+        self._kept = LookupCache(cache_root(), repr(self.store), opening.mode)
 
     def find(self, *, now: bool = False) -> Lookup:
         """`now`: however young what was found last is, the registry is asked if it may be.

@@ -210,7 +210,7 @@ FAULTS = (
     ),
     Fault(
         "nobody settles what a killed writer left",
-        "            mover.settle()\n",
+        "            writer.settle()\n",
         "",
         ("kill --each promote",),
     ),
@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         "a version is made of files that the collector took",
-        "                    upload.require_open(self._access, client, run, bundle)\n",
+        "                    upload.require_open(self.access, client, run, bundle)\n",
         "",
         ("test_a_registration_that_is_at_work",),
     ),

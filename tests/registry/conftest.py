@@ -48,11 +48,26 @@ def bundle(make_bundle: Callable[..., Path]) -> Bundle:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, empty_database: Path) -> Registry:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    shutil.copy(empty_database, folder / "registry.db")
-    return Registry(f"sqlite:///{folder}/registry.db")
+def new_registry(tmp_path: Path, empty_database: Path) -> Callable[[str], Registry]:
+    """An empty one in a folder of that name."""
+
+    def make(name: str) -> Registry:
+        (tmp_path / name).mkdir()
+        shutil.copy(empty_database, tmp_path / name / "registry.db")
+        return Registry(f"sqlite:///{tmp_path}/{name}/registry.db")
+
+    return make
+
+
+@pytest.fixture
+def registry(new_registry: Callable[[str], Registry]) -> Registry:
+    return new_registry("store")
+
+
+@pytest.fixture
+def away(new_registry: Callable[[str], Registry]) -> Registry:
+    """Another registry."""
+    return new_registry("away")
 
 
 @pytest.fixture

@@ -81,7 +81,7 @@ def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     made = f"sqlite:///{folder}/store/registry.db"
 
     def make() -> None:
-        with Registry(made)._access.client(write=True):
+        with Registry(made).access.client(write=True):
             pass
 
     run(make)

@@ -18,7 +18,7 @@ from registry.store.artifacts import annex_place
 from registry.trust.signing import sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
-from tests.registry.history.test_moves import Killed
+from tests.registry.history.test_writer import Killed
 
 MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
@@ -139,7 +139,7 @@ def test_an_annex_that_was_never_finished(
     done = write_annex(tmp_path / "done", bundle, "cpu/x86-64-v4")
     registry.add_target(version, done)
     left = write_annex(tmp_path / "left", bundle, CUDA)
-    with registry._access.client(write=True) as client:
+    with registry.access.client(write=True) as client:
         upload.upload_annex(client, str(version.run_id), left)
     assert collect(registry) == []
     (found,) = collect(registry, older_than=NOW)

@@ -13,7 +13,7 @@ from registry import Bundle, Decision, NotFoundError, Ref, Registry, RegistryErr
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from tests.models.bundles import write_annex
-from tests.registry.history.test_moves import Killed, kill_after
+from tests.registry.history.test_writer import killed
 
 MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
@@ -57,18 +57,14 @@ def test_removed(
     assert collect(registry) == []
 
 
-def test_its_number_is_not_given_again(registry: Registry, three: list[Version]) -> None:
+def test_its_number_is_not_given_again(
+    registry: Registry, three: list[Version], make_bundle: MakeBundle
+) -> None:
     remove(registry, Ref("jets", 3))
     with pytest.raises(NotFoundError):
         registry.approve(three[2], "ada")
     with pytest.raises(NotFoundError):
         remove(registry, Ref("jets", 3))
-
-
-def test_the_same_bundle_again(
-    registry: Registry, three: list[Version], make_bundle: MakeBundle
-) -> None:
-    remove(registry, Ref("jets", 3))
     assert registry.register(Bundle.open(make_bundle(2))).ref == "jets/4"
 
 
@@ -119,22 +115,22 @@ def test_damaged_files(registry: Registry, three: list[Version]) -> None:
     assert not folder_of(three[2]).exists()
 
 
-# the event, the version, the event closed; the run's tag before and its end after are not counted
-@pytest.mark.parametrize("writes", range(4))
-def test_broken_off(
-    registry: Registry, three: list[Version], writes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("tests.registry.history.test_moves.WRITES", ("create_run", "set_terminated",
-            "delete_model_version", "delete_run"))  # fmt: skip
-        kill_after(patch, writes)
-        with pytest.raises(Killed):
-            remove(registry, Ref("jets", 3))
-    gone = writes >= 2
+@pytest.mark.parametrize(
+    ("at", "foreseen"),
+    [
+        ("create_run", []),
+        ("delete_model_version", ["void"]),
+        ("set_terminated", ["done"]),
+        ("delete_run", ["done"]),
+    ],
+)
+def test_broken_off(registry: Registry, three: list[Version], at: str, foreseen: list[str]) -> None:
+    """Before the event, the version, the event's end, and that of the run, whose files are gone."""
+    killed(lambda: remove(registry, Ref("jets", 3)), at)
+    gone = foreseen == ["done"]
     assert [v.number for v in registry.versions("jets")] == ([1, 2] if gone else [1, 2, 3])
-    assert folder_of(three[2]).exists() is (writes < 3)
-    foreseen = [event.state for event in registry.history("jets")[2:]]
-    assert foreseen == ([] if writes == 0 else ["done" if gone else "void"])
+    assert folder_of(three[2]).exists() is (at != "delete_run")
+    assert [event.state for event in registry.history("jets")[2:]] == foreseen
 
     found = collect(registry)
     assert [each.kind for each in found] == (["removed version"] if gone else [])
