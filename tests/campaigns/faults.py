@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a policy that the gates did not ask is not missed",
-        "*self._unheard(version.name, policies),",
+        "*self._not_asked(version.name, policies),",
         "",
         ("test_a_promotion_that_did_not_ask_it",),
     ),

@@ -1,4 +1,4 @@
-"""A real `mlflow server`, which keeps the files too, as a process to start, kill and stop."""
+"""MLflow as others use it: its client, and a real `mlflow server` to start, kill and stop."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ import time
 import urllib.request
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+    from registry import Registry
 
 START_S = 300.0
 # The server has processes for jobs of its own, which nobody here gives it.
@@ -21,6 +27,13 @@ _PLAIN = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTIO
 def free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as probe:
         return int(probe.getsockname()[1])
+
+
+def client_of(registry: Registry) -> MlflowClient:
+    """MLflow's own client of a registry."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
 
 
 class MlflowServer:

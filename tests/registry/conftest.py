@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from registry import Bundle, Decision, Manifest, Registry
+from registry import Bundle, Decision, Manifest, Registry, Version
 from tests.models import bundles
 
 
@@ -73,6 +73,19 @@ def away(new_registry: Callable[[str], Registry]) -> Registry:
 @pytest.fixture
 def passed() -> list[Decision]:
     return [Decision("digests", True, "all match", "all match", "every file has its digest")]
+
+
+@pytest.fixture
+def three(registry: Registry, make_bundle: Callable[..., Path]) -> list[Version]:
+    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
+
+
+@pytest.fixture
+def promoted(registry: Registry, three: list[Version], passed: list[Decision]) -> list[Version]:
+    """The same with jets/2 in production, jets/1 before it, and jets/3 without an alias."""
+    registry.promote(three[0], "production", passed)
+    registry.promote(three[1], "production", passed)
+    return three
 
 
 @pytest.fixture(autouse=True)

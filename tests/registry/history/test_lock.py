@@ -26,13 +26,14 @@ from sqlalchemy.engine import Engine
 from registry import Registry, RegistryUnavailableError
 from registry.history import lock
 from registry.history.lock import Lease, WriteLock, write_lock
+from tests.models.mlflow_server import client_of
 
 LOCK = "soa-pipeline lock jets"
 
 
 @pytest.fixture
 def client(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+    return client_of(registry)
 
 
 @contextmanager

@@ -12,22 +12,14 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from registry import Bundle, Decision, Registry, RegistryError, Version
+from registry import Decision, Registry, RegistryError, Version
+from tests.models.mlflow_server import client_of
 
 MakeBundle = Callable[..., Path]
 
 
 class Killed(BaseException):
     """As SIGKILL does: nothing after it gets through to the store."""
-
-
-@pytest.fixture
-def three(registry: Registry, make_bundle: MakeBundle, passed: list[Decision]) -> list[Version]:
-    """jets/2 in production, jets/1 before it, jets/3 new."""
-    made = [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
-    registry.promote(made[0], "production", passed)
-    registry.promote(made[1], "production", passed)
-    return made
 
 
 WRITES = (
@@ -39,6 +31,9 @@ WRITES = (
     "set_terminated",
     "delete_run",
 )
+
+
+MOVE = "set_registered_model_alias"
 
 
 def kill_before(patch: pytest.MonkeyPatch, wanted: str = "", let_through: int = 0) -> None:
@@ -91,13 +86,9 @@ def aliases(registry: Registry) -> dict[str, int]:
     return dict(registry.list()[0].aliases)
 
 
-def client_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
-
-
 @pytest.mark.parametrize("kind", ["promotion", "rollback"])
 def test_a_move_happens_or_does_not(
-    registry: Registry, three: list[Version], passed: list[Decision], kind: str
+    registry: Registry, promoted: list[Version], passed: list[Decision], kind: str
 ) -> None:
     """As soon as production is seen to have moved the move is completed, and before that never."""
     promotes = kind == "promotion"
@@ -105,7 +96,7 @@ def test_a_move_happens_or_does_not(
 
     def operation(made: Registry) -> None:
         if promotes:
-            made.promote(three[2], "production", passed)
+            made.promote(promoted[2], "production", passed)
         else:
             made.rollback("jets")
 
@@ -117,7 +108,7 @@ def test_a_move_happens_or_does_not(
         assert foreseen in ([], ["done" if happened else "void"])
         assert foreseen or not happened
 
-        made.approve(three[0], "Ada")  # any writer settles
+        made.approve(promoted[0], "Ada")  # any writer settles
         after = {"production": new, "previous": 2} if happened else {"production": 2, "previous": 1}
         assert aliases(made) == after
         events = made.history("jets")
@@ -132,38 +123,40 @@ def test_a_move_happens_or_does_not(
 
 
 def test_a_promotion_that_never_was_leaves_the_one_before(
-    registry: Registry, three: list[Version], passed: list[Decision]
+    registry: Registry, promoted: list[Version], passed: list[Decision]
 ) -> None:
     """jets/1 was promoted long ago; that its second promotion is void takes nothing from it."""
     before = registry.find("jets/1").promotion("production")
     other = [Decision("digests", True, "all match", "all match", "another day")]
-    killed(lambda: registry.promote(three[0], "production", other), "set_registered_model_alias")
+    killed(lambda: registry.promote(promoted[0], "production", other), MOVE)
     between = registry.find("jets/1").promotion("production")
     assert between is not None
     assert between.decisions == tuple(other)
-    registry.approve(three[0], "Ada")
+    registry.approve(promoted[0], "Ada")
     assert registry.find("jets/1").promotion("production") == before
 
 
 def test_one_cut_short_by_a_writer_that_named_no_version(
-    registry: Registry, three: list[Version], passed: list[Decision]
+    registry: Registry, promoted: list[Version], passed: list[Decision]
 ) -> None:
-    killed(lambda: registry.promote(three[2], "production", passed), "set_registered_model_alias")
+    killed(
+        lambda: registry.promote(promoted[2], "production", passed), "set_registered_model_alias"
+    )
     record = json.loads(registry.find("jets/3").tags["promotion.production"])
     old = {key: record[key] for key in ("alias", "annexes", "at", "by", "decisions")}
     text = json.dumps(old, sort_keys=True)
     client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
-    registry.approve(three[0], "Ada")
+    registry.approve(promoted[0], "Ada")
     assert registry.find("jets/3").promotion("production") is None
 
 
-def test_what_was_found_is_not_put_back(registry: Registry, three: list[Version]) -> None:
+def test_what_was_found_is_not_put_back(registry: Registry, promoted: list[Version]) -> None:
     """Killed while it records that others moved an alias; then they move it again."""
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "1")
-    killed(lambda: registry.approve(three[0], "Ada"), "set_terminated")
+    killed(lambda: registry.approve(promoted[0], "Ada"), "set_terminated")
     client.set_registered_model_alias("jets", "production", "3")
-    registry.approve(three[0], "Ada")
+    registry.approve(promoted[0], "Ada")
     assert aliases(registry) == {"production": 3, "previous": 1}
     found = [event.after["production"] for event in registry.history("jets")[2:]]
     assert found == [1, 3, 3]
@@ -178,14 +171,14 @@ def test_what_was_found_is_not_put_back(registry: Registry, three: list[Version]
     ids=["the one to become previous", "the new one"],
 )
 def test_version_deleted_before_its_move_was_settled(
-    registry: Registry, three: list[Version], passed: list[Decision],
+    registry: Registry, promoted: list[Version], passed: list[Decision],
     moved: int, deleted: str, after: dict[str, int], last: list[tuple[str, str]],
 ) -> None:  # fmt: skip
     """Killed once so many aliases had moved."""
-    operation = lambda: registry.promote(three[2], "production", passed)  # noqa: E731
-    killed(operation, "set_registered_model_alias", moved)
+    operation = lambda: registry.promote(promoted[2], "production", passed)  # noqa: E731
+    killed(operation, MOVE, moved)
     client_of(registry).delete_model_version("jets", deleted)
-    registry.approve(three[0], "Ada")
+    registry.approve(promoted[0], "Ada")
     assert aliases(registry) == after
     events = [(event.kind, event.state) for event in registry.history("jets")[2:]]
     assert events == [*last, ("approval", "done")]
@@ -194,7 +187,7 @@ def test_version_deleted_before_its_move_was_settled(
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_failed_write_is_settled_at_once(
     registry: Registry,
-    three: list[Version],
+    promoted: list[Version],
     passed: list[Decision],
     error: BaseException,
     monkeypatch: pytest.MonkeyPatch,
@@ -206,7 +199,7 @@ def test_failed_write_is_settled_at_once(
 
     monkeypatch.setattr(MlflowClient, "set_registered_model_alias", failing)
     with pytest.raises((KeyboardInterrupt, RegistryError)):
-        registry.promote(three[2], "production", passed)
+        registry.promote(promoted[2], "production", passed)
     assert aliases(registry) == {"production": 2, "previous": 1}
     client = client_of(registry)
     (run,) = client.search_runs(["1"], "run_name = 'promotion of jets/3 to @production'")

@@ -18,6 +18,7 @@ from registry.store.artifacts import annex_place
 from registry.trust.signing import sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
+from tests.models.mlflow_server import client_of
 from tests.registry.history.test_writer import Killed
 
 MakeBundle = Callable[..., Path]
@@ -41,10 +42,6 @@ def leave(registry: Registry, bundle: Bundle, at: str) -> None:
 def stored_files(registry: Registry) -> list[Path]:
     root = Path(registry.uri.removeprefix("sqlite:///")).parent
     return [p for p in root.rglob("*") if p.is_file() and not p.name.startswith("registry.db")]
-
-
-def client_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
 
 
 def test_nothing(tmp_path: Path, registry: Registry) -> None:
