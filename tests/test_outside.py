@@ -24,8 +24,8 @@ from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow.version import DIGEST, Version
 from registry.store.cache import Cache
+from registry.store.lookups import LookupCache
 from registry.store.registry import Registry
-from registry.store.resolved import Resolved
 from registry.trust import read_trusted
 from runtime.loader import load
 from serving.client.calls import _credentials
@@ -132,7 +132,7 @@ def promoted(folder: Path, pipe: Path) -> object:
 
 
 def looked_up(folder: Path, pipe: Path) -> object:
-    kept = Resolved(folder, "r", "production")
+    kept = LookupCache(folder, "r", "production")
     kept._path("jets").parent.mkdir()
     pipe.rename(kept._path("jets"))
     return kept.read("jets")

@@ -38,16 +38,10 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 Kind = Literal[
-    "promotion",
-    "rollback",
-    "refusal",
-    "approval",
-    "alias",
-    "found",
-    "build",
-    "removal",
-    "import",
+    "promotion", "rollback", "refusal", "approval", "alias", "found", "build", "removal", "import"
 ]
+"""`alias`: a move without a gate. `found`: moves that others made. `build`: a target was added to a
+version. `removal`: of a version. `import`: what happened in another registry."""
 State = Literal["open", "done", "void"]
 
 Number = Annotated[int, Field(ge=0, le=10**6)]
@@ -64,9 +58,7 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `kind` "alias" is a move without a gate, "found" one that others made, "build" a
-    target that was added to a version, "removal" of a version that had no alias, "import" what
-    happened in another registry."""
+    """One event; `alias`: the one that was asked for, `version`: the one that it was about."""
 
     kind: Kind
     model: str
@@ -74,15 +66,12 @@ class Event:
     """Every alias of the model, and the number of its version."""
     after: Mapping[str, Number]
     alias: str | None = None
-    """The alias that was asked for."""
     version: Number | None = None
-    """The version that was to get it, that was approved or removed, or that a target was built
-    for."""
     digests: Mapping[str, str] = field(default_factory=dict)
     """Of each version that is named, by "name/3"."""
     decisions: tuple[Decision, ...] = ()
     policies: tuple[str, ...] = ()
-    """Whose limits the gates went by."""
+    """The origins of those that the gates went by."""
     reason: str = ""
     approver: str = ""
     annexes: Mapping[str, str] = field(default_factory=dict)
@@ -128,26 +117,15 @@ class Event:
                 return f"{self.kind} of{version} to @{self.alias}"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
+        said = {name: value for name, value in vars(self).items() if name not in ("model", "id")}
+        said = {k: dict(v) if isinstance(v, Mapping) else v for k, v in said.items()}
+        said |= {
             "time": self.time.isoformat(timespec="milliseconds"),
-            "kind": self.kind,
-            "state": self.state,
-            "by": self.by,
-            "alias": self.alias,
-            "version": self.version,
             "replaced": self.replaced,
-            "approver": self.approver,
-            "annexes": dict(self.annexes),
-            "engine": self.engine,
-            "reason": self.reason,
-            "digests": dict(self.digests),
             "policies": list(self.policies),
             "decisions": [asdict(decision) for decision in self.decisions],
-            "before": dict(self.before),
-            "after": dict(self.after),
-            **({"imported": dict(self.imported)} if self.imported else {}),
         }
+        return said if self.imported else {k: v for k, v in said.items() if k != "imported"}
 
 
 class History:
@@ -173,14 +151,13 @@ class History:
         return next(iter(self._search("DESC", 1, pages=False)), None)
 
     def append(self, event: Event, after: Event | None) -> Event:
-        """Write an open event behind the last one, `after`; only who has the turn may."""
+        """Write an open event behind the last one, `after`; the caller holds the write lock."""
         now = datetime.now(UTC)
         if after is not None:
             now = max(now, after.time + timedelta(milliseconds=1))
         milliseconds = int(now.timestamp() * 1000)
-        event = replace(
-            event, number=1 if after is None else after.number + 1, time=_time(milliseconds)
-        )
+        number = 1 if after is None else after.number + 1
+        event = replace(event, number=number, time=_time(milliseconds))
         text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
         pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
         try:
@@ -192,17 +169,15 @@ class History:
                 f"{event.title}: its record has {len(text)} characters, at most "
                 f"{_PIECE * _MOST_PIECES} are kept: give a shorter reason"
             )
+        tags = {
+            _EVENT: event.kind,
+            **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
+            "mlflow.user": plain(event.by),
+            "mlflow.source.name": "soa-pipeline",
+            "mlflow.note.content": markdown(event)[:_PIECE],
+        }
         run = self._client.create_run(
-            self._experiment,
-            start_time=milliseconds,
-            run_name=plain(event.title),
-            tags={
-                _EVENT: event.kind,
-                **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
-                "mlflow.user": plain(event.by),
-                "mlflow.source.name": "soa-pipeline",
-                "mlflow.note.content": markdown(event)[:_PIECE],
-            },
+            self._experiment, start_time=milliseconds, run_name=plain(event.title), tags=tags
         )
         return replace(event, id=run.info.run_id)
 
@@ -230,7 +205,6 @@ class History:
 
 def _read(run: Any, model: str) -> Event:
     tags = run.data.tags
-    where = f"{model}: the record of its history in MLflow's run {run.info.run_id}"
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
         data = as_record(dict[str, Any], parse_json(text))
@@ -246,7 +220,10 @@ def _read(run: Any, model: str) -> Event:
         }
         return as_record(Event, data | known)
     except (ValueError, KeyError, OverflowError) as error:
-        raise RegistryError(f"{where} is not one that we wrote: {error}") from error
+        raise RegistryError(
+            f"{model}: the record of its history in MLflow's run {run.info.run_id} is not one that "
+            f"we wrote: {error}"
+        ) from error
 
 
 def _time(milliseconds: int) -> datetime:
@@ -278,10 +255,7 @@ def markdown(event: Event) -> str:
 
 
 def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
-    """What each alias was at a moment; None before the first event. `events`: oldest first.
-
-    A move counts from the time of its event, which is that of its first write.
-    """
+    """What each alias was at a moment; None before the first event. `events`: oldest first."""
     past = [event for event in events if event.time <= when]
     return past[-1].left if past else None
 

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from registry import stamp
 from registry.errors import RegistryError
-from registry.history.lock import exclusive
+from registry.history.lock import write_lock
 from registry.mlflow import experiment_of
 from registry.promotion import Asked, Policy, ReferenceFile
 from soa.files import open_plain
@@ -38,11 +38,11 @@ _LONGEST = 5000
 
 def keep(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
     """Make `policy` the one of a model, or of the registry, from now on."""
-    text = policy.model_dump_json(exclude_defaults=True)
+    text, shown = policy.model_dump_json(exclude_defaults=True), policy.model_dump_json(indent=1)
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
-        with exclusive(access, client, _EXPERIMENT):
+        with write_lock(access, client, _EXPERIMENT):
             experiment = experiment_of(access, client, _EXPERIMENT)
             if experiment is None:
                 place = access.artifact_location("soa-pipeline.policy")
@@ -56,18 +56,16 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
                 _SHA256: "" if reference is None else digest_of(reference),
                 "mlflow.user": plain(stamp.user_at_host()),
                 "mlflow.source.name": "soa-pipeline",
-                "mlflow.note.content": plain(
-                    f"```json\n{policy.model_dump_json(indent=1)}\n```", "\n"
-                ),
+                "mlflow.note.content": plain(f"```json\n{shown}\n```", "\n"),
             },
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        # Only now, for a copy takes its time: the last to end is the one that counts.
-        with exclusive(access, client, _EXPERIMENT) as turn:
+        # Once the reference is copied, which takes a while: the last to end is the one that counts.
+        with write_lock(access, client, _EXPERIMENT) as lock:
             last = _last(client, experiment, model)
             now = int(datetime.now(UTC).timestamp() * 1000)
-            turn.require()
+            lock.check()
             client.set_terminated(
                 run.info.run_id,
                 "FINISHED",
@@ -108,12 +106,11 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
     tags = run.data.tags
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
-    # To the millisecond: no two policies have one origin.
     try:
         ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
     except (ValueError, OverflowError) as error:
         raise RegistryError(f"{whose}, MLflow's run {run.info.run_id}: {error}") from error
-    at = ended.isoformat(timespec="milliseconds")
+    at = ended.isoformat(timespec="milliseconds")  # so that no two policies have one origin
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])
@@ -122,19 +119,15 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
             f"{origin}, cannot be read (MLflow's run {run.info.run_id}): update soa-pipeline, or "
             "set it again"
         ) from error
-    reference = None
-    if into is not None and policy.reference is not None:
-        reference = _fetched(client, run, into, Path(policy.reference).name)
-        if reference.sha256 != tags.get(_SHA256):
-            raise RegistryError(f"{origin}: its reference set is not the file that was named")
-    return Asked(policy, origin, reference)
-
-
-def _fetched(client: MlflowClient, run: Any, into: Path, name: str) -> ReferenceFile:
+    if into is None or policy.reference is None:
+        return Asked(policy, origin)
     folder = into / run.info.run_id
     folder.mkdir()
+    name = Path(policy.reference).name
     path = Path(client.download_artifacts(run.info.run_id, name, str(folder)))
-    return ReferenceFile(path, digest_of(path))
+    if (sha256 := digest_of(path)) != tags.get(_SHA256):
+        raise RegistryError(f"{origin}: its reference set is not the file that was named")
+    return Asked(policy, origin, ReferenceFile(path, sha256))
 
 
 def digest_of(path: Path) -> str:

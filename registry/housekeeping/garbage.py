@@ -1,12 +1,12 @@
 """Garbage: what a registry and this host's cache keep although nothing refers to it.
 
-Found are the files of registrations that failed or were killed, of versions that were removed, of
-annexes that never came to be known, and what a killed process left of a file it was writing.
+These are the files of registrations that failed or were killed, of versions that were removed, of
+annexes that never came to be known, and files that a killed process was writing.
 
-Nothing that somebody is writing is lost: a run is ended, and an annex removed, by whoever has the
-turn to write (registry/history/lock.py), after another look; and those who register or build look,
-with the turn, whether all is still there before they make it known. The age that is asked for only
-keeps slow ones from having to begin again.
+Nothing that somebody is writing is lost: a run is ended, and an annex removed, under the model's
+write lock and after another look; and those who register or build look, under the same lock,
+whether all is still there before they make it known. The age that is asked for only keeps slow ones
+from having to begin again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.bundle import ANNEXES, SUMS
-from registry.history import exclusive
+from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
 from registry.mlflow import ANNEX, DIGEST, all_pages
 from registry.reference import NAME_PATTERN
@@ -62,8 +62,8 @@ def collect(
     before = datetime.now(UTC) - older_than
     found: list[Garbage] = []
     folders: list[Path] = []
-    if registry._access.exists:
-        with registry._access.client(write=not dry_run) as client:
+    if registry.exists:
+        with registry.access.client(write=not dry_run) as client:
             collector = _Collector(registry, client, before, dry_run)
             found += collector.collect()
             folders = collector.folders
@@ -76,18 +76,19 @@ def collect(
 
 
 class _Collector:
+    """Of what is in the registry. `folders`: where the files of versions are, on this host."""
+
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
     ) -> None:
-        self.registry, self.client = registry, client
-        self.access, self.before, self.dry_run = registry._access, before, dry_run
+        self.registry, self.client, self.access = registry, client, registry.access
+        self.before, self.dry_run = before, dry_run
         self.folders: list[Path] = []
-        """Where the files of a version are, of those on this host."""
 
     def collect(self) -> Iterator[Garbage]:
         if not self.dry_run:
             for summary in self.registry.list():
-                with self.registry._writing(summary.name):
+                with self.registry.writing(summary.name):
                     pass  # settles a removal that was broken off
         for model, run in self._runs():
             if self._versions(run):
@@ -132,14 +133,14 @@ class _Collector:
         if self.dry_run:
             size = sum(artifacts.stored(self.access, where).values())
         else:
-            with exclusive(self.access, self.client, model) as turn:
+            with write_lock(self.access, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
                 if self._versions(now) or self._verdict(now) is None:
                     return None
                 if now.info.status in _UNFINISHED:
-                    turn.require()
+                    lock.check()
                     self.client.set_terminated(run.info.run_id, "FAILED")
-            size = artifacts.discard_files(self.access, self.client, run.info.run_id)
+            size = artifacts.remove_run(self.access, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # it was collected before
         return Garbage(kind, f"{model}: {why}", where, size)
@@ -172,15 +173,15 @@ class _Collector:
         for place, size in sizes.items():
             if not self._unknown(run, place):
                 continue
+            where = f"{root}/{ANNEXES}/{place}"
             if not self.dry_run:
-                with exclusive(self.access, self.client, model) as turn:
-                    now = self.client.get_run(run.info.run_id)
-                    if not self._unknown(now, place):
+                with write_lock(self.access, self.client, model) as lock:
+                    if not self._unknown(self.client.get_run(run.info.run_id), place):
                         continue
-                    turn.require()
-                    self._remove_annex(f"{root}/{ANNEXES}/{place}")
+                    lock.check()
+                    artifacts.remove_files(self.access, where)
             what = f"{model}: an annex ({place}) that was never finished"
-            yield Garbage("annex", what, f"{root}/{ANNEXES}/{place}", size)
+            yield Garbage("annex", what, where, size)
 
     def _unknown(self, run: Any, place: str) -> bool:
         """Whether no version has this annex, and nobody has begun to write it of late."""
@@ -191,15 +192,6 @@ class _Collector:
         # What is on its way there begins with a dot: `.DIGEST.0123abcd.partial`.
         begun = run.data.tags.get(f"{UPLOADING}{target}.{digest.lstrip('.').partition('.')[0]}")
         return begun is None or datetime.fromisoformat(begun) <= self.before
-
-    def _remove_annex(self, where: str) -> None:
-        local = artifacts.local_folder(where)
-        if local is None:
-            artifacts.repository(self.access, where).delete_artifacts()
-            return
-        # Without its listing it is no annex any more, however far the rest comes.
-        (local / SUMS).unlink(missing_ok=True)
-        artifacts.remove_tree(local)
 
 
 def _moment(milliseconds: int | None) -> datetime:
@@ -215,7 +207,7 @@ def _temporary(
     """
     ours = (".bundle.*.sig", ".artifact.uploading.*")
     candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
-    if (sqlite := registry._access.sqlite) is not None:
+    if (sqlite := registry.access.sqlite) is not None:
         candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]

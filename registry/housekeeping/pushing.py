@@ -52,31 +52,34 @@ def push(
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())
-    known = _known(registry, whole, name)
-    if known is None:
+    version = _known(registry, whole, name)
+    new = False
+    if version is None:
         text = json.dumps(_origin(whole, origin), sort_keys=True)
         version = registry.register(whole, name, annexes, origin=text)
         new = version.tags.get(ORIGIN) == text
     else:
         whole.verify()
-        version, new = known, False
     added, kept = [], []
     for annex in annexes:
-        if version.annexes.get(annex.target) == annex.digest:
-            continue
-        if annex.target in version.annexes:
+        if annex.target not in version.annexes:
+            version = registry.add_target(version, annex)
+            added.append(annex.target)
+        elif version.annexes[annex.target] != annex.digest:
             kept.append(annex.target)
-            continue
-        version = registry.add_target(version, annex)
-        added.append(annex.target)
-    carried = _signature(registry, version, whole)
-    return Pushed(version, new, tuple(added), tuple(kept), carried)
+    signature: Literal["none", "carried", "kept"] = "none"
+    if (ours := whole.signature()) is not None:
+        theirs = artifacts.signature_of(registry.access, version)
+        if theirs is None:
+            artifacts.publish_signature(registry.access, version, whole.path / SIGNATURE)
+        signature = "carried" if theirs in (None, ours) else "kept"
+    return Pushed(version, new, tuple(added), tuple(kept), signature)
 
 
 def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
-    if not registry._access.exists:
+    if not registry.exists:
         return None
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]
@@ -95,15 +98,3 @@ def _origin(bundle: Bundle, known: Mapping[str, str] | None) -> dict[str, str]:
             f"{note.digest[:12]}…): pull it again, or remove the note"
         )
     return found | {"version": note.ref, "promoted_by": note.by, "promoted_at": note.at}
-
-
-def _signature(
-    registry: Registry, version: Version, bundle: Bundle
-) -> Literal["none", "carried", "kept"]:
-    ours = bundle.signature()
-    if ours is None:
-        return "none"
-    theirs = artifacts.signature_of(registry._access, version)
-    if theirs is None:
-        artifacts.publish_signature(registry._access, version, bundle.path / SIGNATURE)
-    return "carried" if theirs in (None, ours) else "kept"

@@ -15,7 +15,7 @@ import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,7 +49,7 @@ class ExportedVersion(Record):
     origin: dict[str, str] = Field(default_factory=dict)
 
 
-class ToldEvent(BaseModel):
+class Happened(BaseModel):
     """What `Event.to_json` writes, as far as an import reads it; the rest stays as it is."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
@@ -61,12 +61,12 @@ class ToldEvent(BaseModel):
     version: Number | None = None
 
 
-class Told(Record):
-    """An event, and the registry and the model that it happened in."""
+class ForeignEvent(Record):
+    """An event of another registry, and the model that it happened to there."""
 
     registry: str
     model: str
-    event: ToldEvent
+    event: Happened
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -84,7 +84,7 @@ class Export(Record):
     at: str
     """UTC, ISO 8601."""
     versions: dict[Number, ExportedVersion]
-    history: list[Told]
+    history: list[ForeignEvent]
 
 
 @dataclass(frozen=True)
@@ -99,20 +99,17 @@ class Imported:
 def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     """Write a version, or all of a model's, to the new folder or `*.tar` file `dest`, whole and
     verified or not at all; with the history of the model, or of the one version."""
-    versions = registry.versions(ref.name)
-    if ref.version is not None or ref.alias is not None:
-        versions = [registry.find(ref)]
+    alone = ref != Ref(ref.name)
+    versions = [registry.find(ref)] if alone else registry.versions(ref.name)
     if not versions:
         raise NotFoundError(f"{ref}: the model has no versions")
     numbers = {version.number for version in versions}
     events = [
-        event
-        for event in registry.history(ref.name)
-        if ref == Ref(ref.name) or event.version in numbers
+        event for event in registry.history(ref.name) if not alone or event.version in numbers
     ]
     export = Export(
         name=ref.name,
-        registry=registry._access.shown,
+        registry=registry.access.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
         versions={
@@ -124,7 +121,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
             )
             for version in versions
         },
-        history=[_told(event, registry._access.shown) for event in events],
+        history=[_foreign(event, registry) for event in events],
     )
     with write_atomically(dest) as partial:
         for version in versions:
@@ -155,17 +152,14 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
             if open_folder(place).digest != export.versions[number].digest:
                 raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
         model = Ref(name or export.name).name
+        origin = {
+            "registry": export.registry,
+            "exported_by": export.by,
+            "exported_at": export.at,
+        }
         pushed = {
             number: push(
-                registry,
-                place,
-                model,
-                origin={
-                    "registry": export.registry,
-                    "version": f"{export.name}/{number}",
-                    "exported_by": export.by,
-                    "exported_at": export.at,
-                },
+                registry, place, model, origin=origin | {"version": f"{export.name}/{number}"}
             )
             for number, place in places.items()
         }
@@ -173,52 +167,47 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     return Imported(export, pushed, _add_events(registry, model, export, here))
 
 
-def _told(event: Event, registry: str) -> Told:
-    """One that was imported already stays what it was, of the registry where it happened."""
+def _foreign(event: Event, registry: Registry) -> ForeignEvent:
+    """One that was imported stays what it was, of the registry where it happened."""
     if event.kind == "import":
-        return _read_told(event)
-    told = {"registry": registry, "model": event.model, "event": event.to_json()}
-    return Told.model_validate(told)
+        return _imported(event)
+    said = {"registry": registry.access.shown, "model": event.model, "event": event.to_json()}
+    return ForeignEvent.model_validate(said)
 
 
-def _read_told(event: Event) -> Told:
+def _imported(event: Event) -> ForeignEvent:
     try:
-        return as_record(Told, event.imported)
+        return as_record(ForeignEvent, event.imported)
     except ValueError as error:
         raise RegistryError(f"{event.title}: not a record that we wrote: {error}") from error
+
+
+def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
+    return {_imported(event).key for event in events if event.kind == "import"}
 
 
 def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
     events = registry.history(model)
     known, newest = _keys(events), len(events)
     added = 0
-    for told in export.history:
-        if told.key in known:
+    for each in export.history:
+        if each.key in known:
             continue
-        was = told.event
-        title = f"{was.time} {was.kind} by {was.by} in {told.registry}"
+        was = each.event
+        title = f"{was.time} {was.kind} by {was.by} in {each.registry}"
         number = None if was.version is None else here.get(was.version)
-        # A turn for each: there may be more of them than one turn has time for.
-        with registry._writing(model) as mover:
-            if mover.last is not None and mover.last.number != newest:  # others wrote meanwhile
-                known = _keys(mover.history.events())
-            if told.key not in known:
-                aliases = dict(mover.aliases)
-                imported = told.model_dump()
-                mover.note(
-                    Event(
-                        "import", model, aliases, aliases, None, number,
-                        reason=title, imported=imported,
-                    )
-                )  # fmt: skip
+        # The lock for each: there may be more of them than it may be held for.
+        with registry.writing(model) as writer:
+            if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
+                known = _keys(writer.history.events())
+            if each.key not in known:
+                aliases, said = dict(writer.aliases), each.model_dump()
+                event = Event("import", model, aliases, aliases, version=number)
+                writer.record(replace(event, reason=title, imported=said))
                 added += 1
-            newest = 0 if mover.last is None else mover.last.number
-        known.add(told.key)
+            newest = 0 if writer.last is None else writer.last.number
+        known.add(each.key)
     return added
-
-
-def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
-    return {_read_told(event).key for event in events if event.kind == "import"}
 
 
 def _as_tar(folder: Path) -> None:
@@ -251,17 +240,16 @@ def _as_folder(source: Path) -> Iterator[Path]:
     ):
         try:
             with tarfile.open(fileobj=archive, mode="r:") as tar:
-                for member in _members(tar, os.fstat(archive.fileno()).st_size):
-                    _unpack(tar, member, Path(folder))
+                _extract(tar, os.fstat(archive.fileno()).st_size, Path(folder))
         except (OSError, tarfile.TarError, ValueError, RecursionError) as error:
             why = getattr(error, "strerror", None) or error
             raise BundleError(f"{source}: neither folder nor tar of an export: {why}") from error
         yield Path(folder)
 
 
-def _members(tar: tarfile.TarFile, size: int) -> list[tarfile.TarInfo]:
-    """All of them, before anything is written: plain files and folders inside the archive's own,
-    and together no larger than the archive, which has `size` bytes."""
+def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
+    """Plain files inside the archive's own folder, all checked before anything is written, and
+    together no larger than the archive, which has `size` bytes."""
     members = []
     for member in tar:
         safe_relative(member.name)
@@ -272,14 +260,11 @@ def _members(tar: tarfile.TarFile, size: int) -> list[tarfile.TarInfo]:
         if member.size < 0 or size < 0:
             raise ValueError(f"{member.name} is larger than the archive")
         members.append(member)
-    return members
-
-
-def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
-    content = tar.extractfile(member)
-    if content is None:  # a folder: made with what is in it
-        return
-    path = folder / member.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with content, path.open("xb") as file:
-        shutil.copyfileobj(content, file)
+    for member in members:
+        content = tar.extractfile(member)
+        if content is None:  # a folder: made with what is in it
+            continue
+        path = folder / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with content, path.open("xb") as file:
+            shutil.copyfileobj(content, file)

@@ -1,13 +1,12 @@
 from . import artifacts as artifacts
-from .artifacts import discard_files as discard_files
 from .cache import CACHE_VARIABLE as CACHE_VARIABLE
 from .cache import Cache as Cache
 from .cache import Entry as Entry
 from .cache import cache_root as cache_root
 from .cache import parse_size as parse_size
 from .cache import size_bound as size_bound
+from .lookups import Lookup as Lookup
+from .lookups import LookupCache as LookupCache
 from .registry import ModelSummary as ModelSummary
 from .registry import Registry as Registry
-from .resolved import Lookup as Lookup
-from .resolved import Resolved as Resolved
 from .upload import UPLOADING as UPLOADING

@@ -1,4 +1,4 @@
-"""Where a version's files are: in a folder of this host, or to be fetched over the network."""
+"""A version's files: in a folder of this host, or to be fetched over the network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -56,42 +56,12 @@ def annex_place(target: str, digest: str) -> str:
     return f"{ANNEXES}/{tag_of(target)}/{digest}"
 
 
-def fetch(
-    access: Access, version: Version, dest: Path, annexes: Mapping[str, str] | None = None
-) -> None:
-    """Copy the bundle to the new folder `dest`, whole and verified or not at all.
-
-    `annexes`: those to take along, by target.
-    """
-    with write_atomically(dest) as partial:
-        bundle = _fetch_bundle(access, version, partial)
-        for target, digest in (annexes or {}).items():
-            place = partial / ANNEXES / target
-            place.mkdir(parents=True)
-            _download_annex(access, version, target, digest, place)
-        attach(bundle, [_opened(version, t, partial / ANNEXES / t) for t in annexes or {}])
-
-
-def _fetch_bundle(access: Access, version: Version, partial: Path) -> Bundle:
-    """The bundle alone, into an empty folder, verified."""
-    _download(access, version, partial)
-    # Registered from a pulled folder, its note of promotion and its annexes came along. They
-    # speak of another registry: only this one can say whether this version is promoted, and
-    # what was built for it.
-    (partial / PROMOTED).unlink(missing_ok=True)
-    shutil.rmtree(partial / ANNEXES, ignore_errors=True)
-    # The digest covers SHA256SUMS, which covers each file.
-    bundle = Bundle.open(partial)
-    require_digest(bundle, version)
-    return bundle
-
-
 @dataclass(frozen=True)
 class Source:
-    """Where the files of a version may come from, for who opens it.
+    """Where the files of a version are taken from.
 
     `in_place`: from the store's own folder, where that is on this host. `fetch`: into the cache,
-    where it has them not; without it nothing leaves this host.
+    where it has them not; without it nothing is fetched.
     """
 
     access: Access
@@ -103,30 +73,21 @@ class Source:
     def bundle(self, verify: bool) -> Bundle:
         """Without its annexes."""
         version = self.version
-
-        def open_at(path: Path) -> Bundle:
-            bundle = Bundle.open(path, verify=verify)
-            require_digest(bundle, version)
-            return bundle
-
-        def fill(partial: Path) -> None:
-            _fetch_bundle(self.access, version, partial)
-
-        return self._opened(version.digest, existing_folder(version), open_at, fill)
+        return self._opened(
+            version.digest,
+            existing_folder(version),
+            lambda path: _bundle_at(version, path, verify),
+            lambda into: _fetch_bundle(self.access, version, into),
+        )
 
     def annex(self, target: str, verify: bool) -> Annex:
-        version, digest = self.version, self.version.annexes[target]
-        folder = existing_folder(version)
-
-        def open_at(path: Path) -> Annex:
-            return _opened(version, target, path, verify)
-
-        def fill(partial: Path) -> None:
-            _download_annex(self.access, version, target, digest, partial)
-            _opened(version, target, partial)
-
-        beside = None if folder is None else _beside(folder, version, target)
-        return self._opened(digest, beside, open_at, fill)
+        version, folder = self.version, existing_folder(self.version)
+        return self._opened(
+            version.annexes[target],
+            _beside(folder, version, target) if folder else None,
+            lambda path: _annex_at(version, target, path, verify),
+            lambda into: _fetch_annex(self.access, version, into, target),
+        )
 
     def _opened(
         self, digest: str, local: Path | None, open_at: Callable[[Path], T], fill: Fill
@@ -150,11 +111,68 @@ class Source:
         return replace(opened, holds=(held,))
 
 
+def fetch(access: Access, version: Version, dest: Path) -> None:
+    """Copy the bundle and its annexes to the new folder `dest`, verified, or nothing."""
+    with write_atomically(dest) as partly:
+        bundle = _fetch_bundle(access, version, partly)
+        annexes = []
+        for target in version.annexes:
+            (partly / ANNEXES / target).mkdir(parents=True)
+            annexes.append(_fetch_annex(access, version, partly / ANNEXES / target, target))
+        attach(bundle, annexes)
+
+
+def _fetch_bundle(access: Access, version: Version, into: Path) -> Bundle:
+    """The bundle alone, into an empty folder, verified."""
+    _download(access, version, into)
+    # A note of promotion or annexes that lie there are of another registry: only this one can say
+    # whether this version is promoted, and what was built for it.
+    (into / PROMOTED).unlink(missing_ok=True)
+    shutil.rmtree(into / ANNEXES, ignore_errors=True)
+    return _bundle_at(version, into)
+
+
+def _fetch_annex(access: Access, version: Version, into: Path, target: str) -> Annex:
+    _download(access, version, into, target)
+    return _annex_at(version, target, into)
+
+
+def _download(access: Access, version: Version, into: Path, target: str | None = None) -> None:
+    """The bundle, or the annex of a target."""
+    local = local_folder(version.source)
+    if local is not None:
+        if not local.is_dir():
+            raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
+        if target is None:
+            copy_sealed(Bundle.open(local, verify=False), into)
+        else:
+            copy_sealed(Annex.open(_beside(local, version, target), verify=False), into)
+        return
+    with access.client() as client:
+        if target is None:
+            where = client.get_model_version_download_uri(version.name, str(version.number))
+        else:
+            where = _run_uri(client, str(version.run_id))
+            where = f"{where}/{annex_place(target, version.annexes[target])}"
+        repository(access, where).download_artifacts("", str(into))
+
+
 def _beside(bundle: Path, version: Version, target: str) -> Path:
     return bundle.parent / annex_place(target, version.annexes[target])
 
 
-def _opened(version: Version, target: str, path: Path, verify: bool = True) -> Annex:
+def _bundle_at(version: Version, path: Path, verify: bool = True) -> Bundle:
+    bundle = Bundle.open(path, verify=verify)
+    # The digest covers SHA256SUMS, which covers each file.
+    if bundle.digest != version.digest:
+        raise BundleError(
+            f"{version.ref}: the files in {bundle.path} are another bundle ({bundle.digest[:12]}…) "
+            f"than the one registered ({version.digest[:12]}…)"
+        )
+    return bundle
+
+
+def _annex_at(version: Version, target: str, path: Path, verify: bool = True) -> Annex:
     annex = Annex.open(path, verify=verify)
     if annex.target != target or annex.digest != version.annexes[target]:
         raise BundleError(
@@ -165,14 +183,23 @@ def _opened(version: Version, target: str, path: Path, verify: bool = True) -> A
     return annex
 
 
-def publish_signature(access: Access, version: Version, signature: Path) -> None:
-    """Put `bundle.sig` beside the version's files."""
-    local = existing_folder(version)
-    if local is not None:
-        _put_signature(signature, local)
-        return
-    with access.client(write=True) as client:
-        client.log_artifact(str(version.run_id), str(signature), FOLDER)
+def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
+    # Opened before the copy: links and special files are refused. Not copytree: it goes on where
+    # the disk is full, and its error is a list.
+    for name in sealed_names(opened):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(opened.path / name, into / name, follow_symlinks=False)
+
+
+def sealed_names(opened: Bundle | Annex) -> list[str]:
+    """What is copied of a sealed folder: not what lies beside, as annexes and notes."""
+    names = opened.files
+    if isinstance(opened, Bundle):
+        names = {name: names[name] for name in names if opened.place(name)[0] == opened.path}
+    return [*names, SUMS, *([SIGNATURE] if (opened.path / SIGNATURE).exists() else [])]
+
+
+# Signatures
 
 
 def signature_of(access: Access, version: Version) -> bytes | None:
@@ -180,77 +207,36 @@ def signature_of(access: Access, version: Version) -> bytes | None:
     local = existing_folder(version)
     if local is not None:
         return Bundle.open(local, verify=False).signature()
-    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
-        found = _download_signature(access, version, folder)
-        return read_plain(found) if found is not None else None
-
-
-def _download_signature(access: Access, version: Version, into: str) -> Path | None:
-    with access.client() as client:
+    with access.client() as client, tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         where = client.get_model_version_download_uri(version.name, str(version.number))
         store = repository(access, where)
         if not any(file.path == SIGNATURE for file in store.list_artifacts()):
             return None
-        store.download_artifacts(SIGNATURE, into)
-        return Path(into, SIGNATURE)
+        store.download_artifacts(SIGNATURE, folder)
+        return read_plain(Path(folder, SIGNATURE))
 
 
-def refresh_signature(access: Access, version: Version, folder: Path) -> None:
-    """Take the store's `bundle.sig`, which may be newer than the files in a cache, into it."""
-    with tempfile.TemporaryDirectory(prefix="soa-signature-") as partial:
-        found = _download_signature(access, version, partial)
-        if found is not None:
-            _put_signature(found, folder)
+def publish_signature(access: Access, version: Version, signature: Path) -> None:
+    """Put `bundle.sig` beside the version's files."""
+    local = existing_folder(version)
+    if local is not None:
+        put_signature(read_plain(signature), local)
+        return
+    with access.client(write=True) as client:
+        client.log_artifact(str(version.run_id), str(signature), FOLDER)
 
 
-def _put_signature(signature: Path, folder: Path) -> None:
-    # Beside the folder first, for in it would lie a file that does not belong there.
-    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
+def put_signature(signature: bytes, folder: Path) -> None:
+    # Written beside the folder: in it would lie a file that does not belong there.
+    partly = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
     try:
-        shutil.copyfile(signature, partial)
-        partial.replace(folder / SIGNATURE)
+        partly.write_bytes(signature)
+        partly.replace(folder / SIGNATURE)
     finally:
-        partial.unlink(missing_ok=True)
+        partly.unlink(missing_ok=True)
 
 
-def require_digest(bundle: Bundle, version: Version) -> None:
-    if bundle.digest != version.digest:
-        raise BundleError(
-            f"{version.ref}: the files in {bundle.path} are another bundle ({bundle.digest[:12]}…) "
-            f"than the one registered ({version.digest[:12]}…)"
-        )
-
-
-def _download(access: Access, version: Version, into: Path) -> None:
-    local = local_folder(version.source)
-    if local is not None:
-        if not local.is_dir():
-            raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        copy_sealed(Bundle.open(local, verify=False), into)
-        return
-    with access.client() as client:
-        where = client.get_model_version_download_uri(version.name, str(version.number))
-        repository(access, where).download_artifacts("", str(into))
-
-
-def _download_annex(access: Access, version: Version, target: str, digest: str, into: Path) -> None:
-    local = local_folder(version.source)
-    if local is not None:
-        copy_sealed(Annex.open(_beside(local, version, target), verify=False), into)
-        return
-    with access.client() as client:
-        where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-        place = annex_place(target, digest)
-        repository(access, f"{where}/{place}").download_artifacts("", str(into))
-
-
-def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
-    # Opened before the copy: links and special files are refused. Not copytree: it goes on where
-    # the disk is full, and its error is a list.
-    signature = [SIGNATURE] if (opened.path / SIGNATURE).exists() else []
-    for name in (*opened.files, SUMS, *signature):
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(opened.path / name, into / name, follow_symlinks=False)
+# The artifact store
 
 
 def repository(access: Access, where: str) -> Any:
@@ -259,6 +245,10 @@ def repository(access: Access, where: str) -> Any:
 
     # With one of the two URIs left out, MLflow would take it from the environment.
     return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
+
+
+def _run_uri(client: MlflowClient, run: str) -> str:
+    return str(client.get_run(run).info.artifact_uri).rstrip("/")
 
 
 def stored(access: Access, uri: str) -> dict[str, int]:
@@ -277,20 +267,30 @@ def stored(access: Access, uri: str) -> dict[str, int]:
     return found
 
 
-def discard_files(access: Access, client: MlflowClient, run: str) -> int:
+def remove_files(access: Access, uri: str) -> int:
+    """All that is below a URI of an artifact store; returns their bytes."""
+    size = sum(stored(access, uri).values())
+    local = local_folder(uri)
+    if local is not None:
+        # Without its list it is no annex any more, however far the rest comes.
+        (local / SUMS).unlink(missing_ok=True)
+        remove_tree(local)
+    elif size:
+        repository(access, uri).delete_artifacts()
+    return size
+
+
+def remove_run(access: Access, client: MlflowClient, run: str) -> int:
     """Remove the files of a run that no version refers to, and the run; returns their bytes.
 
     Killed on the way, it leaves a run that `registry.housekeeping.garbage` finds.
     """
     info = client.get_run(run).info
     where = info.artifact_uri.rstrip("/")
-    size = sum(stored(access, where).values())
+    size = remove_files(access, where)
     local = local_folder(where)
-    if local is None:
-        if size:
-            repository(access, where).delete_artifacts()
-    else:
-        remove_tree(local.parent if local.parent.name == run else local)
+    if local is not None and local.parent.name == run:
+        remove_tree(local.parent)
     if info.lifecycle_stage == "active":
         client.delete_run(run)
     return size
@@ -301,6 +301,6 @@ def remove_tree(folder: Path) -> None:
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            # Another process may be at the same, or still write what it will be told is abandoned.
+            # Another process may remove the same, or still write into it.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

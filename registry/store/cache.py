@@ -1,15 +1,14 @@
 """The cache of a host: sealed folders (bundles, annexes) under their digests, for all processes.
 
 An entry is filled in a folder beside it, checked, and renamed: it is there whole or not at all. One
-process fetches it, under a file lock that dies with its holder; the others wait and find it there.
-What a killed one left is swept by the next that fetches.
+process fetches it, under a file lock that the kernel releases when its holder dies; the others wait
+and find it there. What a killed one left is swept by the next that fetches.
 
-Who uses an entry holds a shared lock (flock) on its `SHA256SUMS` for as long; only an entry that
+Who uses an entry holds a shared lock (flock) on its `SHA256SUMS` for as long. Only an entry that
 nobody holds is evicted, the one used longest ago first, when the whole is larger than it may be.
 Using an entry writes nothing but its folder's time, so a cache that may only be read serves too.
 
-Whose files these are is not this file's to judge: an entry is opened as any sealed folder is, with
-every digest checked.
+Entries are not trusted: they are opened as any sealed folder is, with every digest checked.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from filelock import FileLock, Timeout
 
 from registry.bundle import SUMS, write_atomically
 from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
-from soa.files import open_plain
+from soa.files import as_record, open_plain
 
 CACHE_VARIABLE = "PIPELINE_CACHE"
 SIZE_VARIABLE = "PIPELINE_CACHE_SIZE"
@@ -38,17 +37,16 @@ DEFAULT_SIZE = "20GB"
 FETCH_WAIT_S = 1800.0
 """How long to wait for another process that is fetching the same."""
 
-Fill = Callable[[Path], None]
+Fill = Callable[[Path], object]
 """Puts the sealed folder into an empty one, and raises unless it is what was wanted."""
 
-_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.([0-9a-f]{64})\.[0-9a-f]{8}\.(?:partial|old)")
 _SIGNATURE_LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.sig")
 _OLD_S = 3600.0
 
 
-class Held:
+class EntryInUse:
     """An entry in use: not evicted until `release`, or until nobody has this object any more."""
 
     def __init__(self, path: Path, handle: int) -> None:
@@ -74,30 +72,28 @@ class Cache:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
 
-    def hold(self, digest: str, fill: Fill | None) -> Held:
-        """The entry, in use from now on; filled first if it is not there.
+    def hold(self, digest: str, fill: Fill | None) -> EntryInUse:
+        """The entry, in use from now on; filled first if it is not there, by one process at a time.
 
-        Without `fill`, BundleError if it is not there. `fill` is called by one process at a time.
+        Without `fill`, NotCachedError if it is not there.
         """
         if not _DIGEST.fullmatch(digest):
             raise BundleError(f"{digest!r} is not a digest")
-        filled = False
-        while True:
-            held = self._held(digest)
-            if held is None and fill is None:
-                raise NotCachedError(f"{digest[:12]}… is not in the cache {self.root}")
-            if held is None and fill is not None:
-                filled = self._filled(digest, fill, None)
-                continue
-            assert held is not None
-            if filled:
-                self.shrink(size_bound())
+        held = self._held(digest)
+        if held is not None:
             return held
+        if fill is None:
+            raise NotCachedError(f"{digest[:12]}… is not in the cache {self.root}")
+        while held is None:
+            self._fill(digest, fill, None)
+            held = self._held(digest)
+        self.shrink(size_bound())
+        return held
 
-    def refill(self, damaged: Held, fill: Fill) -> Held:
+    def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
         """Another copy in place of a damaged one, unless somebody has put one there already."""
         digest = damaged.path.name
-        self._filled(digest, fill, damaged.identity)
+        self._fill(digest, fill, damaged.identity)
         return self.hold(digest, fill)
 
     def entries(self) -> list[Entry]:
@@ -112,7 +108,7 @@ class Cache:
 
     def shrink(self, most: int) -> list[Entry]:
         """Evict what is not in use until at most `most` bytes are left; returns what went."""
-        self._sweep()
+        self._sweep_all()
         entries = self.entries()
         total = sum(entry.size for entry in entries)
         gone = []
@@ -124,7 +120,7 @@ class Cache:
                 gone.append(entry)
         return gone
 
-    def _held(self, digest: str) -> Held | None:
+    def _held(self, digest: str) -> EntryInUse | None:
         """None if there is no entry, or one without its list, which is none."""
         path = self.root / digest
         while True:
@@ -134,7 +130,7 @@ class Cache:
                 return None
             except OSError as error:
                 raise BundleError(f"cannot read {path / SUMS}: {error.strerror}") from error
-            held = Held(path, handle)
+            held = EntryInUse(path, handle)
             fcntl.flock(handle, fcntl.LOCK_SH)
             if _identity(path / SUMS) == held.identity:
                 with contextlib.suppress(OSError):  # a cache that may only be read
@@ -142,17 +138,16 @@ class Cache:
                 return held
             held.release()  # evicted or replaced while we waited
 
-    def _filled(self, digest: str, fill: Fill, instead_of: tuple[int, int] | None) -> bool:
-        """Fill an entry unless another process has done it meanwhile; whether it was us."""
+    def _fill(self, digest: str, fill: Fill, instead_of: tuple[int, int] | None) -> None:
+        """Fill an entry unless another process has done it meanwhile."""
         size_bound()  # a mistake in it is said before anything is fetched
         path = self.root / digest
         with self._fetching(digest):
             if path.is_dir() and _identity(path / SUMS) != instead_of:
-                return False
-            self._sweep_own(digest)
+                return
+            self._sweep(digest)
             with write_atomically(path, replace=path.is_dir()) as partial:
                 fill(partial)
-        return True
 
     @contextlib.contextmanager
     def _fetching(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
@@ -210,19 +205,19 @@ class Cache:
         shutil.rmtree(aside, ignore_errors=True)
         return True
 
-    def _sweep_own(self, digest: str) -> None:
-        """Only who holds the entry's lock fills it, so what lies there was left by a killed one."""
+    def _sweep(self, digest: str) -> None:
+        """Remove what a killed process left; only who holds the entry's lock fills it."""
         for path in self._children(_LEFTOVER):
             if path.name.startswith(f".{digest}."):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _sweep(self) -> None:
+    def _sweep_all(self) -> None:
         for digest in {path.name[1:65] for path in self._children(_LEFTOVER)}:
             with (
                 contextlib.suppress(RegistryUnavailableError, BundleError),
                 self._fetching(digest, 0),  # taken: it is being filled
             ):
-                self._sweep_own(digest)
+                self._sweep(digest)
         for path in self._children(_SIGNATURE_LEFTOVER):
             with contextlib.suppress(OSError):
                 if time.time() - path.stat().st_mtime > _OLD_S:
@@ -250,11 +245,12 @@ def size_bound() -> int:
 
 
 def parse_size(text: str, where: str) -> int:
-    """`500MB`, `20GB`; RegistryError says so."""
-    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?) ?(kB|MB|GB|TB)", text)
-    if match is None:
+    """`500MB`, `20GB`; RegistryError names `where` it stands."""
+    from pydantic import ByteSize
+
+    if not re.fullmatch(r"\d{1,12}(\.\d{1,6})? ?(kB|MB|GB|TB)", text):
         raise RegistryError(f"{where}: found {text!r}; write a number and kB, MB, GB or TB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return as_record(ByteSize, text)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

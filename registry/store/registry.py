@@ -22,11 +22,11 @@ from registry.history import (
     PRODUCTION,
     Event,
     History,
-    Mover,
+    ModelWriter,
     as_settled,
     check_promotable,
-    exclusive,
     promotion_of,
+    write_lock,
 )
 from registry.history import policies as policy_store
 from registry.mlflow import (
@@ -77,28 +77,29 @@ class Registry:
     """
 
     def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
-        self._access = Access(uri, artifact_root)
+        self.access = Access(uri, artifact_root)
+        """MLflow itself: for what is built on the registry, as is `writing`."""
 
     @property
     def uri(self) -> str:
         """Absolute, and possibly with a password."""
-        return self._access.uri
+        return self.access.uri
 
     @property
     def exists(self) -> bool:
         """False only for an SQLite file that is not there: nothing registered yet, or moved."""
-        return self._access.exists
+        return self.access.exists
 
     def __repr__(self) -> str:
-        return f"Registry({self._access.shown!r})"
+        return f"Registry({self.access.shown!r})"
 
     # Reading
 
     def list(self) -> Sequence[ModelSummary]:
         """All models that have a version of ours, by name."""
-        if not self._access.exists:
+        if not self.access.exists:
             return []
-        with self._access.client() as client:
+        with self.access.client() as client:
             models = all_pages(client.search_registered_models)
             summaries = (self._summary(client, model) for model in models)
             return sorted((s for s in summaries if s is not None), key=lambda s: s.name)
@@ -139,9 +140,9 @@ class Registry:
         return artifacts.existing_folder(version)
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
-        """Copy the version's bundle and its annexes to the new folder `dest`, whole and verified
-        or not at all."""
-        artifacts.fetch(self._access, version, Path(dest), version.annexes)
+        """Copy the version's bundle and its annexes to the new folder `dest`, verified, or
+        nothing."""
+        artifacts.fetch(self.access, version, Path(dest))
         return open_folder(dest, verify=False)
 
     def open(
@@ -156,18 +157,17 @@ class Registry:
     ) -> Bundle:
         """The version's bundle, in place if it is on this host, else from a cache by digest.
 
-        `cache`: else as `registry.store.cache.cache_root` says. What lies in the
-        cache is verified like everything else, stays there as long as anybody has the bundle, and
-        is fetched again if it is damaged. `annexes`: of which targets; None: all there are.
-        `in_place=False`: from the cache also what is on this host. `fetch=False`: nothing is
-        fetched, and nobody asked; NotCachedError where files would have to be.
+        `cache`: its folder, else as `registry.store.cache.cache_root` says. A file in it is
+        verified like any other, stays as long as somebody has the bundle, and is fetched again if
+        it is damaged. `annexes`: of which targets; None: all. `in_place=False`: from the cache
+        also what is on this host. `fetch=False`: the store is not asked; NotCachedError where
+        files would have to be fetched.
         """
         place = Cache(cache_root(cache))
-        source = artifacts.Source(self._access, version, place, in_place, fetch)
+        source = artifacts.Source(self.access, version, place, in_place, fetch)
         bundle = source.bundle(verify)
         wanted = version.annexes if annexes is None else annexes
-        opened = [source.annex(t, verify) for t in version.annexes if t in wanted]
-        return attach(bundle, opened)
+        return attach(bundle, [source.annex(t, verify) for t in version.annexes if t in wanted])
 
     def sign(
         self,
@@ -179,7 +179,7 @@ class Registry:
         """Sign the version's files, which are verified first; returns the key it is good for."""
         public = trust.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
-            artifacts.publish_signature(self._access, version, bundle.path / SIGNATURE)
+            artifacts.publish_signature(self.access, version, bundle.path / SIGNATURE)
         return public
 
     def require_signature(
@@ -192,7 +192,9 @@ class Registry:
         except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
-            artifacts.refresh_signature(self._access, version, bundle.path)
+            newest = artifacts.signature_of(self.access, version)
+            if newest is not None:
+                artifacts.put_signature(newest, bundle.path)
             return trust.require_signature(bundle, keys)
 
     # Writing
@@ -208,36 +210,36 @@ class Registry:
 
         The files go first and the version comes last, with all its `annexes`: there is never a
         version without its files. A failure in between leaves a run marked FAILED; a process that
-        is killed, a run that goes on, and files (`registry.housekeeping.garbage`). Files are copied
-        while others write: of two that register one bundle at once, one finds the other's version.
-        `origin`: see `registry.housekeeping.pushing`.
+        is killed leaves a run that goes on, and files (`registry.housekeeping.garbage`). Files are
+        copied without the lock: of two that register one bundle at once, one finds the other's
+        version. `origin`: see `registry.housekeeping.pushing`.
         """
         model = Ref(name or bundle.manifest.name).name
         bundle.verify()
         # Without the annexes that lie in its folder: they were built for another version.
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
-        with self._access.client(write=True) as client:
-            with exclusive(self._access, client, model):
+        with self.access.client(write=True) as client:
+            with write_lock(self.access, client, model):
                 known = registered(client, model, bundle.digest)
-                experiment = self._experiment(client, model)
+                experiment = self.experiment(client, model)
             if known is not None:
                 return known
             run = upload.begin(client, experiment, model, bundle)
             try:
                 source = upload.upload(client, run, bundle)
-                with exclusive(self._access, client, model) as turn:
+                with write_lock(self.access, client, model) as lock:
                     known = registered(client, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
-                    upload.require_open(self._access, client, run, bundle)
+                    upload.require_open(self.access, client, run, bundle)
                     if model_of(client, model) is None:
                         client.create_registered_model(
                             model,
                             description=in_markdown(bundle.manifest.description)[:5000] or None,
                         )
                     client.set_terminated(run.info.run_id, "FINISHED")
-                    turn.require()
+                    lock.check()
                     made = client.create_model_version(
                         model,
                         source,
@@ -258,40 +260,29 @@ class Registry:
         leaves files that nothing names, or a target that is whole.
         """
         version.require_free(annex.target)
-        with self._access.client(write=True) as client:
+        with self.access.client(write=True) as client:
             bundle = self.open(version, verify=False, annexes=())
             attach(bundle, [annex])
             annex.verify()
             try:
                 upload.upload_annex(client, str(version.run_id), annex)
-                with self._writing(version.name) as mover:
-                    found = self.find(Ref(version.name, version.number))
+                with self._changing(version) as (writer, found):
                     found.require_free(annex.target)
-                    upload.require_annex(self._access, client, str(version.run_id), annex)
-                    mover.move(
-                        Event(
-                            "build",
-                            version.name,
-                            dict(mover.aliases),
-                            dict(mover.aliases),
-                            version=found.number,
-                            digests={found.ref: found.digest},
-                            annexes={annex.target: annex.digest},
-                            engine=str(annex.record.record.chosen),
-                        )
-                    )
+                    upload.require_annex(self.access, client, str(version.run_id), annex)
+                    built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
+                    writer.apply(writer.event("build", found, annexes=built, engine=engine))
                     upload.describe_annex(client, found, bundle, annex)
             except BaseException:
                 self._discard(client, version, annex)
                 raise
-        return self.find(Ref(version.name, version.number))
+        return self._again(version)
 
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
         """Take back the files of an annex, unless the version has it all the same."""
-        with contextlib.suppress(Exception), exclusive(self._access, client, version.name):
+        with contextlib.suppress(Exception), write_lock(self.access, client, version.name):
             has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
             if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
-                upload.discard_annex(self._access, client, version, annex)
+                upload.discard_annex(self.access, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
         """Point an alias at a version, without a gate: not for `production` and `previous`."""
@@ -300,12 +291,9 @@ class Registry:
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
         checked_alias(alias)
-        with self._writing(version.name) as mover:
-            found = self.find(Ref(version.name, version.number))
-            mover.move(
-                mover.event("alias", alias, found.number, self._digests(mover, alias, found))
-            )
-            return self.find(Ref(version.name, version.number))
+        with self._changing(version) as (writer, found):
+            writer.apply(writer.event("alias", found, alias))
+            return self._again(version)
 
     def promote(
         self,
@@ -320,46 +308,44 @@ class Registry:
     ) -> Version:
         """Move `alias` to the version if every gate lets it pass; else PromotionRefused.
 
-        The version replaced in `production` becomes `previous`. Promotion or refusal, it is in the
-        history, and nothing else changes by a refusal. `replacing`: the number of the version that
-        the gates compared with, 0 for none; refused if another one has come into its place since.
+        The version replaced in `production` becomes `previous`. The history records promotions and
+        refusals; a refusal changes nothing else. `replacing`: the number of the version that the
+        gates compared with, 0 for none; refused if another one has come into its place since.
         `policies`: the origins of those that the gates went by; this registry's must be among them.
         `annexes`: the targets built later that the gates saw too; those that an earlier promotion
         to this alias let pass stay. `reason`: for the history.
         """
         check_promotable(alias)
-        with self._writing(version.name) as mover:
-            found = self.find(Ref(version.name, version.number))
-            all_decisions = (
+        with self._changing(version) as (writer, found):
+            asked = (
                 *decisions,
-                *mover.still_in_place(alias, replacing),
-                *self._unheard(version.name, policies),
+                *writer.still_in_place(alias, replacing),
+                *self._not_asked(version.name, policies),
             )
-            passed = bool(decisions) and all(d.lets_pass for d in all_decisions)
-            before = mover.promotion(found.number, alias) if found.annexes else None
+            passed = bool(decisions) and all(d.lets_pass for d in asked)
+            before = writer.promotion(found.number, alias) if found.annexes else None
             seen = {*annexes, *(before.annexes if before else ())}
-            event = mover.event(
+            event = writer.event(
                 "promotion" if passed else "refusal",
+                found,
                 alias,
-                found.number,
-                self._digests(mover, alias, found),
-                all_decisions,
-                policies,
-                reason,
+                decisions=asked,
+                policies=tuple(policies),
+                reason=reason,
                 annexes={t: digest for t, digest in found.annexes.items() if t in seen},
             )
             if not passed:
-                mover.note(event)
-                raise PromotionRefused(f"{version.ref} to @{alias}", all_decisions)
-            mover.move(event)
-            return self.find(Ref(version.name, version.number))
+                writer.record(event)
+                raise PromotionRefused(f"{version.ref} to @{alias}", asked)
+            writer.apply(event)
+            return self._again(version)
 
     def rollback(self, name: str, reason: str = "") -> Version:
         """Put `previous` back in production; the version replaced becomes `previous`."""
         with self._model(name):
             pass  # an unknown name is said before anything is written
-        with self._writing(name) as mover:
-            current, back = mover.aliases.get(PRODUCTION), mover.aliases.get(PREVIOUS)
+        with self.writing(name) as writer:
+            current, back = writer.aliases.get(PRODUCTION), writer.aliases.get(PREVIOUS)
             if back is None or current is None:
                 gap = PREVIOUS if back is None else PRODUCTION
                 raise NotFoundError(f"{name}: nothing to roll back to: no version is @{gap}")
@@ -368,29 +354,47 @@ class Registry:
                     f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
                 )
             found = self.find(Ref(name, back))
-            digests = self._digests(mover, PRODUCTION, found)
-            event = mover.event("rollback", PRODUCTION, back, digests, reason=reason)
-            mover.move(event)
-            return self.find(Ref(name, back))
+            writer.apply(writer.event("rollback", found, PRODUCTION, reason=reason))
+            return self._again(found)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
         """Record that `approver` wants this version, of this digest, in production."""
         if not approver.strip() or not approver.isprintable() or len(approver) > 100:
             raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
-        with self._writing(version.name) as mover:
-            found = self.find(Ref(version.name, version.number))
-            return mover.note(
-                Event(
-                    "approval",
-                    version.name,
-                    dict(mover.aliases),
-                    dict(mover.aliases),
-                    version=found.number,
-                    digests={found.ref: found.digest},
-                    reason=reason,
-                    approver=approver,
-                )
-            )
+        with self._changing(version) as (writer, found):
+            event = writer.event("approval", found, reason=reason, approver=approver)
+            return writer.record(event)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[ModelWriter]:
+        """The writer of a model, under its lock, with everything before it settled."""
+        with (
+            self.access.client(write=True) as client,
+            write_lock(self.access, client, name) as lock,
+        ):
+            if model_of(client, name) is None:
+                self.find(Ref(name))  # says which models there are
+            history = History(client, self.experiment(client, name), name)
+            writer = ModelWriter(client, name, history, lock)
+            writer.settle()
+            yield writer
+
+    @contextlib.contextmanager
+    def _changing(self, version: Version) -> Iterator[tuple[ModelWriter, Version]]:
+        """With the version as it is now."""
+        with self.writing(version.name) as writer:
+            yield writer, self._again(version)
+
+    def _again(self, version: Version) -> Version:
+        return self.find(Ref(version.name, version.number))
+
+    def experiment(self, client: MlflowClient, name: str) -> str:
+        """The id of MLflow's experiment of a model, made if there is none."""
+        found = experiment_of(self.access, client, name)
+        if found is not None:
+            return found
+        location = self.access.artifact_location(name)
+        return str(client.create_experiment(name, artifact_location=location))
 
     # Looking back
 
@@ -400,7 +404,7 @@ class Registry:
         One that a killed writer left open is given as the next writer will close it.
         """
         with self._model(name) as (client, model):
-            experiment = experiment_of(self._access, client, name)
+            experiment = experiment_of(self.access, client, name)
             if experiment is None:
                 return []
             events = History(client, experiment, name).events()
@@ -411,9 +415,9 @@ class Registry:
         model, oldest first: those of the time that its tag names, if there are any; none without
         that tag."""
         said = version.promotion(alias)
-        if said is None or not self._access.exists:
+        if said is None or not self.access.exists:
             return []
-        with self._access.client() as client:
+        with self.access.client() as client:
             experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
             if experiment is None:
                 return []
@@ -439,49 +443,19 @@ class Registry:
         """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
         if model is not None:
             self.versions(model)  # there has to be such a model
-        policy_store.keep(self._access, policy, model, reference)
+        policy_store.keep(self.access, policy, model, reference)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """What this registry asks for: of every model, and of `model`."""
-        return policy_store.kept(self._access, model, into)
+        return policy_store.kept(self.access, model, into)
 
-    def _unheard(self, name: str, heard: Sequence[str]) -> Sequence[Decision]:
+    def _not_asked(self, name: str, asked: Sequence[str]) -> Sequence[Decision]:
         """A refusal for each policy of this registry that the gates did not go by."""
         return [
-            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
-            for asked in self.policies(name)
-            if asked.origin not in heard
+            Decision("policy", False, "not asked", each.origin, f"{each.origin}, was not asked")
+            for each in self.policies(name)
+            if each.origin not in asked
         ]
-
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[Mover]:
-        """The turn to write what belongs to a model, with everything before it settled."""
-        with (
-            self._access.client(write=True) as client,
-            exclusive(self._access, client, name) as turn,
-        ):
-            if model_of(client, name) is None:
-                self.find(Ref(name))  # says which models there are
-            mover = Mover(client, name, History(client, self._experiment(client, name), name), turn)
-            mover.settle()
-            yield mover
-
-    def _digests(self, mover: Mover, alias: str, version: Version) -> dict[str, str]:
-        """Of the version that is to get an alias, and of the one that has it."""
-        digests = {version.ref: version.digest}
-        holder = mover.aliases.get(alias)
-        if holder is not None:
-            with contextlib.suppress(RegistryError):  # not a version of ours
-                replaced = self.find(Ref(version.name, holder))
-                digests[replaced.ref] = replaced.digest
-        return digests
-
-    def _experiment(self, client: MlflowClient, name: str) -> str:
-        found = experiment_of(self._access, client, name)
-        if found is not None:
-            return found
-        location = self._access.artifact_location(name)
-        return str(client.create_experiment(name, artifact_location=location))
 
     # Looking up
 
@@ -497,13 +471,13 @@ class Registry:
     def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
         """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
         name = Ref(name).name
-        if not self._access.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {self._access.shown} yet")
-        with self._access.client() as client:
+        if not self.access.exists:
+            raise NotFoundError(f"{name}: nothing is registered in {self.access.shown} yet")
+        with self.access.client() as client:
             model = model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
                 raise NotFoundError(
-                    f"{name}: no such model in {self._access.shown}; its models: {have}"
+                    f"{name}: no such model in {self.access.shown}; its models: {have}"
                 )
             yield client, model

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from registry import stamp
-from registry.bundle import SIGNATURE, SUMS, Annex, Bundle, TargetRecord, write_atomically
+from registry.bundle import SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
 from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, page, tag_of
 from registry.store.artifacts import (
@@ -18,7 +18,8 @@ from registry.store.artifacts import (
     annex_place,
     copy_sealed,
     local_folder,
-    repository,
+    remove_files,
+    sealed_names,
     stored,
 )
 
@@ -48,17 +49,9 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     """Copy the files, checked where the store is a folder of this host; returns their URI."""
     from mlflow.entities import Param
 
-    # File by file: what lies in a pulled folder beside the bundle speaks of another registry.
-    sealed = [name for name in bundle.files if bundle.place(name)[0] == bundle.path]
-    signature = [SIGNATURE] if bundle.signature() is not None else []
-    for name in (*sealed, SUMS, *signature):
-        place = f"{FOLDER}/{name}".rpartition("/")[0]
-        client.log_artifact(run.info.run_id, str(bundle.path / name), place)
-    source = f"{run.info.artifact_uri.rstrip('/')}/{FOLDER}"
-    # Of what cannot be read back at once, the copied files once more.
-    if Bundle.open(local_folder(source) or bundle.path).digest != bundle.digest:
-        raise BundleError(f"{bundle.path}: changed while it was being registered")
-    manifest, run_id = bundle.manifest, run.info.run_id
+    run_id = run.info.run_id
+    source = _upload(client, run_id, bundle, FOLDER)
+    manifest = bundle.manifest
     params = [Param(k, v) for k, v in description.parameters(manifest).items()]
     for start in range(0, len(params), 100):  # MLflow takes no more at once
         client.log_batch(run_id, params=params[start : start + 100])
@@ -74,6 +67,35 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     return source
 
 
+def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
+    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there."""
+    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
+    _upload(client, run, annex, annex_place(annex.target, annex.digest))
+
+
+def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
+    """Another process may be copying the same: it comes into its place whole, or file by file where
+    the store does no less. Returns its URI."""
+    uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}"
+    local = local_folder(uri)
+    if local is None:
+        for name in sealed_names(sealed):
+            into = f"{place}/{name}".rpartition("/")[0]
+            client.log_artifact(run, str(sealed.path / name), into)
+    else:
+        try:
+            if not local.is_dir():
+                with write_atomically(local) as partial:
+                    copy_sealed(sealed, partial)
+        except BundleError:
+            if not local.is_dir():  # else somebody was quicker
+                raise
+    # Where the store cannot be read back at once, the copied files once more.
+    if type(sealed).open(local or sealed.path).digest != sealed.digest:
+        raise BundleError(f"{sealed.path}: changed while it was being registered")
+    return uri
+
+
 def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
     """The numbers of targets, each as it is and over the rows."""
     from mlflow.entities import Metric
@@ -83,29 +105,6 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
     found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
     for start in range(0, len(found), 1000):
         client.log_batch(run, found[start : start + 1000])
-
-
-def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
-    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there.
-
-    Another process may be copying the same: so it comes into its place whole, or file by file
-    where the store does no less.
-    """
-    place = annex_place(annex.target, annex.digest)
-    client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
-    local = local_folder(f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
-    if local is None:
-        client.log_artifacts(run, str(annex.path), place)
-        return
-    try:
-        if not local.is_dir():
-            with write_atomically(local) as partial:
-                copy_sealed(annex, partial)
-    except BundleError:
-        if not local.is_dir():  # else somebody was quicker
-            raise
-    if Annex.open(local).digest != annex.digest:
-        raise BundleError(f"{annex.path}: changed while it was being registered")
 
 
 def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
@@ -131,10 +130,8 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
 
 
 def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
-    """Numbers, report and description of what was built for a version later, as of the rest.
-
-    For people, and after the tag that counts: best effort.
-    """
+    """Numbers, report and description of what was built for a version later: for people, after the
+    tag that counts, and as far as it succeeds."""
     record, run = annex.record.record, str(version.run_id)
     title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
     text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
@@ -148,21 +145,14 @@ def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Leave nothing of an annex that came to nothing. Best effort, as `discard`."""
+    """Remove what is there of an annex that came to nothing, as far as it succeeds."""
     with contextlib.suppress(Exception):
         where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-        where = f"{where}/{annex_place(annex.target, annex.digest)}"
-        local = local_folder(where)
-        if local is None:
-            repository(access, where).delete_artifacts()
-            return
-        shutil.rmtree(local, ignore_errors=True)
-        for empty in (local.parent, local.parent.parent):
-            empty.rmdir()  # fails, and should, where another annex is
+        remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:
-    """Leave no half of a version. Best effort: the error that brought us here is the news."""
+    """Remove what is there of a version that came to nothing, as far as it succeeds."""
     with contextlib.suppress(Exception):
         # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
         if client.search_model_versions(f"run_id = '{run.info.run_id}'"):

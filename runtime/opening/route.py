@@ -25,7 +25,7 @@ from registry.errors import (
 )
 from registry.history import PRODUCTION
 from registry.reference import Ref, parse_ref
-from registry.store import Lookup, Resolved, cache_root
+from registry.store import Lookup, LookupCache, cache_root
 from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening.opening import Opened, Opening
@@ -71,7 +71,7 @@ class Name:
         self.ref = ref
         self.opening = opening
         self._store = opening.store()
-        self._record = Resolved(cache_root(), repr(self._store), opening.mode)
+        self._record = LookupCache(cache_root(), repr(self._store), opening.mode)
 
     def find(self, *, now: bool = False) -> Lookup:
         """`now`: ask the registry, if it may be asked, however young the record is.

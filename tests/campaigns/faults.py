@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a policy that the gates did not ask is not missed",
-        "*self._unheard(version.name, policies),",
+        "*self._not_asked(version.name, policies),",
         "",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
@@ -210,7 +210,7 @@ FAULTS = (
     ),
     Fault(
         "nobody settles what a killed writer left",
-        "            mover.settle()\n",
+        "            writer.settle()\n",
         "",
         ("kill --each promote",),
     ),
@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         "a version is made of files that the collector took",
-        "                    upload.require_open(self._access, client, run, bundle)\n",
+        "                    upload.require_open(self.access, client, run, bundle)\n",
         "",
         ("test_a_registration_that_is_at_work",),
     ),

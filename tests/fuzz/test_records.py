@@ -50,8 +50,8 @@ from registry.mlflow import description
 from registry.mlflow.description import page
 from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
+from registry.store.lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
-from registry.store.resolved import Lookup, Resolved, _digest
 from registry.trust import require_signature, trusted
 from runtime.loader import tolerances_of
 from runtime.opening import Opened, Opening
@@ -354,7 +354,7 @@ RESOLVED = {
 
 @given(content=altered_json(RESOLVED), wrong=altered_json({"content": {}, "sha256": ""}))
 def test_record_of_a_lookup(place: Path, content: bytes, wrong: bytes) -> None:
-    kept = Resolved(place, "registry", "production")
+    kept = LookupCache(place, "registry", "production")
     with only_ours():
         put(kept._path("jets"), wrong)
         kept.read("jets")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from registry import Bundle, Decision, Manifest, Registry
+from registry import Bundle, Decision, Manifest, Registry, Version
 from tests.models import bundles
 
 
@@ -48,16 +48,44 @@ def bundle(make_bundle: Callable[..., Path]) -> Bundle:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, empty_database: Path) -> Registry:
-    folder = tmp_path / "store"
-    folder.mkdir()
-    shutil.copy(empty_database, folder / "registry.db")
-    return Registry(f"sqlite:///{folder}/registry.db")
+def new_registry(tmp_path: Path, empty_database: Path) -> Callable[[str], Registry]:
+    """An empty one in a folder of that name."""
+
+    def make(name: str) -> Registry:
+        (tmp_path / name).mkdir()
+        shutil.copy(empty_database, tmp_path / name / "registry.db")
+        return Registry(f"sqlite:///{tmp_path}/{name}/registry.db")
+
+    return make
+
+
+@pytest.fixture
+def registry(new_registry: Callable[[str], Registry]) -> Registry:
+    return new_registry("store")
+
+
+@pytest.fixture
+def away(new_registry: Callable[[str], Registry]) -> Registry:
+    """Another registry."""
+    return new_registry("away")
 
 
 @pytest.fixture
 def passed() -> list[Decision]:
     return [Decision("digests", True, "all match", "all match", "every file has its digest")]
+
+
+@pytest.fixture
+def three(registry: Registry, make_bundle: Callable[..., Path]) -> list[Version]:
+    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
+
+
+@pytest.fixture
+def promoted(registry: Registry, three: list[Version], passed: list[Decision]) -> list[Version]:
+    """The same with jets/2 in production, jets/1 before it, and jets/3 without an alias."""
+    registry.promote(three[0], "production", passed)
+    registry.promote(three[1], "production", passed)
+    return three
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.models.project import Built
-from tests.registry.campaigns import each_write, servers
+from tests.registry.campaigns import each_write, postgres
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,7 @@ def test_damage_to_a_bundle(jets: Built) -> None:
 
 
 @pytest.mark.skipif(
-    servers.binaries() is None or None in map(importlib.util.find_spec, ("flask", "psycopg2")),
+    postgres.binaries() is None or None in map(importlib.util.find_spec, ("flask", "psycopg2")),
     reason="takes Debian's postgresql, psycopg2-binary and the mlflow extra",
 )
 def test_postgresql_and_its_server_killed_under_load() -> None:

@@ -15,9 +15,12 @@ damage of other kinds: see `damage`. `--bundle DIR` takes a bundle that exists.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -34,7 +37,6 @@ from runtime.loader import load
 from soa.errors import SoaPipelineError
 from tests.models.keys import KeyPair, make_keys
 from tests.registry.campaigns.damage import damaged
-from tests.registry.campaigns.opens import Opens
 
 _BUILD = """
 import sys
@@ -44,6 +46,51 @@ text = project.CONFIG.replace("[aoti,", "[aoti, onnxruntime,")
 made = project.build(project.write_project(Path(sys.argv[1]), config=text))
 Path(sys.argv[1], "where").write_text(str(made.bundle.path))
 """
+
+
+_ACCESS, _CLOSE, _OPEN, _IS_DIRECTORY, _OVERFLOW = 0x1, 0x18, 0x20, 0x40000000, 0x4000
+_EVENT = struct.Struct("iIII")
+
+
+class Opens:
+    """inotify on every folder below `root`.
+
+    Reads and closes are watched so that two opens are two events: the kernel merges equal ones.
+    """
+
+    def __init__(self, root: Path) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._handle = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._folders: dict[int, Path] = {}
+        for folder, _, _ in os.walk(root):
+            watch = libc.inotify_add_watch(
+                self._handle, os.fsencode(folder), _ACCESS | _CLOSE | _OPEN
+            )
+            assert self._handle >= 0 and watch >= 0, os.strerror(ctypes.get_errno())
+            self._folders[watch] = Path(folder).relative_to(root)
+
+    def forget(self) -> None:
+        """What was opened so far does not count; of that, events may be lost."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._handle, 1 << 16):
+                pass
+
+    def since(self) -> Counter[str]:
+        """How often each file was opened since this was last asked, or `forget` called."""
+        found: Counter[str] = Counter()
+        while True:
+            try:
+                events = os.read(self._handle, 1 << 16)
+            except BlockingIOError:
+                return found
+            at = 0
+            while at < len(events):
+                watch, mask, _, length = _EVENT.unpack_from(events, at)
+                name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
+                at += _EVENT.size + length
+                assert not mask & _OVERFLOW
+                if mask & _OPEN and not mask & _IS_DIRECTORY:
+                    found[(self._folders[watch] / os.fsdecode(name)).as_posix()] += 1
 
 
 class Campaign:

@@ -8,18 +8,15 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from registry import Annex, Bundle, Registry, RegistryError
+from registry import Bundle, Registry, RegistryError
 from tests.models import bundles
 from tests.registry.campaigns import workers
 
 TARGETS = ("cpu/x86-64-v4", "cuda/sm_90", "rocm/gfx90a")
-
-
-def add(uri: str, annex: Path, ref: str) -> None:
-    registry = Registry(uri)
-    registry.add_target(registry.find(ref), Annex.open(annex))
 
 
 def at_once(folder: Path, builders: int) -> list[int]:
@@ -31,29 +28,26 @@ def at_once(folder: Path, builders: int) -> list[int]:
         Registry(uri).register(bundle, "jets")
 
     workers.run(register)
-    children: dict[int, str] = {}
-    read, write = os.pipe()
-    for target in TARGETS:
-        for seed in range(builders):
-            place = folder / "annexes" / target / str(seed)
-            bundles.write_annex(place, bundle, target, seed)
 
-            def work(place: Path = place) -> None:
-                os.close(write)
-                os.read(read, 1)  # until all are there
-                try:
-                    add(uri, place, "jets/1")
-                except RegistryError as error:
-                    assert "already: built later" in str(error), error
-                    os._exit(7)
+    def builder(target: str, seed: int) -> Callable[[], object]:
+        annex = bundles.write_annex(folder / "annexes" / target / str(seed), bundle, target, seed)
+        registry = Registry(uri)
+        version = registry.find("jets/1")
 
-            children[workers.fork(work)] = target
-    os.close(write)
-    os.close(read)
+        def add() -> None:
+            try:
+                registry.add_target(version, annex)
+            except RegistryError as error:
+                assert "already: built later" in str(error), error
+                os._exit(7)
+
+        return add
+
+    made = [(target, seed) for target in TARGETS for seed in range(builders)]
+    ended = workers.at_once([partial(builder, *each) for each in made])
+    assert set(ended) <= {0, 7}, ended
     told = dict.fromkeys(TARGETS, 0)
-    for pid, target in children.items():
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status in (0, 7), status
+    for (target, _), status in zip(made, ended, strict=True):
         told[target] += status == 7
     workers.run(lambda: _nothing_left(uri, folder))
     return list(told.values())

@@ -79,7 +79,7 @@ class Place:
     def registry(self) -> Registry:
         registry = Registry(self.uri)
         if self.lease:
-            registry._access.sqlite = None
+            registry.access.sqlite = None
         return registry
 
     def bundle(self, number: int) -> Bundle:
@@ -111,8 +111,8 @@ class Place:
         other.fetch(other.find(f"{NAME}/1"), self.folder / "pushed")
         export_to(other, Ref(NAME), self.folder / "export")
 
-        with registry._access.client(write=True) as client:
-            experiment = registry._experiment(client, NAME)
+        with registry.access.client(write=True) as client:
+            experiment = registry.experiment(client, NAME)
             upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
                           self.bundle(8))  # fmt: skip
             run = str(registry.find(f"{NAME}/3").run_id)
@@ -178,7 +178,7 @@ def _pushed(to: Place, registry: Registry) -> bool:
     for version in registry.versions(NAME):
         if version.digest == whole.digest:
             assert version.annexes.keys() == {TARGETS[0]}
-            assert signature_of(registry._access, version) == whole.signature()
+            assert signature_of(registry.access, version) == whole.signature()
             assert version.origin
             return True
     return False
@@ -191,7 +191,7 @@ def _imported(to: Place, registry: Registry) -> bool | None:
     assert events <= told
     for version in came.values():
         assert version.annexes.keys() == {TARGETS[0]}
-        assert signature_of(registry._access, version) is not None
+        assert signature_of(registry.access, version) is not None
     whole = (len(came), events) == (2, told)
     return True if whole else None if came or events else False
 
@@ -419,7 +419,7 @@ class _Campaign:
             if model.name != NAME:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
-            with registry._access.client() as client:
+            with registry.access.client() as client:
                 held = model_of(client, f"soa-pipeline lock {NAME}")
             assert held is None, "a lease was left behind"
         return {True: "happened", False: "void", None: "half-way"}[found[0]]
@@ -429,15 +429,15 @@ def stop_before_questions(
     wanted: int, _: Path, sign: signal.Signals, say: Callable[[str], None]
 ) -> None:
     """Send `sign` to this process before the question of that number whether it may write."""
-    plain, count = lock.Turn.require, itertools.count()
+    plain, count = lock.WriteLock.check, itertools.count()
 
-    def require(turn: lock.Turn) -> None:
+    def check(held: lock.WriteLock) -> None:
         if next(count) == wanted:
             say(f"question {wanted}")
             os.kill(os.getpid(), sign)
-        plain(turn)
+        plain(held)
 
-    lock.Turn.require = require  # type: ignore[assignment,method-assign]
+    lock.WriteLock.check = check  # type: ignore[assignment,method-assign]
 
 
 def _put(path: Path, text: str) -> None:

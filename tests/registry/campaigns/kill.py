@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from registry import (
     Annex,
@@ -42,6 +43,7 @@ from registry import (
     RegistryError,
     RegistryUnavailableError,
 )
+from registry.history import Event
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from tests.models import bundles
@@ -135,6 +137,37 @@ def write_annexes(folder: Path) -> None:
         bundle = Bundle.open(place)
         for target in TARGETS:
             bundles.write_annex(folder / "annexes" / bundle.digest / target, bundle, target)
+
+
+Entries = list[dict[str, Any]]
+
+
+def journal(folder: Path) -> Entries:
+    """What the writers of a campaign reported: whole lines, whenever they were killed."""
+    files = sorted(folder.iterdir())
+    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The kind of event that each operation left, and what was registered, built and removed."""
+    done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
+    whats = ("registered", "built", "removed")
+    return done, {what: [str(e[what]) for e in entries if what in e] for what in whats}
+
+
+def not_reported(events: Sequence[Event], entries: Entries) -> int:
+    """How many events of writers are done, and the writer did not hear of it."""
+    heard = {entry.get("label") for entry in entries}
+    labels = [invariants.label_of(event) for event in events if event.state == "done"]
+    return sum(label.startswith("writer") and label not in heard for label in labels)
+
+
+def settle_with(registry: Registry, name: str, folder: Path) -> None:
+    """Any write settles."""
+    if not registry.versions(name):
+        registry.register(Bundle.open(folder / "bundles" / "0"), name)
+    registry.approve(registry.find(name), "the campaign")
 
 
 @dataclass
@@ -241,10 +274,8 @@ class Campaign:
             self.writers.remove(writer)
             raise SystemExit(f"a writer ended by itself, with status {status}: see above")
 
-    def _journal(self) -> list[dict[str, str | float]]:
-        # A line is one write: a kill leaves it whole or out.
-        files = sorted(self.journals.iterdir())
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    def _journal(self) -> Entries:
+        return journal(self.journals)
 
     def _mean_length(self) -> float:
         lengths = [float(entry["s"]) for entry in self._journal()]
@@ -252,18 +283,12 @@ class Campaign:
 
     def _check(self) -> None:
         registry, entries = Registry(self.uri), self._journal()
-        done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
-        changes = {
-            what: [str(e[what]) for e in entries if what in e]
-            for what in ("registered", "built", "removed")
-        }
+        done, changes = reported(entries)
 
         def settle() -> None:
-            if not registry.versions(self.name):
-                registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
-            while True:  # any writer settles
+            while True:
                 try:
-                    registry.approve(registry.find(self.name), "the campaign")
+                    settle_with(registry, self.name, self.folder)
                     break
                 except RegistryUnavailableError:
                     if self.lease_s is None:
@@ -281,12 +306,8 @@ class Campaign:
 
         def count() -> None:
             events = Registry(self.uri).history(self.name)
-            done = {str(entry["label"]) for entry in self._journal()}
             kinds = Counter(f"{event.kind}: {event.state}" for event in events)
-            kinds["completed for a killed writer"] = sum(
-                event.state == "done" and invariants.label_of(event).startswith("writer")
-                and invariants.label_of(event) not in done for event in events
-            )  # fmt: skip
+            kinds["completed for a killed writer"] = not_reported(events, self._journal())
             versions = Registry(self.uri).versions(self.name)
             kinds["versions"] = len(versions)
             kinds["targets of them that were built later"] = sum(len(v.annexes) for v in versions)

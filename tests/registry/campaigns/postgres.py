@@ -15,19 +15,111 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from registry import Bundle, Registry, RegistryUnavailableError
+from tests.models.mlflow_server import START_S, MlflowServer, free_port
 from tests.registry.campaigns import invariants, workers
-from tests.registry.campaigns.kill import BUNDLES, operation, write_annexes
-from tests.registry.campaigns.servers import MlflowServer, PostgreSQL, binaries
+from tests.registry.campaigns.kill import (
+    BUNDLES,
+    Entries,
+    journal,
+    not_reported,
+    operation,
+    reported,
+    settle_with,
+    write_annexes,
+)
+
+USER = "postgres"
+"""Who runs PostgreSQL where we are root, which it refuses to be."""
+
+
+def binaries() -> Path | None:
+    """The folder of the newest PostgreSQL of this host: Debian keeps it off the PATH."""
+    places = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3])
+    )
+    found = str(places[-1]) if places else shutil.which("initdb")
+    return Path(found).resolve().parent if found else None
+
+
+class PostgreSQL:
+    """One with an empty database; `uri` is SQLAlchemy's. Nothing is left after `remove`."""
+
+    def __init__(self, bin: Path) -> None:
+        self._bin, self.port = bin, free_port()
+        # Not in a folder of ours: another user has to reach it.
+        self.folder = Path(tempfile.mkdtemp(prefix="soa-postgresql-"))
+        self._user = USER if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self.folder, USER, USER)
+        self.uri = f"postgresql+psycopg2://{USER}@127.0.0.1:{self.port}/{USER}"
+        self._process: subprocess.Popen[bytes] | None = None
+        subprocess.run(
+            [bin / "initdb", "-D", self.folder / "data", "-U", USER, "--auth=trust", "--no-sync"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self.folder,
+            user=self._user,
+            group=self._user,
+        )
+
+    def start(self) -> None:
+        """Return once it answers. What was killed may still hold its memory for a moment."""
+        command: list[str | Path] = [self._bin / "postgres", "-D", self.folder / "data"]
+        for setting in (
+            "listen_addresses=127.0.0.1",
+            f"port={self.port}",
+            f"unix_socket_directories={self.folder}",
+            "fsync=off",  # the process is killed, not the host
+            "shared_buffers=32MB",
+        ):
+            command += ["-c", setting]
+        end = time.monotonic() + START_S
+        while True:
+            if self._process is None or self._process.poll() is not None:
+                with (self.folder / "log").open("ab") as log:
+                    self._process = subprocess.Popen(
+                        command,
+                        stdout=log,
+                        stderr=log,
+                        cwd=self.folder,
+                        start_new_session=True,
+                        user=self._user,
+                        group=self._user,
+                    )
+            ready = f"-q -h 127.0.0.1 -p {self.port}".split()
+            if subprocess.run([self._bin / "pg_isready", *ready]).returncode == 0:
+                return
+            if time.monotonic() > end:
+                said = (self.folder / "log").read_text()[-3000:]
+                raise SystemExit(f"PostgreSQL does not start:\n{said}")
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """SIGKILL to the one that all of its processes follow."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def remove(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)  # its fast shutdown
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 @dataclass
@@ -48,8 +140,7 @@ class Campaign:
         server: MlflowServer | None = None
         try:
             database.start()
-            server = MlflowServer(database.uri, self.folder)
-            server.start()
+            server = MlflowServer(self.folder, database.uri)
             self._prepare(server.uri)
             self.writers = [workers.fork(lambda i=i: self._write(i)) for i in range(writers)]  # type: ignore[misc]
             self._kill(database, server, kills)
@@ -126,34 +217,21 @@ class Campaign:
             if status:
                 raise SystemExit("a writer failed: see above")
 
-    def _journal(self) -> list[dict[str, str]]:
-        files = sorted(self.journals.iterdir())
-        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    def _journal(self) -> Entries:
+        return journal(self.journals)
 
     def _check(self) -> None:
-        registry, entries = Registry(self.uri), self._journal()
-        done = {e["label"]: e["kind"] for e in entries if "kind" in e}
-        changes = {
-            what: [e[what] for e in entries if what in e]
-            for what in ("registered", "built", "removed")
-        }
+        registry, (done, changes) = Registry(self.uri), reported(self._journal())
         invariants.check_always(registry, self.name, done, **changes)
-        if not registry.versions(self.name):
-            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
-        registry.approve(registry.find(self.name), "the campaign")  # any writer settles
+        settle_with(registry, self.name, self.folder)
         invariants.check_settled(registry, self.name)
         invariants.check_always(registry, self.name, done, **changes)
         events = registry.history(self.name)
         counts = Counter(f"{event.kind}: {event.state}" for event in events)
         counts["events, in one order"] = len(events)
         counts["versions"] = len(registry.versions(self.name))
-        counts["done, and the writer was told that it failed"] = sum(
-            event.state == "done"
-            and invariants.label_of(event).startswith("writer")
-            and invariants.label_of(event) not in done
-            for event in events
-        )
+        told = "done, and the writer was told that it failed"
+        counts[told] = not_reported(events, self._journal())
         (self.folder / "counts.json").write_text(json.dumps(counts))
 
     def _counts(self) -> Counter[str]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from registry import Bundle, Registry
@@ -31,20 +32,14 @@ def race(
             Registry(uri).register(Bundle.open(folder / "bundles" / str(seed)), name)
 
     workers.run(register)
-    gate, starter = os.pipe()
 
-    def promoter(number: int) -> None:
-        os.close(starter)
+    def promoter(number: int) -> Callable[[], object]:
         registry = Registry(uri)
         version = registry.find(f"{name}/{number % VERSIONS + 1}")
-        os.read(gate, 1)  # ends for all when the parent closes the pipe
-        registry.promote(version, "production", workers.PASSED, policies=[f"promoter {number}"])
+        label = [f"promoter {number}"]
+        return lambda: registry.promote(version, "production", workers.PASSED, policies=label)
 
-    children = [workers.fork(lambda i=i: promoter(i)) for i in range(promoters)]  # type: ignore[misc]
-    os.close(gate)
-    time.sleep(1)
-    os.close(starter)
-    ended = [os.waitpid(child, 0)[1] for child in children]
+    ended = workers.at_once([partial(promoter, number) for number in range(promoters)])
     assert ended == [0] * promoters, ended
     workers.run(lambda: check(Registry(uri), name, promoters))
 
@@ -63,7 +58,7 @@ def check(registry: Registry, name: str, promoters: int) -> None:
         assert event.replaced == before.get("production")
         if event.replaced not in (None, asked):
             assert event.after["previous"] == event.replaced
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         assert aliases_of(client.get_registered_model(name)) == events[-1].after
 
 

@@ -7,12 +7,14 @@ be carried through one, so the parent only ever waits, kills and reads files.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
+import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from registry import Decision, Manifest, Registry
@@ -61,13 +63,21 @@ def run(work: Callable[[], None]) -> None:
         raise SystemExit("a child failed: see above")
 
 
-def answer(ask: Callable[[], bool]) -> bool:
-    """What a child says."""
-    _, status = os.waitpid(fork(lambda: os._exit(8 if ask() else 9)), 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code not in (8, 9):
-        raise SystemExit("a child failed: see above")
-    return code == 8
+def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
+    """A child for each: it calls `work`, and what that returns once all are there. Exit codes."""
+    gate, starter = os.pipe()
+
+    def child(work: Callable[[], Callable[[], object]]) -> None:
+        os.close(starter)
+        act = work()
+        os.read(gate, 1)  # ends for all when the parent closes the pipe
+        act()
+
+    children = [fork(functools.partial(child, work)) for work in works]
+    os.close(gate)
+    time.sleep(1)
+    os.close(starter)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
 
 def prepare(folder: Path, count: int, uri: str | None = None) -> str:
@@ -81,7 +91,7 @@ def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     made = f"sqlite:///{folder}/store/registry.db"
 
     def make() -> None:
-        with Registry(made)._access.client(write=True):
+        with Registry(made).access.client(write=True):
             pass
 
     run(make)

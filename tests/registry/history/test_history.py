@@ -10,22 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient
 
-from registry import Bundle, Decision, PromotionRefused, Registry, RegistryError, Version
+from registry import Decision, PromotionRefused, Registry, RegistryError, Version
 from registry.history.events import Event, History, aliases_at, approvers, gaps, promoted_since
+from tests.models.mlflow_server import client_of
 
 MakeBundle = Callable[..., Path]
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
-
-
-@pytest.fixture
-def three(registry: Registry, make_bundle: MakeBundle) -> list[Version]:
-    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
-
-
-def mlflow_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
 
 
 def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
@@ -68,7 +59,7 @@ def test_a_life(registry: Registry, three: list[Version], passed: list[Decision]
 def test_seen_by_mlflow(registry: Registry, three: list[Version], passed: list[Decision]) -> None:
     with pytest.raises(PromotionRefused):
         registry.promote(three[1], "production", [*passed, SLOW])
-    (run,) = mlflow_of(registry).search_runs(["1"], "tags.`soa.event` = 'refusal'")
+    (run,) = client_of(registry).search_runs(["1"], "tags.`soa.event` = 'refusal'")
     assert run.info.run_name == "refusal of jets/2 to @production"
     assert run.info.status == "FINISHED"
     note = run.data.tags["mlflow.note.content"]
@@ -110,7 +101,7 @@ def test_alias_that_others_moved(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:
     registry.promote(three[0], "production", passed)
-    mlflow_of(registry).set_registered_model_alias("jets", "production", "3")
+    client_of(registry).set_registered_model_alias("jets", "production", "3")
     registry.promote(three[1], "production", passed)
     first, found, last = registry.history("jets")
     assert found.kind == "found"
@@ -121,7 +112,7 @@ def test_alias_that_others_moved(
 def test_a_registry_older_than_its_history(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:
-    client = mlflow_of(registry)
+    client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "2")
     client.set_registered_model_alias("jets", "previous", "1")
     assert registry.rollback("jets").ref == "jets/1"
@@ -133,7 +124,7 @@ def test_a_run_that_somebody_deleted_still_counts(
 ) -> None:
     for version in three:
         registry.promote(version, "staging", passed)
-    client = mlflow_of(registry)
+    client = client_of(registry)
     (run,) = client.search_runs(["1"], "run_name = 'promotion of jets/3 to @staging'")
     client.delete_run(run.info.run_id)
     assert [event.number for event in registry.history("jets")] == [1, 2, 3]
@@ -145,7 +136,7 @@ def test_a_run_that_somebody_deleted_still_counts(
 
 
 def test_a_clock_that_is_behind(registry: Registry, three: list[Version]) -> None:
-    client = mlflow_of(registry)
+    client = client_of(registry)
     history = History(client, "1", "jets")
     first = history.append(Event("approval", "jets", {}, {}, version=1, approver="Ada"), None)
     ahead = replace(first, time=datetime.now(UTC) + timedelta(hours=1))
@@ -158,7 +149,7 @@ def test_a_record_that_is_not_ours(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:
     registry.promote(three[0], "staging", passed)
-    client = mlflow_of(registry)
+    client = client_of(registry)
     (run,) = client.search_runs(["1"], "tags.`soa.event` = 'promotion'")
     client.set_tag(run.info.run_id, "soa.record.000", "{}")
     with pytest.raises(RegistryError, match="the record of its history in MLflow's run") as caught:

@@ -18,7 +18,8 @@ from registry.store.artifacts import annex_place
 from registry.trust import sign
 from tests.models.bundles import write_annex
 from tests.models.keys import make_keys
-from tests.registry.history.test_moves import Killed
+from tests.models.mlflow_server import client_of
+from tests.registry.history.test_writer import Killed
 
 MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
@@ -41,10 +42,6 @@ def leave(registry: Registry, bundle: Bundle, at: str) -> None:
 def stored_files(registry: Registry) -> list[Path]:
     root = Path(registry.uri.removeprefix("sqlite:///")).parent
     return [p for p in root.rglob("*") if p.is_file() and not p.name.startswith("registry.db")]
-
-
-def client_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
 
 
 def test_nothing(tmp_path: Path, registry: Registry) -> None:
@@ -139,7 +136,7 @@ def test_an_annex_that_was_never_finished(
     done = write_annex(tmp_path / "done", bundle, "cpu/x86-64-v4")
     registry.add_target(version, done)
     left = write_annex(tmp_path / "left", bundle, CUDA)
-    with registry._access.client(write=True) as client:
+    with registry.access.client(write=True) as client:
         upload.upload_annex(client, str(version.run_id), left)
     assert collect(registry) == []
     (found,) = collect(registry, older_than=NOW)

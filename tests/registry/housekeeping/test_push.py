@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from registry import Bundle, BundleError, Decision, Registry, RegistryError, Version
 from registry.bundle.pulled import PulledNote, write_note
@@ -15,17 +15,10 @@ from registry.housekeeping.pushing import push
 from registry.trust import read_trusted, require_signature, sign
 from tests.models.bundles import V3, write_annex
 from tests.models.keys import make_keys
+from tests.registry.history.test_writer import Killed
 
 MakeBundle = Callable[..., Path]
 V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
-
-
-@pytest.fixture
-def away(tmp_path: Path, empty_database: Path) -> Registry:
-    """Another registry."""
-    (tmp_path / "away").mkdir()
-    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
-    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
 
 
 @pytest.fixture
@@ -143,12 +136,9 @@ def test_damage_leaves_nothing(registry: Registry, pulled: Path) -> None:
     with pytest.raises(BundleError, match="more does not belong to the bundle"):
         push(registry, pulled)
     assert registry.list() == []
-
-
-def test_an_altered_folder_is_not_what_is_there(registry: Registry, pulled: Path) -> None:
-    """The version is there; the folder is refused all the same."""
+    (pulled / "more").unlink()
     push(registry, pulled)
-    (pulled / "program.pt2").write_bytes(b"other")
+    (pulled / "program.pt2").write_bytes(b"other")  # refused though the version is there
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
         push(registry, pulled)
 
@@ -164,17 +154,12 @@ def test_broken_off_at_the_last_moment(
     registry: Registry, pulled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bundle and annexes come to be known in one step, or not at all."""
-    from mlflow.tracking import MlflowClient
 
-    class Killed(BaseException):
-        pass
-
-    def killed(*arguments: Any, **more: Any) -> None:
+    def broken(*arguments: Any, **more: Any) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "create_model_version", killed)
-        with pytest.raises(Killed):
-            push(registry, pulled)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(MlflowClient, "create_model_version", broken)
+        push(registry, pulled)
     assert registry.list() == []
     assert push(registry, pulled).version.annexes.keys() == {V4}

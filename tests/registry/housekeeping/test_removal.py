@@ -7,25 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
 
-from registry import Bundle, Decision, NotFoundError, Ref, Registry, RegistryError, Version
+from registry import Bundle, NotFoundError, Ref, Registry, RegistryError, Version
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from tests.models.bundles import write_annex
-from tests.registry.history.test_moves import Killed, kill_after
+from tests.models.mlflow_server import client_of
+from tests.registry.history.test_writer import killed
 
 MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
-
-
-@pytest.fixture
-def three(registry: Registry, make_bundle: MakeBundle, passed: list[Decision]) -> list[Version]:
-    """jets/2 in production, jets/1 before it, jets/3 without an alias."""
-    made = [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
-    registry.promote(made[0], "production", passed)
-    registry.promote(made[1], "production", passed)
-    return made
 
 
 def folder_of(version: Version) -> Path:
@@ -34,10 +25,10 @@ def folder_of(version: Version) -> Path:
 
 
 def test_removed(
-    registry: Registry, three: list[Version], tmp_path: Path, make_bundle: MakeBundle
+    registry: Registry, promoted: list[Version], tmp_path: Path, make_bundle: MakeBundle
 ) -> None:
     version = registry.add_target(
-        three[2], write_annex(tmp_path / "annex", Bundle.open(make_bundle(2)), CUDA)
+        promoted[2], write_annex(tmp_path / "annex", Bundle.open(make_bundle(2)), CUDA)
     )
     size = sum(p.stat().st_size for p in folder_of(version).rglob("*") if p.is_file())
     done = remove(registry, Ref("jets", 3), "a typo in the config")
@@ -57,18 +48,14 @@ def test_removed(
     assert collect(registry) == []
 
 
-def test_its_number_is_not_given_again(registry: Registry, three: list[Version]) -> None:
-    remove(registry, Ref("jets", 3))
-    with pytest.raises(NotFoundError):
-        registry.approve(three[2], "ada")
-    with pytest.raises(NotFoundError):
-        remove(registry, Ref("jets", 3))
-
-
-def test_the_same_bundle_again(
-    registry: Registry, three: list[Version], make_bundle: MakeBundle
+def test_its_number_is_not_given_again(
+    registry: Registry, promoted: list[Version], make_bundle: MakeBundle
 ) -> None:
     remove(registry, Ref("jets", 3))
+    with pytest.raises(NotFoundError):
+        registry.approve(promoted[2], "ada")
+    with pytest.raises(NotFoundError):
+        remove(registry, Ref("jets", 3))
     assert registry.register(Bundle.open(make_bundle(2))).ref == "jets/4"
 
 
@@ -81,16 +68,16 @@ def test_the_last_one(registry: Registry, bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_version_with_an_alias(registry: Registry, three: list[Version], number: int) -> None:
+def test_a_version_with_an_alias(registry: Registry, promoted: list[Version], number: int) -> None:
     held = {1: "previous", 2: "production"}[number]
     with pytest.raises(RegistryError) as caught:
         remove(registry, Ref("jets", number))
     assert str(caught.value) == f"jets/{number} is @{held}: move that to another version first"
     assert len(registry.history("jets")) == 2
-    assert registry.open(registry.find(f"jets/{number}")).digest == three[number - 1].digest
+    assert registry.open(registry.find(f"jets/{number}")).digest == promoted[number - 1].digest
 
 
-def test_which_one_is_said_by_its_number(registry: Registry, three: list[Version]) -> None:
+def test_which_one_is_said_by_its_number(registry: Registry, promoted: list[Version]) -> None:
     for ref in (Ref("jets"), Ref("jets", alias="production")):
         with pytest.raises(RegistryError, match="say which version by its number, as jets/3"):
             remove(registry, ref)
@@ -99,47 +86,49 @@ def test_which_one_is_said_by_its_number(registry: Registry, three: list[Version
             remove(registry, ref)
 
 
-def test_files_that_another_version_has(registry: Registry, three: list[Version]) -> None:
+def test_files_that_another_version_has(registry: Registry, promoted: list[Version]) -> None:
     """As MLflow's own page makes one."""
-    client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
+    client = client_of(registry)
     client.create_registered_model("copies")
-    client.create_model_version("copies", three[2].source, run_id=three[2].run_id)
+    client.create_model_version("copies", promoted[2].source, run_id=promoted[2].run_id)
     with pytest.raises(RegistryError, match="jets/3: copies/1 has the same files: remove it first"):
         remove(registry, Ref("jets", 3))
     client.delete_model_version("jets", "3")  # and not by us
     assert collect(registry) == []
-    assert folder_of(three[2]).exists()
+    assert folder_of(promoted[2]).exists()
 
 
-def test_damaged_files(registry: Registry, three: list[Version]) -> None:
-    shutil.rmtree(folder_of(three[2]) / "artifacts/bundle/targets")
-    client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
-    client.delete_run(str(three[2].run_id))
+def test_damaged_files(registry: Registry, promoted: list[Version]) -> None:
+    shutil.rmtree(folder_of(promoted[2]) / "artifacts/bundle/targets")
+    client = client_of(registry)
+    client.delete_run(str(promoted[2].run_id))
     remove(registry, Ref("jets", 3))
-    assert not folder_of(three[2]).exists()
+    assert not folder_of(promoted[2]).exists()
 
 
-# the event, the version, the event closed; the run's tag before and its end after are not counted
-@pytest.mark.parametrize("writes", range(4))
+@pytest.mark.parametrize(
+    ("at", "foreseen"),
+    [
+        ("create_run", []),
+        ("delete_model_version", ["void"]),
+        ("set_terminated", ["done"]),
+        ("delete_run", ["done"]),
+    ],
+)
 def test_broken_off(
-    registry: Registry, three: list[Version], writes: int, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, promoted: list[Version], at: str, foreseen: list[str]
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr("tests.registry.history.test_moves.WRITES", ("create_run", "set_terminated",
-            "delete_model_version", "delete_run"))  # fmt: skip
-        kill_after(patch, writes)
-        with pytest.raises(Killed):
-            remove(registry, Ref("jets", 3))
-    gone = writes >= 2
+    """Before the event, the version, the event's end, and that of the run, whose files are gone."""
+    killed(lambda: remove(registry, Ref("jets", 3)), at)
+    gone = foreseen == ["done"]
     assert [v.number for v in registry.versions("jets")] == ([1, 2] if gone else [1, 2, 3])
-    assert folder_of(three[2]).exists() is (writes < 3)
-    foreseen = [event.state for event in registry.history("jets")[2:]]
-    assert foreseen == ([] if writes == 0 else ["done" if gone else "void"])
+    assert folder_of(promoted[2]).exists() is (at != "delete_run")
+    assert [event.state for event in registry.history("jets")[2:]] == foreseen
 
     found = collect(registry)
     assert [each.kind for each in found] == (["removed version"] if gone else [])
     assert [event.state for event in registry.history("jets")[2:]] == foreseen
-    assert folder_of(three[2]).exists() is not gone
+    assert folder_of(promoted[2]).exists() is not gone
     assert collect(registry) == []
     if not gone:
         registry.open(registry.find("jets/3"))
@@ -147,7 +136,7 @@ def test_broken_off(
 
 
 def test_a_builder_that_comes_too_late(
-    registry: Registry, three: list[Version], tmp_path: Path, make_bundle: MakeBundle,
+    registry: Registry, promoted: list[Version], tmp_path: Path, make_bundle: MakeBundle,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The version is removed while the files of one more target are copied."""
@@ -162,5 +151,5 @@ def test_a_builder_that_comes_too_late(
 
     monkeypatch.setattr(upload, "upload_annex", slow)
     with pytest.raises(NotFoundError, match="jets/3: no such version"):
-        registry.add_target(three[2], annex)
-    assert [path for path in folder_of(three[2]).rglob("*") if path.is_file()] == []
+        registry.add_target(promoted[2], annex)
+    assert [path for path in folder_of(promoted[2]).rglob("*") if path.is_file()] == []

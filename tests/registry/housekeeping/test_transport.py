@@ -50,13 +50,6 @@ def source(
     return registry
 
 
-@pytest.fixture
-def away(tmp_path: Path, empty_database: Path) -> Registry:
-    (tmp_path / "away").mkdir()
-    shutil.copy(empty_database, tmp_path / "away" / "registry.db")
-    return Registry(f"sqlite:///{tmp_path}/away/registry.db")
-
-
 @pytest.mark.parametrize("form", ["folder", "file.tar"])
 def test_to_another_registry(
     source: Registry, away: Registry, release: KeyPair, tmp_path: Path, form: str

@@ -15,7 +15,7 @@ MakeBundle = Callable[..., Path]
 
 
 def report(registry: Registry, run: str, name: str, folder: Path) -> str:
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         return Path(client.download_artifacts(run, name, str(folder))).read_text()
 
 
@@ -25,7 +25,7 @@ def test_a_registered_version(registry: Registry, bundle: Bundle, tmp_path: Path
     assert f"jets, bundle {bundle.digest[:12]}" in text
     assert "failed: the compiler crashed | signal 11" in text
     assert "<td>210</td>" in text
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         found = client.get_metric_history(run, "cpu.x86-64-v3.aoti.median_us")
     assert sorted((each.step, each.value) for each in found) == [(10, 11.5), (1000, 210.0)]
 
@@ -42,7 +42,7 @@ def test_a_target_that_was_built_later(registry: Registry, bundle: Bundle, tmp_p
     annex = write_annex(tmp_path / "annex", bundle, "cuda/sm_90", record=record)
     registry.add_target(version, annex)
     row = "| cuda/sm_90 | verified | aoti (chosen) | valid | probabilities 3.5e-07 | 7.5 us at"
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         run = client.get_run(str(version.run_id))
         described = str(client.get_model_version("jets", "1").description)
         curve = client.get_metric_history(run.info.run_id, "cuda.sm_90.aoti.median_us")

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,16 +52,23 @@ class Host:
         self.cache = Cache(folder / "cache")
         self.source = source
         self.log = folder / "fetches"
+        self.children: list[subprocess.Popen[str]] = []
 
     def start(self, pause_s: float = 0.0) -> subprocess.Popen[str]:
         arguments = [self.source.path, self.cache.root, self.log, pause_s, self.source.digest]
-        return subprocess.Popen(
+        child = subprocess.Popen(
             [sys.executable, "-c", FETCHER, *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=Path(__file__).parents[3],
         )
+        self.children.append(child)
+        return child
+
+    def wait_for_a_fetch(self) -> None:
+        while not (self.cache.root.exists() and self.left_over()):
+            time.sleep(0.01)
 
     def fetches(self) -> int:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
@@ -71,43 +77,23 @@ class Host:
         shutil.copytree(self.source.path, partial, dirs_exist_ok=True)
 
     def left_over(self) -> list[str]:
-        return [path.name for path in self.cache.root.iterdir() if path.suffix in _LEFT_OVER]
-
-
-_LEFT_OVER = (".partial", ".old", ".sig")
+        ends = (".partial", ".old", ".sig")
+        return [path.name for path in self.cache.root.iterdir() if path.suffix in ends]
 
 
 @pytest.fixture
-def host(tmp_path: Path, bundle: Bundle) -> Host:
-    return Host(tmp_path / "host", bundle)
-
-
-@pytest.fixture(autouse=True)
-def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """None is left running, whatever fails."""
-    made: list[subprocess.Popen[str]] = []
-    start = Host.start
-
-    def remembered(self: Host, pause_s: float = 0.0) -> subprocess.Popen[str]:
-        made.append(start(self, pause_s))
-        return made[-1]
-
-    monkeypatch.setattr(Host, "start", remembered)
-    yield
-    for process in made:
-        process.kill()
-        process.communicate()
+def host(tmp_path: Path, bundle: Bundle) -> Iterator[Host]:
+    """None of its children is left running, whatever fails."""
+    made = Host(tmp_path / "host", bundle)
+    yield made
+    for child in made.children:
+        child.kill()
+        child.communicate()
 
 
 def answer(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-@contextmanager
-def used_by(process: subprocess.Popen[str]) -> Iterator[str]:
-    yield answer(process)
-    process.communicate("")
 
 
 def test_many_processes_fetch_once(host: Host) -> None:
@@ -123,13 +109,11 @@ def test_many_processes_fetch_once(host: Host) -> None:
 def test_killed_while_it_fetches(host: Host) -> None:
     """Who waited for it fetches in its place, and sweeps what it left."""
     killed = host.start(60)
-    while not (host.cache.root.exists() and host.left_over()):
-        time.sleep(0.01)
+    host.wait_for_a_fetch()
     waiting = host.start()
     assert not (host.cache.root / host.source.digest).exists()
     killed.kill()
-    with used_by(waiting) as digest:
-        assert digest == host.source.digest
+    assert answer(waiting) == host.source.digest
     assert host.fetches() == 2
     assert host.left_over() == []
 
@@ -213,8 +197,7 @@ def test_what_does_not_fill_it(host: Host) -> None:
 def test_another_that_does_not_end(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.store.cache.FETCH_WAIT_S", 0.1)
     host.start(60)
-    while not (host.cache.root.exists() and host.left_over()):
-        time.sleep(0.01)
+    host.wait_for_a_fetch()
     with pytest.raises(RegistryUnavailableError, match=r"has been fetching .* for 0\.1 s"):
         host.cache.hold(host.source.digest, host.fill)
 

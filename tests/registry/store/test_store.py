@@ -24,18 +24,10 @@ from registry import (
     Version,
 )
 from registry.bundle.pulled import PulledNote, read_note, write_note
+from tests.models.mlflow_server import client_of
 
 MakeBundle = Callable[..., Path]
 V3 = "cpu/x86-64-v3"
-
-
-def mlflow_of(registry: Registry) -> MlflowClient:
-    return MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)
-
-
-@pytest.fixture
-def three(registry: Registry, make_bundle: MakeBundle) -> list[Version]:
-    return [registry.register(Bundle.open(make_bundle(seed))) for seed in range(3)]
 
 
 class TestRegister:
@@ -51,7 +43,7 @@ class TestRegister:
 
     def test_seen_by_mlflow(self, registry: Registry, bundle: Bundle) -> None:
         registry.register(bundle)
-        client = mlflow_of(registry)
+        client = client_of(registry)
         version = client.get_model_version("jets", "1")
         assert version.tags == {
             "digest": bundle.digest,
@@ -85,7 +77,7 @@ class TestRegister:
         again = registry.register(Bundle.open(make_bundle(0)))
         assert (first.number, second.number) == (1, 2)
         assert again == first
-        assert len(mlflow_of(registry).search_runs(["1"])) == 2
+        assert len(client_of(registry).search_runs(["1"])) == 2
 
     def test_under_another_name(self, registry: Registry, bundle: Bundle) -> None:
         assert registry.register(bundle).ref == "jets/1"
@@ -103,11 +95,11 @@ class TestRegister:
         record = {"status": "unverified", "chosen": "engine3", "candidates": engines}
         version = registry.register(Bundle.open(make_bundle(targets={"rocm/gfx90a": record})))
         assert version.targets == {"rocm/gfx90a": "unverified"}
-        found = mlflow_of(registry).get_model_version("jets", "1")
+        found = client_of(registry).get_model_version("jets", "1")
         assert found.description is not None
         assert len(found.description) <= 5000
         assert "more rows" in found.description
-        run = mlflow_of(registry).get_run(str(found.run_id))
+        run = client_of(registry).get_run(str(found.run_id))
         assert len(run.data.metrics) == 30 * (5 * 3 + 3 + 3 + 1)
 
     def test_altered_bundle_is_not_registered(self, registry: Registry, bundle: Bundle) -> None:
@@ -115,7 +107,7 @@ class TestRegister:
         with pytest.raises(BundleError, match="truncated or altered"):
             registry.register(bundle)
         assert registry.list() == []
-        assert mlflow_of(registry).search_experiments(filter_string="name = 'jets'") == []
+        assert client_of(registry).search_experiments(filter_string="name = 'jets'") == []
 
     def test_failure_leaves_no_version_and_no_files(
         self, registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,7 +121,7 @@ class TestRegister:
         monkeypatch.undo()
         files = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
         assert files == {"registry.db", "registry.db.lock"}
-        (run,) = mlflow_of(registry).search_runs(["1"])
+        (run,) = client_of(registry).search_runs(["1"])
         assert run.info.status == "FAILED"
         os.chdir(tmp_path / "work")
         assert registry.register(bundle).ref == "jets/1"
@@ -149,7 +141,7 @@ class TestRegister:
         assert registry.open(registry.find("jets/1")).digest == bundle.digest
 
     def test_deleted_experiment(self, registry: Registry, bundle: Bundle) -> None:
-        client = mlflow_of(registry)
+        client = client_of(registry)
         client.delete_experiment(client.create_experiment("jets"))
         with pytest.raises(RegistryError, match="mlflow experiments restore -x 1"):
             registry.register(bundle)
@@ -168,7 +160,7 @@ class TestFind:
     def test_list(self, registry: Registry, three: list[Version], make_bundle: MakeBundle) -> None:
         registry.register(Bundle.open(make_bundle(name="electrons")))
         registry.set_alias(three[1], "staging")
-        mlflow_of(registry).create_registered_model("empty")
+        client_of(registry).create_registered_model("empty")
         electrons, jets = registry.list()
         assert electrons.name == "electrons"
         assert (jets.name, jets.versions, jets.latest.ref) == ("jets", 3, "jets/3")
@@ -191,7 +183,7 @@ class TestFind:
             registry.find(ref)
 
     def test_gaps_are_shown(self, registry: Registry, three: list[Version]) -> None:
-        mlflow_of(registry).delete_model_version("jets", "2")
+        client_of(registry).delete_model_version("jets", "2")
         with pytest.raises(NotFoundError, match=r"there are: 1, 3$"):
             registry.find("jets/2")
 
@@ -209,7 +201,7 @@ class TestFind:
         assert os.listdir(own_working_folder) == []
 
     def test_versions_of_others_are_left_alone(self, registry: Registry, bundle: Bundle) -> None:
-        client = mlflow_of(registry)
+        client = client_of(registry)
         client.create_registered_model("jets")
         client.create_model_version("jets", "file:///somewhere")
         assert registry.list() == []
@@ -222,14 +214,6 @@ class TestFind:
 
 
 class TestFiles:
-    def test_in_place(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
-        version = registry.register(bundle)
-        path = registry.local_path(version)
-        assert path is not None
-        assert path.is_relative_to(tmp_path / "store" / "artifacts" / "jets")
-        opened = registry.open(version)
-        assert (opened.path, opened.digest) == (path, bundle.digest)
-
     def test_fetch(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
         version = registry.register(bundle)
         copy = registry.fetch(version, tmp_path / "copies" / "one")
@@ -301,7 +285,7 @@ class TestPromotion:
         assert registry.list()[0].aliases == {"production": 3, "previous": 2}
         registry.promote(three[2], "production", passed)
         assert registry.list()[0].aliases == {"production": 3, "previous": 2}
-        client = mlflow_of(registry)
+        client = client_of(registry)
         assert int(client.get_model_version_by_alias("jets", "production").version) == 3
 
     def test_refused_changes_nothing(
@@ -338,7 +322,7 @@ class TestPromotion:
     def test_version_that_has_gone(
         self, registry: Registry, three: list[Version], passed: list[Decision]
     ) -> None:
-        mlflow_of(registry).delete_model_version("jets", "2")
+        client_of(registry).delete_model_version("jets", "2")
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
             registry.promote(three[1], "production", passed)
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
@@ -359,27 +343,6 @@ class TestPromotion:
         assert registry.rollback("jets").ref == "jets/2"
         with pytest.raises(NotFoundError, match="no such model"):
             registry.rollback("jet")
-
-    def test_failure_in_the_middle_keeps_production(
-        self,
-        registry: Registry,
-        three: list[Version],
-        passed: list[Decision],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        registry.promote(three[0], "production", passed)
-        registry.promote(three[1], "production", passed)
-        plain = MlflowClient.set_registered_model_alias
-
-        def failing(client: MlflowClient, name: str, alias: str, version: str) -> None:
-            if alias == "production":
-                raise OSError(28, "No space left on device")
-            plain(client, name, alias, version)
-
-        monkeypatch.setattr(MlflowClient, "set_registered_model_alias", failing)
-        with pytest.raises(RegistryError, match="No space left"):
-            registry.promote(three[2], "production", passed)
-        assert registry.list()[0].aliases == {"production": 2, "previous": 1}
 
 
 SCRIPT = """

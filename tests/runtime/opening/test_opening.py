@@ -56,7 +56,7 @@ def registry(jets: Built, empty: Registry, tmp_path: Path) -> Registry:
 
 def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
     """With MLflow's own client, past every gate."""
-    with registry._access.client() as client:
+    with registry.access.client() as client:
         call(client)
 
 
@@ -166,10 +166,10 @@ class TestAPromotionIsOfOneVersion:
 
     def test_what_was_kept_is_compared_too(self, registry: Registry, tmp_path: Path) -> None:
         """Offline nobody is asked, but a record of another version is none."""
-        from registry.store.resolved import Resolved
+        from registry.store.lookups import LookupCache
 
         pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
-        kept = Resolved(tmp_path / "cache", repr(registry), "production")
+        kept = LookupCache(tmp_path / "cache", repr(registry), "production")
         found = kept.read("jets@production")
         assert found is not None
         kept.write("jets@production", replace(found, version=replace(found.version, number=2)))

@@ -1,10 +1,9 @@
 """What a name meant when the registry was last asked, kept on this host for when it is not.
 
-A record is made only after a lookup in the registry has passed everything that its mode asks for:
-in production, that a gate let the version pass and that it is signed as the registry's policies
-ask. With it are kept the version as the registry knew it, its promotion among the tags, and those
-policies' keys: whoever opens it later checks the same again. Where the registry said no, the record
-goes. So it serves nothing that was not served before.
+A record is written only after a lookup has passed everything that its mode asks for: in production,
+that a gate let the version pass and that it is signed as the registry's policies ask. It holds the
+version as the registry knew it, with its promotion, and those policies' keys: whoever opens it
+later checks the same again. Where the registry said no, the record is removed.
 
 It is found by registry, reference and mode; its own sha256 is in it against damage. Against forgery
 there are signatures and a host's own keys: who may write to the cache could also write there.
@@ -49,15 +48,7 @@ class Lookup:
     """What the model's history says of the version's promotion, where it was asked."""
 
 
-@dataclass(frozen=True)
-class _Signers:
-    """One entry of `Lookup.signers`, as it is written."""
-
-    origin: str
-    keys: tuple[str, ...]
-
-
-class Resolved:
+class LookupCache:
     """The records of one registry and mode in the folder `root`, by reference."""
 
     def __init__(self, root: Path, registry: str, mode: str) -> None:
@@ -74,10 +65,10 @@ class Resolved:
                 raise ValueError("it is not what was written")
             if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
                 raise ValueError("it is of another kind")
-            asked = as_record(tuple[_Signers, ...], content.get("signers"))
-            signers = {each.origin: each.keys for each in asked}
-            fields = {name: content.get(name) for name in ("version", "at")}
-            return as_record(Lookup, {**fields, "signers": signers})
+            signers = as_record(list[dict[str, Any]], content.get("signers"))
+            said = {name: content.get(name) for name in ("version", "at")}
+            said["signers"] = {str(each.get("origin")): each.get("keys") for each in signers}
+            return as_record(Lookup, said)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
