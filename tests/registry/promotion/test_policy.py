@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_named_targets_are_not_excused(manifest: Manifest) -> None:
 
 
 def test_limit_of_one_output(manifest: Manifest) -> None:
-    own = manifest.tolerances["probabilities"].model_copy(update={"max_outside": 1.0})
+    own = replace(manifest.tolerances["probabilities"], max_outside=1.0)
     loose = manifest.model_copy(update={"tolerances": {"probabilities": own}})
     worst = {V3: {"probabilities": Worst(max_abs=1, max_rel=1, outside=0.01)}}
     for limit, passes in [(0.02, True), (0.005, False)]:
