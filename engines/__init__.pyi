@@ -6,8 +6,8 @@ from .base import Portable as Portable
 from .base import engine as engine
 from .errors import EngineError as EngineError
 from .errors import TargetError as TargetError
+from .kinds import host_cpu_levels as host_cpu_levels
 from .target import Target as Target
 from .target import check_host_runs as check_host_runs
 from .target import choose_target as choose_target
-from .target import host_cpu_levels as host_cpu_levels
 from .target import host_runs as host_runs

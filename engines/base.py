@@ -1,20 +1,20 @@
-"""What an engine is: two methods.
+"""What an engine is: two methods, in one file or room under `engines/` that declares its name.
 
-Engines are listed lazily: one may be missing, heavy to import, or broken though never used, so
-`engine(name)` imports only the file of the engine asked for.
+An engine's libraries may be missing, heavy to import, or broken though never used. So engines are
+found by reading the files (`soa/declared.py`), and `engine(name)` imports only the one asked for.
 """
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engines.errors import EngineError
 from engines.target import Target
+from soa.declared import declared
 from soa.options import known_options
 
 if TYPE_CHECKING:  # reading a config asks for the names alone
@@ -22,20 +22,15 @@ if TYPE_CHECKING:  # reading a config asks for the names alone
 
     from soa.memory import Span
 
-_FILES = {
-    "aoti": "engines.aoti.engine",
-    "aoti-autotune": "engines.aoti.autotune",
-    "aoti-folded": "engines.aoti.folded",
-    "torchscript": "engines.torchscript",
-    "onnxruntime": "engines.onnx.engine",
-    "exported": "engines.exported.engine",
-    "tensorrt": "engines.tensorrt",
-}
+_FOUND = declared("engines", "engine")
 
-ENGINES: tuple[str, ...] = tuple(_FILES)
+ENGINES: tuple[str, ...] = tuple(_FOUND)
 
 # The candidates where nobody names any.
-DEFAULT_ENGINES: tuple[str, ...] = tuple(name for name in ENGINES if name != "tensorrt")
+DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
+
+# Those that a config may give options to.
+WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("options", True))
 
 FACTS = "facts.json"
 """A file an artifact may hold: what its engine records for the manifest, names and plain values."""
@@ -74,11 +69,21 @@ class Portable:
 
 
 class Engine(ABC):
-    """One way to compile and execute a program in the calling convention."""
+    """One way to compile and execute a program in the calling convention.
 
-    name: str
-    anywhere: bool = False
+    A subclass declares itself by literal keywords: `engine` is its name, `order` its place among
+    the candidates; `default=False` keeps it out of those that nobody names, `options=False` says
+    that a config has nothing to set.
+    """
+
+    name: ClassVar[str] = ""
+    anywhere: ClassVar[bool] = False
     """Whether `compile` needs no device of the target: its artifact is portable."""
+
+    def __init_subclass__(
+        cls, engine: str = "", order: int = 0, default: bool = True, options: bool = True
+    ) -> None:
+        cls.name = engine or cls.name
 
     @abstractmethod
     def compile(
@@ -90,9 +95,9 @@ class Engine(ABC):
         is what runs. Raises EngineError.
         """
 
-    @abstractmethod
     def portable_file(self, source: Portable) -> Path | None:
         """The portable file that `open` takes when `compile` makes none."""
+        return None
 
     @abstractmethod
     def open(
@@ -109,9 +114,7 @@ class Engine(ABC):
 @known_options()
 def engine(name: str) -> Engine:
     """The engine of that name; raises EngineError if it is unknown or its library is missing."""
-    try:
-        module = importlib.import_module(_FILES[name])
-    except KeyError:
-        raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}") from None
-    made: Engine = module.ENGINE
+    if name not in _FOUND:
+        raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}")
+    made: Engine = _FOUND[name].load()()
     return made

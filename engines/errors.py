@@ -41,5 +41,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says, or its type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of what an exception says, or its type where it says nothing.
+
+    That memory ran out, where it says so in many words.
+    """
+    if out_of_memory(error):
+        return "out of memory; give it more, or build for fewer rows (rows: max)"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

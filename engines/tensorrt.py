@@ -1,8 +1,7 @@
-"""The `tensorrt` engine: a TensorRT engine inside an AOTInductor package, by torch-tensorrt.
+"""The `tensorrt` engine, by torch-tensorrt inside an AOTInductor package. No machine has run it.
 
-Written by the documentation of torch-tensorrt 2.13 and never run: no machine of this project has
-had its libraries and a GPU at once. Outputs are returned, a tensor for each column component, and
-copied into the columns: `facts.json` counts those bytes.
+Written by the documentation of torch-tensorrt 2.13. Outputs are returned, a tensor for each column
+component, and copied into the columns: `facts.json` counts those bytes.
 """
 
 from __future__ import annotations
@@ -27,9 +26,7 @@ from soa.files import as_record, parse_json, read_plain
 _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
 
 
-class TensorRtEngine(Engine):
-    name = "tensorrt"
-
+class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
@@ -41,41 +38,25 @@ class TensorRtEngine(Engine):
 
         with quiet_torch(), torch.no_grad():
             rewritten = returning_columns(load_program(source.program))
-            shapes = _shapes(rewritten)
+            ranges = input_ranges(rewritten)
             program = move_to_device_pass(rewritten.program, "cuda")
             # It would take TF32 by itself.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
-            given = [
-                library.Input(
-                    min_shape=shape.least,
-                    opt_shape=shape.typical,
-                    max_shape=shape.largest,
-                    dtype=shape.dtype,
-                )
-                for shape in shapes
-            ]
-            host = cpu_code(target)
+            given = [library.Input(**each) for each in ranges]
+            host, file = cpu_code(target), str(out / _PACKAGE)
+            how = {"output_format": "aot_inductor", "arg_inputs": given, "retrace": True}
             try:
                 compiled = library.dynamo.compile(program, arg_inputs=given, **settings)
                 with torch._inductor.config.patch(host):
-                    library.save(
-                        compiled,
-                        str(out / _PACKAGE),
-                        output_format="aot_inductor",
-                        arg_inputs=given,
-                        retrace=True,
-                    )
+                    library.save(compiled, file, **how)
             except Exception as error:  # torch-tensorrt names no common type
                 raise EngineError(f"torch-tensorrt failed: {first_line(error)}") from error
-        largest = tuple(shape.largest for shape in shapes)
+        largest = tuple(each["max_shape"] for each in ranges)
         described = _Columns(rewritten.inputs, largest, rewritten.outputs)
         (out / _COLUMNS).write_text(json.dumps(asdict(described)))
-        facts = {**_copied(rewritten), "host_code": host["cpp.march"]}
+        facts = {**copied_bytes(rewritten), "host_code": host["cpp.march"]}
         (out / FACTS).write_text(json.dumps(facts))
         return [_PACKAGE, _COLUMNS, FACTS]
-
-    def portable_file(self, source: Portable) -> Path | None:
-        return None
 
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
@@ -104,26 +85,23 @@ class _Columns:
 class _TensorRt:
     def __init__(self, run: Any, described: _Columns) -> None:
         self._run = run
-        self._inputs = list(zip(described.inputs, described.largest, strict=True))
-        self._outputs = described.outputs
+        self._columns = described
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        given = [_within(arguments[i], largest) for i, largest in self._inputs]
+        given = []
+        for i, largest in zip(self._columns.inputs, self._columns.largest, strict=True):
+            argument = arguments[i]
+            if argument.dim() > 1 and argument.shape[1] > largest[1]:
+                # Padded beyond what it was built for; the rows in use are in front.
+                argument = argument.narrow(1, 0, largest[1]).contiguous()
+            given.append(argument)
         with torch.no_grad():
             found = self._run(*given)
-        for output, value in zip(self._outputs, found, strict=True):
+        for output, value in zip(self._columns.outputs, found, strict=True):
             place = arguments[output.argument]
             column = place if place.dim() == 1 else place[output.component]
             flat = value.reshape(-1)
             column.narrow(0, 0, flat.shape[0]).copy_(flat)
-
-
-@dataclass(frozen=True)
-class _Shape:
-    least: tuple[int, ...]
-    typical: tuple[int, ...]
-    largest: tuple[int, ...]
-    dtype: torch.dtype
 
 
 def _library() -> Any:
@@ -138,20 +116,23 @@ def _library() -> Any:
     return torch_tensorrt
 
 
-def _shapes(rewritten: OnnxProgram) -> list[_Shape]:
-    """The range of every input. Where the padded length has no bound, room for the most rows."""
+def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
+    """What `torch_tensorrt.Input` takes, for every input of a program.
+
+    Where the padded length has no bound, there is room for the most rows.
+    """
     graph = rewritten.program.graph
     names = set(rewritten.program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in graph.find_nodes(op="placeholder") if n.name in names]
     bounds = [[_bounds(size) for size in value.shape] for value in values]
     rows = max((high for shape in bounds for _, high in shape if high is not None), default=1)
-    made = []
+    made: list[dict[str, Any]] = []
     for value, shape in zip(values, bounds, strict=True):
         # An aligned line more than the rows: the program holds S to be another size than n.
-        largest = tuple(rows + low if high is None else high for low, high in shape)
-        least = tuple(low for low, _ in shape)
-        typical = tuple((low + high) // 2 for low, high in zip(least, largest, strict=True))
-        made.append(_Shape(least, typical, largest, value.dtype))
+        whole = [(low, rows + low if high is None else high) for low, high in shape]
+        least, largest = (tuple(side) for side in zip(*whole, strict=True))
+        typical = tuple((low + high) // 2 for low, high in whole)
+        made.append(dict(min_shape=least, opt_shape=typical, max_shape=largest, dtype=value.dtype))
     return made
 
 
@@ -162,14 +143,7 @@ def _bounds(size: Any) -> tuple[int, int | None]:
     return int(found.lower), None if found.upper is int_oo else int(found.upper)
 
 
-def _within(argument: torch.Tensor, largest: Sequence[int]) -> torch.Tensor:
-    """A matrix padded beyond what the engine was built for, cut: the rows in use are in front."""
-    if argument.dim() < 2 or argument.shape[1] <= largest[1]:
-        return argument
-    return argument.narrow(1, 0, largest[1]).contiguous()
-
-
-def _copied(rewritten: OnnxProgram) -> dict[str, Any]:
+def copied_bytes(rewritten: OnnxProgram) -> dict[str, Any]:
     """Bytes of outputs that a call copies, for each row dimension, and once."""
     values = rewritten.program.graph.output_node().args[0]
     per_row = [0] * max((o.rows + 1 for o in rewritten.outputs if o.rows is not None), default=0)
@@ -181,6 +155,3 @@ def _copied(rewritten: OnnxProgram) -> dict[str, Any]:
         else:
             per_row[output.rows] += itemsize
     return {"copied_bytes_out_per_row": per_row, "copied_bytes_out_once": once}
-
-
-ENGINE = TensorRtEngine()

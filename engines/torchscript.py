@@ -10,7 +10,7 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from engines.base import Engine, Executable, Portable
-from engines.errors import EngineError
+from engines.errors import EngineError, first_line
 from engines.exported import quiet_torch
 from engines.processes import require_openmp
 from engines.target import Target
@@ -28,8 +28,7 @@ class _Script:
             self._module(*arguments)
 
 
-class TorchScriptEngine(Engine):
-    name = "torchscript"
+class TorchScriptEngine(Engine, engine="torchscript", order=40, options=False):
     anywhere = True
 
     def compile(
@@ -55,8 +54,4 @@ class TorchScriptEngine(Engine):
             try:
                 return _Script(torch.jit.load(file, map_location=device))
             except (RuntimeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise EngineError(f"{file.name} is not TorchScript: {reason}") from error
-
-
-ENGINE = TorchScriptEngine()
+                raise EngineError(f"{file.name} is not TorchScript: {first_line(error)}") from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from engines.target import host_cpu_levels, missing_flags
+from engines.kinds import host_cpu_levels, missing_flags
 from registry.errors import RegistryError
 from registry.store import Registry
 

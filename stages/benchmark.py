@@ -20,10 +20,11 @@ import torch
 
 from runtime.session import Session
 from soa.dtypes import torch_dtype
-from soa.memory import Collection, Device, fill_column
+from soa.files import as_record
+from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
 from stages.model import outputs_in_order
-from stages.reference import Arrays, Case, label
+from stages.reference import Arrays, Case, filled_collections, label
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
@@ -59,12 +60,7 @@ class BenchmarkReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
-        timings = {
-            case: {name: Timing(**t) for name, t in rows.items()}
-            for case, rows in data["timings"].items()
-        }
-        below = tuple((int(rows), str(name)) for rows, name in data["below"])
-        return cls(timings, data["fastest"], data["threads"], below)
+        return as_record(cls, data)
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:
@@ -176,24 +172,6 @@ def choose_by_rows(
     return best[-1][1], below
 
 
-def filled_collections(
-    signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
-) -> tuple[dict[str, Collection], dict[str, Collection]]:
-    """Input collections with the first rows of the reference inputs, and zeroed output ones."""
-    given: dict[str, Collection] = {}
-    for name in signature.input_collections:
-        collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
-        for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
-        given[name] = collection if device.type == "cpu" else collection.to(device)
-    written = {
-        name: given.get(name)
-        or Collection(signature.layouts[name], case[signature.rows_of[name]], device)
-        for name in signature.output_collections
-    }
-    return given, written
-
-
 def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
     """A call on reference inputs that ends when its outputs are there, also on a GPU."""
     binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))
@@ -216,7 +194,11 @@ def row_major_call(
 
     def run() -> None:
         with torch.no_grad():
-            arguments = [_packed(b, given[b.block.collection]) for b in signature.inputs]
+            # The copies that this project avoids.
+            arguments = [
+                read_block(b, given[b.block.collection]).to(torch_dtype(b.plan.dtype))
+                for b in signature.inputs
+            ]
             found = outputs_in_order(model(*arguments), signature) if model is not None else blank
             for bound, value in zip(signature.outputs, found, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
@@ -224,37 +206,9 @@ def row_major_call(
     return run
 
 
-def _packed(bound: BoundBlock, collection: Collection) -> torch.Tensor:
-    """A block as one contiguous row-major tensor: the copy that this project avoids."""
-    dtype = torch_dtype(bound.plan.dtype)
-    n = 1 if bound.plan.kind == "scalars" else collection.n
-    parts = [_member(collection, name).reshape(n, -1).to(dtype) for name in bound.block.columns]
-    return torch.cat(parts, dim=1).reshape(bound.shape(n))
-
-
 def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
     n = 1 if bound.plan.kind == "scalars" else collection.n
-    flat = value.reshape(n, -1)
-    at = 0
-    for name in bound.block.columns:
-        member = collection.layout[name]
-        part = flat.narrow(1, at, member.components)
-        if collection.buffer is not None:
-            view = collection.tensor(name)
-            view.copy_(part.reshape(view.shape))
-        else:
-            for k in range(member.components):
-                target = collection.component(name, member.component_of(k))
-                target.narrow(0, 0, n).copy_(part.select(1, k))
-        at += member.components
-
-
-def _member(collection: Collection, name: str) -> torch.Tensor:
-    member = collection.layout[name]
-    if collection.buffer is not None or member.kind != "eigen":
-        return collection.tensor(name)
-    pieces = [
-        collection.component(name, member.component_of(k)).narrow(0, 0, collection.n)
-        for k in range(member.components)
-    ]
-    return torch.stack(pieces, dim=1)
+    members = [collection.layout[name] for name in bound.block.columns]
+    places = [(m.name, m.component_of(k)) for m in members for k in range(m.components)]
+    for (name, component), part in zip(places, value.reshape(n, -1).unbind(1), strict=True):
+        collection.component(name, component).narrow(0, 0, n).copy_(part)

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch.export import Dim, ExportedProgram
 
+from engines.errors import first_line
 from engines.exported import quiet_torch
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
@@ -26,12 +27,11 @@ from soa.memory import Collection, argument_tensors, fill_column
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
+    InFront,
     Precision,
     Preprocessed,
-    Reduced,
     SoaProgram,
     TracedProgram,
-    first_line,
     in_precision,
     mutation_line,
     sha256,
@@ -43,7 +43,6 @@ from stages.model import (
 from stages.reference import (
     Arrays,
     Case,
-    Reference,
     compute_reference,
     count_nonfinite,
     eager_outputs,
@@ -52,9 +51,6 @@ from stages.reference import (
     too_much,
     weaknesses,
 )
-
-# What the pipeline puts in front of a user's model: `forward(*inputs)`, `prepare`, `around`.
-_IN_FRONT = (Preprocessed, Reduced)
 
 Route = Literal["auto", "script", "trace", "none"]
 
@@ -141,7 +137,11 @@ def capture(
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked))
-    reference = _proving(model, signature, reference, nonfinite, say)
+    if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
+        raise ReferenceDataError(refusal)
+    reference = replace(reference, notes=weaknesses(model, signature, reference))
+    for weakness in reference.notes:
+        say(f"note: {weakness}")
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     program = _export_convention(exportable, signature, soa_arguments)
@@ -174,26 +174,14 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
 
     Each collection gets room to spare, so that the padded length is no row count by chance.
     """
-    collections = {
-        name: collection_for(signature, name, inputs.get(name), case, spare=64 * (i + 1))
-        for i, name in enumerate(signature.layouts)
-    }
+    collections: dict[str, Collection] = {}
+    for i, (name, layout) in enumerate(signature.layouts.items()):
+        n = case[signature.rows_of[name]]
+        collections[name] = Collection(layout, n, capacity=n + 64 * (i + 1))
+        for column in layout.columns if name in inputs else ():
+            fill_column(collections[name], column, inputs[name][column.name])
     # Clones, since torch cannot save example inputs that share memory under different dtypes.
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
-
-
-def collection_for(
-    signature: Signature, name: str, arrays: dict[str, torch.Tensor] | None, case: Case, spare: int
-) -> Collection:
-    """A collection of the case's size, filled from reference arrays where there are any."""
-    layout = signature.layouts[name]
-    n = case[signature.rows_of[name]]
-    collection = Collection(layout, n, capacity=n + spare)
-    for column in layout.columns if arrays is not None else ():
-        assert arrays is not None
-        values = arrays[column.name]
-        fill_column(collection, column, values)
-    return collection
 
 
 def _check_eager(
@@ -221,23 +209,6 @@ def _check_eager(
     return answers
 
 
-def _proving(
-    model: torch.nn.Module,
-    signature: Signature,
-    reference: Reference,
-    nonfinite: float,
-    say: Callable[[str], None],
-) -> Reference:
-    """The reference with its notes; raises ReferenceDataError if it proves nothing."""
-    refusal = too_much(count_nonfinite(signature, reference), nonfinite)
-    if refusal:
-        raise ReferenceDataError(refusal)
-    notes = weaknesses(model, signature, reference)
-    for note in notes:
-        say(f"note: {note}")
-    return replace(reference, notes=notes)
-
-
 def _dims(signature: Signature) -> dict[str, Any]:
     """A symbol per row dimension; None, which is torch's word for fixed, where it has one value."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
@@ -256,7 +227,7 @@ def _check_export(
         None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
         for bound in signature.inputs
     )
-    if isinstance(model, _IN_FRONT):
+    if isinstance(model, InFront):
         shapes = (shapes,)  # its forward has one parameter, *inputs
     with quiet_torch():
         try:
@@ -366,7 +337,7 @@ def _torchscript(
 
 def _scripted(model: torch.nn.Module) -> torch.nn.Module:
     """What stands in front of the model takes any number of inputs, and is traced."""
-    if isinstance(model, _IN_FRONT):
+    if isinstance(model, InFront):
         return model.around(_scripted(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
 
@@ -379,17 +350,11 @@ def _write(path: Path, save: Callable[[BytesIO], None]) -> None:
 
 
 def _exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    if isinstance(model, _IN_FRONT):
+    """A model that torch.export takes: TorchScript goes through torch's own converter."""
+    if isinstance(model, InFront):
         return model.around(_exportable(model.model, model.prepare(arguments)))
-    if isinstance(model, torch.jit.ScriptModule):
-        return _from_torchscript(model, arguments)
-    return model
-
-
-def _from_torchscript(
-    model: torch.jit.ScriptModule, arguments: list[torch.Tensor]
-) -> torch.nn.Module:
-    """A TorchScript model as a module that exports, by torch's own converter."""
+    if not isinstance(model, torch.jit.ScriptModule):
+        return model
     from torch._export.converter import TS2EPConverter
 
     with quiet_torch():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
 from engines.processes import run_isolated
 from engines.target import Target, check_host_runs
+from soa.declared import declared
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
 
@@ -35,6 +37,27 @@ class Compiled:
     """Whether the failure may pass: the time limit, or a kill, as for want of memory."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the engine records of its artifact."""
+
+
+class Step(ABC):
+    """Something to find out about every candidate that compiled; what it finds is recorded.
+
+    A subclass in a file of `stages/` declares itself by literal keywords: `step` is its name,
+    `order` its place. Nothing else is edited.
+    """
+
+    def __init_subclass__(cls, step: str, order: int = 0) -> None:
+        cls.name = step
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def facts(self, engine_name: str, target: Target, files: list[Path]) -> Mapping[str, Any]:
+        """Names and plain values for the candidate's facts in the manifest.
+
+        `files` are the candidate's, the one to open first; none where the portable file runs. It is
+        called in the process that compiled, and what it raises is the candidate's failure.
+        """
 
 
 def compile_candidate(
@@ -99,6 +122,13 @@ def compile_here(
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")
+    found: dict[str, Any] = {}
+    for step in declared("stages", "step").values():
+        found |= step.load()().facts(name, chosen, [folder / file for file in files])
+    if found:
+        before = json.loads((folder / FACTS).read_text()) if FACTS in files else {}
+        (folder / FACTS).write_text(json.dumps({**before, **found}))
+        files = [*files, *([] if FACTS in files or not files else [FACTS])]
     return files
 
 

@@ -111,7 +111,6 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
         "pipeline/building/runner.py",  # what it has packaged
         "stages/packaging/bundle.py",
-        "stages/packaging/annex.py",
     }
 
 

@@ -1,4 +1,7 @@
-"""The `aoti` engine: AOTInductor native code for one target, opened from its unpacked files."""
+"""The `aoti` engines: AOTInductor native code for one target, opened from its unpacked files.
+
+`aoti-autotune` and `aoti-folded` are candidates beside `aoti`, since none wins everywhere.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +12,48 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch.export import ExportedProgram
 
+from engines.aoti.hoisting import hoist_linear
 from engines.aoti.weights import writable, write_weights
 from engines.base import FACTS, Engine, Executable, Portable
-from engines.errors import EngineError
+from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
 from engines.native import NativeExecutable
 from engines.processes import require_openmp
 from engines.target import Target
 
+aten = torch.ops.aten
+
 # Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
 # below AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
-_MARCH = {"aarch64": "armv8-a"}
 TARGET = "target.txt"
 # Where set, Inductor packs weights in layouts of its own, inside the library.
 _PACKS = ("max_autotune", "freezing")
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
+_CONVOLUTIONS = frozenset(
+    [
+        aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding,
+        aten.conv3d.default, aten.conv3d.padding, aten.convolution.default,
+    ]
+)  # fmt: skip
 
 
 class _TorchRunner:
     """torch's own runner, for artifacts that need its proxy executor."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, file: Path, device: torch.device) -> None:
+        from torch._C import _aoti
+
+        if device.type == "cpu":
+            runner: Any = _aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+        else:
+            where = str(file.parent)
+            runner = _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), where)
         self._run = runner.run
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -42,14 +61,11 @@ class _TorchRunner:
         self._run(list(arguments))
 
 
-class AotiEngine(Engine):
-    """`preset`: Inductor configuration that comes before the user's options."""
+class AotiEngine(Engine, engine="aoti", order=10):
+    preset: ClassVar[Mapping[str, Any]] = {}
+    """Settings of Inductor that come before the user's options."""
 
-    def __init__(self, name: str, preset: Mapping[str, Any]) -> None:
-        self.name = name
-        self._preset = dict(preset)
-
-    def rewritten(self, program: torch.export.ExportedProgram) -> Mapping[str, Any]:
+    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         """What an engine changes in the program, in place, and the settings that go with it.
 
         Raises EngineError where it has nothing to change.
@@ -64,7 +80,7 @@ class AotiEngine(Engine):
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
         if target.device == "cpu":
             return [*files, TARGET]
-        built = _inductor_configs(target, {**self._preset, **options})
+        built = settings_for(target, {**self.preset, **options})
         (out / FACTS).write_text(json.dumps({"host_code": built["cpp.march"]}))
         return [*files, TARGET, FACTS]
 
@@ -78,21 +94,18 @@ class AotiEngine(Engine):
                 from torch.export.passes import move_to_device_pass
 
                 program = move_to_device_pass(program, "cuda")
-            settings = {**self._preset, **self.rewritten(program), **options}
-            configs = _inductor_configs(target, settings)
-            if target.device != "cpu" or any(configs.get(name) for name in _PACKS):
-                return _build(program, configs, out)
-            files = _build(program, {**configs, _CONSTANTS_INSIDE: False}, out)
-            weights = _constants(program, out / files[0])
-            if weights is not None and not needs_proxy_executor(out / files[0]):
-                library = (out / files[0]).rename((out / files[0]).with_suffix(".bare.so"))
-                return [library.name, *files[1:], *write_weights(weights, out)]
+            settings = settings_for(target, {**self.preset, **self.rewritten(program), **options})
+            if target.device != "cpu" or any(settings.get(name) for name in _PACKS):
+                return _build(program, settings, out)
+            files = _build(program, {**settings, _CONSTANTS_INSIDE: False}, out)
+            library = out / files[0]
+            weights = _constants(program, library)
+            if weights is not None and not needs_proxy_executor(library):
+                bare = library.rename(library.with_suffix(".bare.so"))
+                return [bare.name, *files[1:], *write_weights(weights, out)]
             for file in files:
                 (out / file).unlink()
-            return _build(program, configs, out)
-
-    def portable_file(self, source: Portable) -> Path | None:
-        return None
+            return _build(program, settings, out)
 
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
@@ -100,17 +113,64 @@ class AotiEngine(Engine):
         """Through the native runner; through torch's where an operation has no C shim."""
         if not needs_proxy_executor(file):
             return NativeExecutable(file, device, instances, threads)
-        from torch._C import _aoti
-
         try:
-            if device.type == "cpu":
-                return _TorchRunner(_aoti.AOTIModelContainerRunnerCpu(str(file), 1))
-            return _TorchRunner(
-                _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), str(file.parent))
-            )
+            return _TorchRunner(file, device)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
-            raise EngineError(f"{file.name} cannot be opened as native code: {reason}") from error
+            raise EngineError(
+                f"{file.name} cannot be opened as native code: {first_line(error)}"
+            ) from error
+
+
+class AutotunedEngine(AotiEngine, engine="aoti-autotune", order=11):
+    """Inductor's own matrix products, timed while it compiles.
+
+    Without a call into the BLAS library tiny events take half the time, while large ones may take
+    more. It compiles longer, and processes do not share the packed weights.
+    """
+
+    preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
+
+
+class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
+    """A program with less to compute: linear layers move in front of the gathers that feed them.
+
+    Where there are convolutions, Inductor freezes the program too: batch norms and activations go
+    into the convolutions, whose weights are packed inside the library. Rounding differs, and a
+    packed convolution costs tens of microseconds however few its rows are.
+    """
+
+    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
+        hoisted = hoist_linear(program)
+        if any(node.target in _CONVOLUTIONS for node in program.graph.nodes):
+            return {"freezing": True}
+        if not hoisted:
+            raise EngineError(
+                "nothing to fold: the program has no convolution, and no linear layer behind a "
+                "gather or a repeat; aoti makes the same"
+            )
+        return {}
+
+
+def cpu_code(target: Target) -> dict[str, Any]:
+    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
+
+    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
+    any host with such a GPU runs it.
+    """
+    arch = target.arch
+    if target.device != "cpu":
+        arch = "aarch64" if platform.machine() == "aarch64" else "x86-64-v2"
+    settings: dict[str, Any] = {"cpp.march": "armv8-a" if arch == "aarch64" else arch}
+    if arch in _SIMD_BITS:
+        settings["cpp.simdlen"] = _SIMD_BITS[arch]
+    return settings
+
+
+def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's settings for a target, where the user's options do not say otherwise."""
+    threads = {"cpp.threads": 1} if target.device == "cpu" else {}
+    renamed = {"cpp.threads" if key == "threads" else key: v for key, v in options.items()}
+    return {**cpu_code(target), **threads, **renamed}
 
 
 def needs_proxy_executor(library: Path) -> bool:
@@ -122,20 +182,7 @@ def needs_proxy_executor(library: Path) -> bool:
         raise EngineError(f"{library.name} cannot be read: {error}") from error
 
 
-def _build(program: torch.export.ExportedProgram, configs: dict[str, Any], out: Path) -> list[str]:
-    """Compile into `out`, unpacked; the library comes first."""
-    package = out / "package.pt2"
-    torch._inductor.aoti_compile_and_package(
-        program, package_path=str(package), inductor_configs=configs
-    )
-    files = _unpack(package, out)
-    package.unlink()
-    return files
-
-
-def _constants(
-    program: torch.export.ExportedProgram, library: Path
-) -> dict[str, torch.Tensor] | None:
+def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
     """The tensors a library without constants asks for, by its own names for them.
 
     None where they cannot lie beside it: Inductor made some itself (packed or folded weights), or
@@ -152,34 +199,20 @@ def _constants(
     return found if writable(found) else None
 
 
-def cpu_code(target: Target) -> dict[str, Any]:
-    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
-
-    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
-    any host with such a GPU runs it.
-    """
-    arch = target.arch
-    if target.device != "cpu":
-        arch = "aarch64" if platform.machine() == "aarch64" else "x86-64-v2"
-    configs: dict[str, Any] = {"cpp.march": _MARCH.get(arch, arch)}
-    if arch in _SIMD_BITS:
-        configs["cpp.simdlen"] = _SIMD_BITS[arch]
-    return configs
+def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
+    """Compile into `out`, unpacked; the library comes first."""
+    package = out / "package.pt2"
+    torch._inductor.aoti_compile_and_package(
+        program, package_path=str(package), inductor_configs=settings
+    )
+    files = unpack(package, out)
+    package.unlink()
+    return files
 
 
-def _inductor_configs(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    configs = cpu_code(target)
-    if target.device == "cpu":
-        configs["cpp.threads"] = 1
-    for key, value in options.items():
-        configs["cpp.threads" if key == "threads" else key] = value
-    return configs
-
-
-def _unpack(package: Path, out: Path) -> list[str]:
+def unpack(package: Path, out: Path) -> list[str]:
     """Keep what runs (the library, its metadata, GPU kernels), not the generated sources."""
-    libraries: list[str] = []
-    others: list[str] = []
+    files: list[str] = []
     with zipfile.ZipFile(package) as archive:
         for entry in archive.namelist():
             name = Path(entry).name
@@ -187,11 +220,10 @@ def _unpack(package: Path, out: Path) -> list[str]:
                 continue
             with archive.open(entry) as stored, (out / name).open("wb") as unpacked:
                 shutil.copyfileobj(stored, unpacked)
-            (libraries if name.endswith(".so") else others).append(name)
+            files.append(name)
+    files.sort(key=lambda name: (not name.endswith(".so"), name))
+    libraries = [name for name in files if name.endswith(".so")]
     if len(libraries) != 1:
         raise EngineError(f"expected one library in the package, found {libraries}")
     (out / libraries[0]).chmod(0o755)
-    return [*libraries, *sorted(others)]
-
-
-ENGINE = AotiEngine("aoti", {})
+    return files

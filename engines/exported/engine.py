@@ -28,8 +28,7 @@ class _Program:
             self._forward(*arguments)
 
 
-class ExportedEngine(Engine):
-    name = "exported"
+class ExportedEngine(Engine, engine="exported", order=60, options=False):
     anywhere = True
 
     def compile(
@@ -79,6 +78,3 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
         store.args = (into, value)
     module.graph.eliminate_dead_code()
     module.recompile()
-
-
-ENGINE = ExportedEngine()

@@ -1,4 +1,4 @@
-from .export import OUTPUTS as OUTPUTS
+from .program import OUTPUTS as OUTPUTS
 from .program import OnnxProgram as OnnxProgram
 from .program import Output as Output
 from .program import input_name as input_name

@@ -13,7 +13,7 @@ import json
 import tempfile
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ import torch
 
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, RunError, first_line
-from engines.onnx.export import OUTPUTS, copied, export
-from engines.onnx.program import Output, input_name, read_outputs
+from engines.onnx.export import copied, export
+from engines.onnx.program import OUTPUTS, input_name, read_outputs
 from engines.processes import tell
 from engines.target import Target
 from soa.dtypes import itemsize
@@ -32,25 +32,14 @@ _MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
 
 # TensorProto.DataType of onnx.proto, which a worker without the onnx package has no names for.
 _ELEMENT_TYPES = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "bfloat16": 16,
-}
+    "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
+    "bool": 9, "float16": 10, "float64": 11, "uint32": 12, "bfloat16": 16,
+}  # fmt: skip
 # Where an output without rows is bound.
 _NOWHERE = torch.zeros(16)
 
 
-class OnnxRuntimeEngine(Engine):
-    name = "onnxruntime"
+class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     anywhere = True
 
     def compile(
@@ -73,9 +62,6 @@ class OnnxRuntimeEngine(Engine):
         (out / FACTS).write_text(json.dumps(facts))
         return [name for name in (_MODEL, _WEIGHTS, FACTS) if (out / name).is_file()]
 
-    def portable_file(self, source: Portable) -> Path | None:
-        return None
-
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
@@ -95,12 +81,6 @@ class OnnxExecutable:
         self._threads = threads
         self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
         self.inputs = frozenset(given.name for given in session.get_inputs())
-        self.written_at: dict[int, list[Output]] = {}
-        self.long_as: dict[int, list[Output]] = {}
-        for output in self.outputs:
-            self.written_at.setdefault(output.argument, []).append(output)
-            if output.rows is not None:
-                self.long_as.setdefault(output.rows, []).append(output)
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
         tell(self)
 
@@ -148,12 +128,7 @@ class OnnxCall:
         if model.device.type == "cuda":
             kind = "gpu" if torch.version.hip else "cuda"
             self._device = (kind, model.device.index or 0)
-        self._addresses: dict[str, int] = {}
-        for i in range(len(arguments)):
-            self._bind_input(i)
-        for output in model.outputs:
-            self._addresses[output.name] = _address(arguments[output.argument], output)
-            self._bind_output(output)
+        self._bind(range(len(arguments)))
 
     def run(self, stream: int = 0, /) -> None:
         """Run once. On a GPU both sides are synchronised: ONNX Runtime has a stream of its own."""
@@ -182,18 +157,10 @@ class OnnxCall:
     def replace(self, changes: Mapping[int, Span]) -> None:
         """Other memory of the same kind, by argument: another n, or memory."""
         self._enter()
-        model = self._model
         try:
-            rebound: dict[str, Output] = {}
             for i, argument in changes.items():
                 self._arguments[i] = argument
-                self._bind_input(i)
-                for output in model.written_at.get(i, ()):
-                    self._addresses[output.name] = _address(argument, output)
-                    rebound[output.name] = output
-                rebound |= {output.name: output for output in model.long_as.get(i, ())}
-            for output in rebound.values():
-                self._bind_output(output)
+            self._bind(changes)
         finally:
             self.lock.release()
 
@@ -202,31 +169,26 @@ class OnnxCall:
         with self.lock:
             self._binding = None
 
-    def _bind_input(self, index: int) -> None:
-        name, given = input_name(index), self._arguments[index]
-        if name in self._model.inputs:
-            self._binding.bind_input(
-                name,
-                *self._device,
-                _ELEMENT_TYPES[given.dtype],
-                list(given.shape),
-                given.address,
-            )
-
-    def _bind_output(self, output: Output) -> None:
-        n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
-        shape = [n if size < 0 else size for size in output.shape]
-        # Memory without rows may have no address, which is refused.
-        address = self._addresses[output.name] if n else _NOWHERE.data_ptr()
-        element_type = _ELEMENT_TYPES[self._arguments[output.argument].dtype]
-        self._binding.bind_output(output.name, *self._device, element_type, shape, address)
-
-
-def _address(argument: Span, output: Output) -> int:
-    """Where a component of a written argument lies."""
-    if len(argument.shape) == 1:
-        return argument.address
-    return argument.address + output.component * argument.shape[1] * itemsize(argument.dtype)
+    def _bind(self, changed: Collection[int]) -> None:
+        """Bind the changed inputs, and the outputs that lie in or are as long as one."""
+        for i in changed:
+            given, name = self._arguments[i], input_name(i)
+            if name in self._model.inputs:
+                kind, shape = _ELEMENT_TYPES[given.dtype], list(given.shape)
+                self._binding.bind_input(name, *self._device, kind, shape, given.address)
+        for output in self._model.outputs:
+            if output.argument not in changed and output.rows not in changed:
+                continue
+            n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
+            shape = [n if size < 0 else size for size in output.shape]
+            given = self._arguments[output.argument]
+            address = given.address
+            if len(given.shape) > 1:
+                address += output.component * given.shape[1] * itemsize(given.dtype)
+            if n == 0:  # memory without rows may have no address, which is refused
+                address = _NOWHERE.data_ptr()
+            kind = _ELEMENT_TYPES[given.dtype]
+            self._binding.bind_output(output.name, *self._device, kind, shape, address)
 
 
 def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
@@ -278,6 +240,3 @@ def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict
     raise EngineError(
         f"this build of ONNX Runtime has no {' or '.join(wanted)}; it has {', '.join(available)}"
     )
-
-
-ENGINE = OnnxRuntimeEngine()

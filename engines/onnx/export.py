@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,7 @@ import torch
 
 from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
-from engines.onnx.program import OnnxProgram, Output, input_name, returning_columns
-
-OUTPUTS = "soa.outputs"
-"""Where the file's own metadata says which column component each output is, as JSON."""
+from engines.onnx.program import OUTPUTS, Output, input_name, returning_columns
 
 # Steps that compute nothing: an output that ends in one is a copy of a value made elsewhere.
 _MOVES = frozenset(
@@ -42,12 +40,23 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         ) from error
     with quiet_torch():
         rewritten = returning_columns(load_program(program))
-        exported = _converted(rewritten, opset)
+        try:
+            exported: Any = torch.onnx.export(
+                rewritten.program,
+                (),
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=[input_name(i) for i in rewritten.inputs],
+                output_names=[output.name for output in rewritten.outputs],
+            )
+        except Exception as error:
+            raise EngineError(_why_not(error)) from error
         made: int = exported.model.opset_imports[""]
         if opset is not None and made != opset:
             raise EngineError(_why_not_converted(exported.model.graph, made, opset))
         _axes_from_the_front(exported.model.graph)
-        described = [output.to_dict() for output in rewritten.outputs]
+        described = [asdict(output) for output in rewritten.outputs]
         exported.model.metadata_props[OUTPUTS] = json.dumps(described)
         exported.save(file, external_data=True)
     try:
@@ -72,7 +81,8 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
     made_by = {name: node.op_type for node in graph.node for name in node.output}
     per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
     once, steps = 0, set()
-    itemsizes = {o.name: _itemsize(o.type.tensor_type.elem_type) for o in graph.output}
+    dtype_of = onnx.helper.tensor_dtype_to_np_dtype
+    itemsizes = {o.name: dtype_of(o.type.tensor_type.elem_type).itemsize for o in graph.output}
     for output in outputs:
         step = made_by.get(output.name, "Identity")  # an input that is passed on is copied too
         if step not in _MOVES:
@@ -89,27 +99,6 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
         "copied_bytes_out_once": once,
         "copied_out_by": sorted(steps),
     }
-
-
-def _itemsize(element_type: int) -> int:
-    import onnx
-
-    return int(onnx.helper.tensor_dtype_to_np_dtype(element_type).itemsize)
-
-
-def _converted(rewritten: OnnxProgram, opset: int | None) -> Any:
-    try:
-        return torch.onnx.export(
-            rewritten.program,
-            (),
-            dynamo=True,
-            verbose=False,
-            opset_version=opset,
-            input_names=[input_name(i) for i in rewritten.inputs],
-            output_names=[output.name for output in rewritten.outputs],
-        )
-    except Exception as error:
-        raise EngineError(_why_not(error)) from error
 
 
 def _axes_from_the_front(graph: Any) -> None:

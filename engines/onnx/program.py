@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,25 +26,22 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from engines.errors import EngineError
+from engines.exported import as_node, insert, sizes
 from soa.files import as_record, parse_json
 
 aten = torch.ops.aten
 
+OUTPUTS = "soa.outputs"
+"""Where an ONNX file's own metadata says which column component each output is, as JSON."""
+
 # They only rename the elements of a tensor that is long in one dimension.
 _VIEWS = frozenset(
     [
-        aten.transpose.int,
-        aten.permute.default,
-        aten.unsqueeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.view.default,
-        aten.reshape.default,
-        aten._unsafe_view.default,
-        aten.select.int,
-        aten.clone.default,
+        aten.transpose.int, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dim,
+        aten.squeeze.dims, aten.view.default, aten.reshape.default, aten._unsafe_view.default,
+        aten.select.int, aten.clone.default,
     ]
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,9 +59,6 @@ class Output:
     @property
     def name(self) -> str:
         return f"argument_{self.argument}.{self.component}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_outputs(text: str) -> list[Output]:
@@ -107,8 +101,10 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
             into = by_name[str(spec.target)]
             at = arguments.index(into)
             for k, value in enumerate(_components(graph, into, stored)):
-                rows, shape = _rows_and_shape(value, arguments)
-                outputs.append(Output(at, k, rows, shape))
+                dims = sizes(value)
+                long = [_carrier(arguments, d) for d in dims if not isinstance(d, int)]
+                shape = tuple(d if isinstance(d, int) else -1 for d in dims)
+                outputs.append(Output(at, k, long[-1] if long else None, shape))
                 values.append(value)
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
@@ -116,13 +112,16 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     specs = [spec for spec in signature.input_specs if spec.arg.name in kept]
     returned = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(v.name), None) for v in values]
     inputs = tuple(i for i, node in enumerate(arguments) if node.name in kept)
+    # It is called with a tuple of tensors, and returns one.
+    given = pytree.tree_structure((tuple(range(len(inputs))), {}))
+    back = pytree.tree_structure(tuple(range(len(values))))
     rewritten = ExportedProgram(
         program.graph_module,
         graph,
         ExportGraphSignature(specs, returned),
         program.state_dict,
         program.range_constraints,
-        [_call(len(inputs), len(values))],
+        [ModuleCallEntry("", ModuleCallSignature([], [], given, back))],
         None,
         program.constants,
         verifiers=program.verifiers,
@@ -133,61 +132,49 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
 def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
     """What is stored into each component of the argument `into`, in its dtype."""
     if stored.target is aten.slice_scatter.default and stored.args[0] is into:
-        stored = _node(stored.args[1])
-    shape = _sizes(stored)
+        stored = as_node(stored.args[1])
+    shape = sizes(stored)
     if stored.target is aten.copy.default:  # a store, which converts by itself
-        stored = _node(stored.args[1])
-    if _sizes(stored) != shape:
+        stored = as_node(stored.args[1])
+    if sizes(stored) != shape:
         raise EngineError(f"{into.name} is filled from a smaller value: repeat it in the model")
-    if stored.target is aten.select.int and len(_sizes(into)) == 1:
+    if stored.target is aten.select.int and len(sizes(into)) == 1:
         # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.
         given: Any = stored.args
         block, dim, k = given
-        if dim == 1 and k >= 0 and len(_sizes(block)) == 2 and _sizes(block)[1] != 1:
-            stored = _insert(graph, aten.slice.Tensor, block, dim, k, k + 1)
+        if dim == 1 and k >= 0 and len(sizes(block)) == 2 and sizes(block)[1] != 1:
+            stored = insert(graph, aten.slice.Tensor, block, dim, k, k + 1)
     dtype = into.meta["val"].dtype
     if stored.meta["val"].dtype != dtype:
-        stored = _insert(graph, aten._to_copy.default, stored, dtype=dtype)
-    if len(_sizes(into)) == 1 or shape[0] == 1:
+        stored = insert(graph, aten._to_copy.default, stored, dtype=dtype)
+    if len(sizes(into)) == 1 or shape[0] == 1:
         yield _before_views(stored)
         return
     dim = 0
     if stored.target is aten.transpose.int:  # it is split along either dimension: one step less
-        stored, dim = _node(stored.args[0]), 1
-    split = _insert(graph, aten.split_with_sizes.default, stored, [1] * int(shape[0]), dim)
+        stored, dim = as_node(stored.args[0]), 1
+    split = insert(graph, aten.split_with_sizes.default, stored, [1] * int(shape[0]), dim)
     for k in range(int(shape[0])):
-        yield _insert(graph, operator.getitem, split, k)
+        yield insert(graph, operator.getitem, split, k)
 
 
 def _before_views(value: Node) -> Node:
     """Past the views of a single column: as the last step of an ONNX graph each is a copy."""
     while value.target in _VIEWS:
-        before = _node(value.args[0])
-        long = [size for size in _sizes(before) if size != 1]
+        before = as_node(value.args[0])
+        long = [size for size in sizes(before) if size != 1]
         if before.op == "placeholder" or len(long) != 1:
             break
-        if long != [size for size in _sizes(value) if size != 1]:
+        if long != [size for size in sizes(value) if size != 1]:
             break
         value = before
     return value
 
 
-def _rows_and_shape(value: Node, arguments: list[Node]) -> tuple[int | None, tuple[int, ...]]:
-    rows: int | None = None
-    shape: list[int] = []
-    for size in _sizes(value):
-        if isinstance(size, int):
-            shape.append(size)
-        else:
-            rows = _carrier(arguments, size)
-            shape.append(-1)
-    return rows, tuple(shape)
-
-
 def _carrier(arguments: list[Node], rows: Any) -> int:
     """The first argument that is as long as that; carriers come first of all."""
     for i, argument in enumerate(arguments):
-        if _sizes(argument)[0] == rows:
+        if sizes(argument)[0] == rows:
             return i
     raise EngineError(f"an output has {rows} rows, which is no row count of the arguments")
 
@@ -202,35 +189,10 @@ def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> No
             if user.target is not aten.sym_size.int:
                 raise EngineError(f"the program reads {argument.name}, an output")
             dim: Any = user.args[1]
-            carrier = _carrier(arguments, _sizes(argument)[dim])
+            carrier = _carrier(arguments, sizes(argument)[dim])
             user.args = (arguments[carrier], 0)
     graph.eliminate_dead_code()
     for argument in arguments:
         if not argument.users:
             graph.erase_node(argument)
     graph.lint()
-
-
-def _call(inputs: int, outputs: int) -> ModuleCallEntry:
-    """How the program is called: a tuple of tensors in, one out."""
-    given = pytree.tree_structure((tuple(range(inputs)), {}))
-    returned = pytree.tree_structure(tuple(range(outputs)))
-    return ModuleCallEntry("", ModuleCallSignature([], [], given, returned))
-
-
-def _insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
-    """A new step, with the shape and dtype of its value, which the exporter asks for."""
-    node = graph.call_function(function, args, kwargs)
-    values = [a.meta["val"] if isinstance(a, Node) else a for a in args]
-    node.meta["val"] = function(*values, **kwargs)
-    return node
-
-
-def _node(argument: Any) -> Node:
-    assert isinstance(argument, Node)
-    return argument
-
-
-def _sizes(node: Node) -> tuple[Any, ...]:
-    """A tensor's sizes: ints, and expressions that can be compared without adding a guard."""
-    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape)

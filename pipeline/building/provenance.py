@@ -11,7 +11,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from engines.target import host_cpu_levels
+from engines.kinds import host_cpu_levels
 from pipeline.config import Config
 from registry.bundle import Provenance
 

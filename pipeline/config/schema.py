@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from engines.base import DEFAULT_ENGINES
+from engines.base import DEFAULT_ENGINES, WITH_OPTIONS
 from pipeline.config.checks import Files, check_config, find_files
 from pipeline.config.wording import validated
 from pipeline.config.yaml_lines import read_yaml
@@ -42,6 +42,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Shape = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+if TYPE_CHECKING:
+    _EngineWithOptions = str
+else:
+    _EngineWithOptions = Literal[WITH_OPTIONS]
 
 
 T = TypeVar("T")
@@ -168,9 +172,7 @@ class CompileConfig(_Part):
     """
 
     timeout_s: Positive = 600.0
-    options: dict[
-        Literal["aoti", "aoti-autotune", "aoti-folded", "onnxruntime", "tensorrt"], dict[str, Any]
-    ] = {}
+    options: dict[_EngineWithOptions, dict[str, Any]] = {}
 
 
 class SessionConfig(_Part):

@@ -219,7 +219,7 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
         },
         "signature": manifest.signature,
         "config": provenance.config,
-        "tolerances": {k: t.model_dump() for k, t in manifest.tolerances.items()},
+        "tolerances": {k: asdict(t) for k, t in manifest.tolerances.items()},
         "targets": {name: _target(bundle, name) for name in manifest.targets},
         "tools": {"python": provenance.python, **provenance.tools},
         "host": provenance.host,

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
 from registry.reference import NAME_PATTERN
@@ -76,7 +77,14 @@ class Worst(Record):
     """Fraction of the elements outside `atol + rtol * |reference|`."""
 
 
-class Tolerance(Record):
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Tolerance:
+    """An element agrees if |found - reference| <= atol + rtol * |reference|.
+
+    `max_outside` is the fraction of elements that may disagree. NaN agrees with NaN, an infinity
+    with the same infinity; nothing else non-finite agrees.
+    """
+
     atol: float = Field(ge=0)
     rtol: float = Field(ge=0)
     max_outside: float = Field(default=0.0, ge=0, le=1)

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from registry.bundle import Tolerance as Tolerance
+
 # Integers of the width of each floating type, to count units in the last place.
 _INTEGER_OF = {
     torch.float16: torch.int16,
@@ -14,19 +16,6 @@ _INTEGER_OF = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
-
-
-@dataclass(frozen=True)
-class Tolerance:
-    """An element agrees if |found - reference| <= atol + rtol * |reference|.
-
-    `max_outside` is the fraction of elements that may disagree. NaN agrees with NaN, an infinity
-    with the same infinity; nothing else non-finite agrees.
-    """
-
-    atol: float
-    rtol: float
-    max_outside: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,3 @@
-from .blame import first_line as first_line
 from .blame import mutation_line as mutation_line
 from .blame import what_differs as what_differs
 from .blame import where_raised as where_raised
@@ -13,11 +12,11 @@ from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Step as Step
 from .precision import Precision as Precision
-from .precision import Reduced as Reduced
 from .precision import check_precision as check_precision
 from .precision import in_precision as in_precision
 from .precision import precision_tolerance as precision_tolerance
 from .precision import tf32_switches as tf32_switches
+from .preprocess import InFront as InFront
 from .preprocess import Preprocessed as Preprocessed
 from .source import ModelSource as ModelSource
 from .source import build_model as build_model

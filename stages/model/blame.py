@@ -16,7 +16,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.errors import out_of_memory
+from engines.errors import first_line
 from soa.signature import Signature
 
 
@@ -215,11 +215,3 @@ def where_raised(error: Exception) -> str:
             place = f"{file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place or "in the model"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of what it says; that memory ran out, where it says so in many words."""
-    if out_of_memory(error):
-        return "out of memory; give it more, or build for fewer rows (rows: max)"
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

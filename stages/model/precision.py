@@ -8,14 +8,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from engines.errors import TargetError
 from engines.target import Target
 from runtime.checked import Tolerance, default_tolerance
-from stages.model.preprocess import Preprocessed
+from stages.model.preprocess import InFront, Preprocessed
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
@@ -55,25 +55,18 @@ def check_precision(precision: Precision, target: Target) -> None:
         )
 
 
-class Reduced(torch.nn.Module):
+class Reduced(InFront):
     """A model whose weights are in `dtype`, behind the cast of its floating-point inputs to it."""
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.training = False  # not eval(): an exported model refuses to be told twice
-        self.model = model
+        super().__init__(model)
         self.dtype = dtype
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The arguments of the model inside."""
         return [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
 
     def around(self, model: torch.nn.Module) -> Reduced:
-        """The same in front of another form of the model inside."""
         return Reduced(model, self.dtype)
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.model(*self.prepare(inputs))
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:

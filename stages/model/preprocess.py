@@ -32,28 +32,41 @@ _BINARY: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-class Preprocessed(torch.nn.Module):
-    """A model that takes the raw blocks; `blocks` has an entry for each, None where it stays."""
+class InFront(torch.nn.Module):
+    """What the pipeline puts in front of a user's model: its `prepare` makes that one's inputs."""
 
-    def __init__(self, model: torch.nn.Module, blocks: Sequence[Features | None]) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.training = False  # not eval(): an exported model refuses to be told twice
         self.model = model
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The arguments of the model inside."""
+        raise NotImplementedError
+
+    def around(self, model: torch.nn.Module) -> InFront:
+        """The same in front of another form of the model inside."""
+        raise NotImplementedError
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.model(*self.prepare(inputs))
+
+
+class Preprocessed(InFront):
+    """A model that takes the raw blocks; `blocks` has an entry for each, None where it stays."""
+
+    def __init__(self, model: torch.nn.Module, blocks: Sequence[Features | None]) -> None:
+        super().__init__(model)
         self.blocks = tuple(blocks)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The arguments of the user's model."""
         return [
             given if block is None else features(block, given)
             for block, given in zip(self.blocks, inputs, strict=True)
         ]
 
     def around(self, model: torch.nn.Module) -> Preprocessed:
-        """The same in front of another form of the user's model."""
         return Preprocessed(model, self.blocks)
-
-    def forward(self, *inputs: torch.Tensor) -> Any:
-        return self.model(*self.prepare(inputs))
 
 
 def features(block: Features, given: torch.Tensor) -> torch.Tensor:

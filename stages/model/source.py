@@ -136,9 +136,21 @@ def build_model(source: ModelSource) -> torch.nn.Module:
         if source.weights is not None:
             load_weights(model, read_state(source.weights), source)
     elif source.program is not None:
-        model = _load_program(source.program)
+        path = source.program
+        model = _loaded(
+            path,
+            "an ExportedProgram",
+            "torch.export.save",
+            lambda: torch.export.load(path).module(check_guards=True),
+        )
     elif source.torchscript is not None:
-        model = _load_torchscript(source.torchscript)
+        script = source.torchscript
+        model = _loaded(
+            script,
+            "TorchScript",
+            "torch.jit.save",
+            lambda: torch.jit.load(script, map_location="cpu"),
+        )
     else:
         raise SourceError("no model: give factory, program or torchscript")
     if not isinstance(model, torch.fx.GraphModule):
@@ -250,25 +262,14 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
     return model
 
 
-def _load_program(path: Path) -> torch.nn.Module:
+def _loaded(path: Path, what: str, writer: str, load: Callable[[], Any]) -> torch.nn.Module:
     with quiet_torch():
         try:
-            return torch.export.load(path).module(check_guards=True)
+            module: torch.nn.Module = load()
+            return module
         except Exception as error:
             raise SourceError(
-                f"{path} is not an ExportedProgram, which torch.export.save writes: "
-                f"{first_line(error).partition('. ')[0]}"
-            ) from error
-
-
-def _load_torchscript(path: Path) -> torch.nn.Module:
-    with quiet_torch():
-        try:
-            module: torch.nn.Module = torch.jit.load(path, map_location="cpu")
-            return module
-        except (RuntimeError, ValueError) as error:
-            raise SourceError(
-                f"{path} is not TorchScript, which torch.jit.save writes: "
+                f"{path} is not {what}, which {writer} writes: "
                 f"{first_line(error).partition('. ')[0]}"
             ) from error
 

@@ -1,18 +1,26 @@
-"""Package: everything of one version in one sealed folder, written whole or not at all."""
+"""Package: what was built, in one sealed folder, written whole or not at all.
+
+A bundle has everything of one version; an annex, one more target of it.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from engines.base import Portable, engine
+from registry import stamp
 from registry.bundle import (
+    ANNEX,
     BENCHMARK,
     VALIDATION,
+    Annex,
+    AnnexRecord,
     Below,
     BenchmarkStats,
     Bundle,
@@ -22,21 +30,26 @@ from registry.bundle import (
     SessionSettings,
     TargetRecord,
     Worst,
+    prefix_of,
     seal,
     write_atomically,
 )
 from registry.bundle import Capture as CaptureRecord
-from registry.bundle import Tolerance as ToleranceRecord
 from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
 from soa.describe import describe
 from soa.signature import Signature
-from stages.benchmark import BenchmarkReport
+from stages.benchmark import EAGER, BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference
 from stages.validation import ValidationReport
+
+NO_BASELINE = (
+    "timed without the eager model, whose source is not in the bundle: the candidates are compared "
+    "with each other only"
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def package(
     version, whatever device it waits for.
     """
     if not any(result.status == "verified" for result in results.values()):
-        reasons = "; ".join(why_not(result) for result in results.values())
+        reasons = "; ".join(_why_not(result) for result in results.values())
         raise StageError(f"no artifact of {name!r} is valid: {reasons}")
     manifest = Manifest(
         name=name,
@@ -92,8 +105,8 @@ def package(
             precision=capture.precision,
         ),
         torchscript="model.ts" if capture.script else None,
-        targets={t: target_record(r, f"targets/{t}") for t, r in results.items()},
-        tolerances={output: ToleranceRecord(**asdict(t)) for output, t in tolerances.items()},
+        targets={t: _target_record(r, f"targets/{t}") for t, r in results.items()},
+        tolerances=dict(tolerances),
         classifiers=sorted(classifiers),
         session=session,
         provenance=provenance,
@@ -104,12 +117,51 @@ def package(
         if capture.script:
             shutil.copy2(capture.script, folder / "model.ts")
         for target, result in results.items():
-            write_artifacts(folder / "targets" / target, result, capture.signature)
-        write_reports(folder, results)
+            _write_artifacts(folder / "targets" / target, result, capture.signature)
+        _write_reports(folder, results)
         (folder / "manifest.json").write_text(manifest.to_json())
         write_mlmodel(folder, manifest, example_of(capture))
         seal(folder)
     return Bundle.open(dest)
+
+
+def package_annex(
+    dest: Path,
+    bundle: Bundle,
+    result: TargetResult,
+    tools: Mapping[str, str],
+    host: Mapping[str, str],
+    *,
+    replace: bool = False,
+) -> Annex:
+    """Write and seal the annex at `dest`, whole or not at all. Raises StageError, BundleError.
+
+    A target without a valid artifact is refused, and so is one that no device here has run.
+    """
+    if result.status != "verified" or result.benchmark is None:
+        raise StageError(
+            f"no artifact of {bundle.manifest.name!r} for {result.target} is valid: "
+            f"{_why_not(result)}"
+        )
+    timed = {name for rows in result.benchmark.timings.values() for name in rows}
+    record = AnnexRecord(
+        name=bundle.manifest.name,
+        base=bundle.digest,
+        target=result.target,
+        record=_target_record(result, prefix_of(result.target).rstrip("/")),
+        created=stamp.now(),
+        by=stamp.user_at_host(),
+        tools=dict(tools),
+        host=dict(host),
+        python=platform.python_version(),
+        notes=[] if EAGER in timed else [NO_BASELINE],
+    )
+    with write_atomically(dest, replace=replace) as folder:
+        _write_artifacts(folder, result, Signature.from_dict(bundle.manifest.signature))
+        _write_reports(folder, {result.target: result})
+        (folder / ANNEX).write_text(record.to_json())
+        seal(folder)
+    return Annex.open(dest)
 
 
 def example_of(capture: Capture) -> dict[str, Any]:
@@ -128,7 +180,7 @@ def example_of(capture: Capture) -> dict[str, Any]:
     }
 
 
-def why_not(result: TargetResult) -> str:
+def _why_not(result: TargetResult) -> str:
     """Every candidate's reason, for a target without a valid one; equal ones are said once."""
     reasons: dict[str | None, list[str]] = {}
     for name, report in result.reports.items():
@@ -138,7 +190,7 @@ def why_not(result: TargetResult) -> str:
     )
 
 
-def write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
+def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
     """Each candidate's own files, in a folder of its engine."""
     for engine_name, compiled in result.compiled.items():
         if compiled.error or not compiled.files:
@@ -147,34 +199,23 @@ def write_artifacts(folder: Path, result: TargetResult, signature: Signature) ->
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    _describe_arguments(folder, signature)
-
-
-def write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
-    _write_json(
-        folder / VALIDATION,
-        {
-            target: {engine_name: r.to_dict() for engine_name, r in result.reports.items()}
-            for target, result in results.items()
-        },
-    )
-    _write_json(
-        folder / BENCHMARK,
-        {
-            target: result.benchmark.to_dict()
-            for target, result in results.items()
-            if result.benchmark
-        },
-    )
-
-
-def _describe_arguments(artifacts: Path, signature: Signature) -> None:
-    """What programs without Python read, beside every native library."""
-    for place in {library.parent for library in artifacts.glob("*/*.so")}:
+    # What programs without Python read, beside every native library.
+    for place in {library.parent for library in folder.glob("*/*.so")}:
         (place / "arguments.txt").write_text(describe(signature))
 
 
-def target_record(result: TargetResult, place: str) -> TargetRecord:
+def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
+    validated = {
+        target: {engine_name: r.to_dict() for engine_name, r in result.reports.items()}
+        for target, result in results.items()
+    }
+    timed = {t: result.benchmark.to_dict() for t, result in results.items() if result.benchmark}
+    for name, data in ((VALIDATION, validated), (BENCHMARK, timed)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(json.dumps(data, indent=1) + "\n")
+
+
+def _target_record(result: TargetResult, place: str) -> TargetRecord:
     """The manifest's word on a target whose artifacts lie under `place`."""
     candidates: dict[str, Candidate] = {}
     for engine_name, compiled in result.compiled.items():
@@ -224,8 +265,3 @@ def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]
         return [f"{place}/{engine_name}/{file}" for file in compiled.files]
     portable = engine(engine_name).portable_file(Portable(Path("program.pt2"), Path("model.ts")))
     return [str(portable)] if portable else []
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data, indent=1) + "\n")

@@ -4,6 +4,7 @@ from .answers import Reference as Reference
 from .answers import check_inputs as check_inputs
 from .answers import compute_reference as compute_reference
 from .answers import eager_outputs as eager_outputs
+from .answers import filled_collections as filled_collections
 from .answers import label as label
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs

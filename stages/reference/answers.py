@@ -17,12 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from engines.errors import first_line
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.files import as_record, parse_json
 from soa.layout import Column, Layout
+from soa.memory import Collection, Device, fill_column
 from soa.signature import BoundBlock, Signature
 from stages.errors import CaptureError, ReferenceDataError
-from stages.model import first_line, outputs_in_order, where_raised
+from stages.model import outputs_in_order, where_raised
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Case = dict[str, int]
@@ -197,6 +199,24 @@ def _check_column(
             f"{where} is {tensor.dtype}, the layout says {column.dtype}: convert it first"
         )
     return tensor.clone()
+
+
+def filled_collections(
+    signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
+) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """Input collections with the first rows of the reference inputs, and zeroed output ones."""
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
+        for column in collection.layout.columns:
+            fill_column(collection, column, inputs[name][column.name])
+        given[name] = collection if device.type == "cpu" else collection.to(device)
+    written = {
+        name: given.get(name)
+        or Collection(signature.layouts[name], case[signature.rows_of[name]], device)
+        for name in signature.output_collections
+    }
+    return given, written
 
 
 def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ at capture, on the bundle's own reference, and is not shown again here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,15 +23,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engines.processes import run_isolated
-from runtime.checked import Tolerance, combine
+from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
-from soa.memory import fill_column, read_block
+from soa.memory import read_block
 from soa.signature import Signature
 from stages.errors import ReferenceDataError
 from stages.model import Precision, tf32_switches
-from stages.reference import Arrays, Case, Nonfinite, Reference, check_inputs, count_nonfinite
-from stages.validation.validate import ValidationReport, validate_session
+from stages.reference import (
+    Arrays,
+    Case,
+    Nonfinite,
+    Reference,
+    check_inputs,
+    count_nonfinite,
+    filled_collections,
+)
+from stages.validation.validate import CaseReport, ValidationReport, judged, run_cases
 
 
 def validate_on_set(
@@ -86,30 +95,21 @@ def validate_here(
 ) -> dict[str, Any]:
     """What the child does."""
     torch.set_num_threads(1)
-    with tf32_switches(precision):
-        return _validated(name, file, program, inputs, signature, tolerances, device, nonfinite)
-
-
-def _validated(
-    name: str,
-    file: str,
-    program: str,
-    inputs: str,
-    signature: dict[str, Any],
-    tolerances: dict[str, dict[str, float]],
-    device: str,
-    nonfinite: float,
-) -> dict[str, Any]:
+    begun = time.monotonic()
     kept, cpu = Signature.from_dict(signature), torch.device("cpu")
-    portable = Session(kept, open_candidate("exported", Path(program), cpu))
-    session = Session(kept, open_candidate(name, Path(file), torch.device(device)), device)
     limits = {key: Tolerance(**t) for key, t in tolerances.items()}
-    reports: list[ValidationReport] = []
+    cases: list[CaseReport] = []
     counts: list[Nonfinite] = []
-    for rows, case in windows(kept, read_set(kept, Path(inputs))):
-        expected = Reference(rows, (case,), (portable_outputs(portable, rows, case),))
-        reports.append(validate_session(session, name, expected, limits))
-        counts += count_nonfinite(kept, expected)
+    with tf32_switches(precision):
+        portable = Session(kept, open_candidate("exported", Path(program), cpu))
+        session = Session(kept, open_candidate(name, Path(file), torch.device(device)), device)
+        for rows, case in windows(kept, read_set(kept, Path(inputs))):
+            given, written = filled_collections(kept, rows, case, cpu)
+            portable.run(given, written)
+            answers = {b.name: read_block(b, written[b.block.collection]) for b in kept.outputs}
+            expected = Reference(rows, (case,), (answers,))
+            cases += run_cases(session, expected, limits)
+            counts += count_nonfinite(kept, expected)
     for output in kept.outputs:
         mine = [one for one in counts if one.output == output.name]
         share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))
@@ -119,15 +119,7 @@ def _validated(
                 f"infinite and prove nothing, {nonfinite:.2%} may be"
             )
             return ValidationReport.failed(name, why).to_dict()
-    reason = next((report.reason for report in reports if report.reason), None)
-    worst = {
-        output: combine([r.worst[output] for r in reports if output in r.worst])
-        for output in (bound.name for bound in kept.outputs)
-        if any(output in r.worst for r in reports)
-    }
-    cases = tuple(case for report in reports for case in report.cases)
-    seconds = sum(report.seconds for report in reports)
-    return ValidationReport(name, reason is None, reason, cases, worst, seconds).to_dict()
+    return judged(name, cases, limits, time.monotonic() - begun).to_dict()
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:
@@ -201,23 +193,3 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
             },
             {dim: size},
         )
-
-
-def portable_outputs(session: Session, rows: Arrays, case: Case) -> dict[str, torch.Tensor]:
-    """The portable program's answers, by output block."""
-    signature = session.signature
-    given = {
-        name: session.collection(name, case[signature.rows_of[name]])
-        for name in signature.input_collections
-    }
-    for name, collection in given.items():
-        for column in collection.layout.columns:
-            fill_column(collection, column, rows[name][column.name])
-    written = {
-        name: given[name]
-        if name in given
-        else session.collection(name, case[signature.rows_of[name]])
-        for name in signature.output_collections
-    }
-    session.run(given, written)
-    return {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}

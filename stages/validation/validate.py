@@ -10,14 +10,14 @@ touch: an artifact that reads past an end is killed, in the child process that v
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engines.errors import out_of_memory
+from engines.errors import first_line, out_of_memory
 from engines.processes import run_isolated
 from runtime.checked import (
     Deviation,
@@ -33,6 +33,7 @@ from runtime.checked import (
 from runtime.opening import open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
+from soa.files import as_record
 from soa.memory import Collection, fill_column, read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
@@ -73,22 +74,7 @@ class ValidationReport:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
-        return cls(
-            data["engine"],
-            data["valid"],
-            data["reason"],
-            tuple(
-                CaseReport(
-                    c["rows"],
-                    {name: Deviation(**d) for name, d in c["outputs"].items()},
-                    tuple(c["faults"]),
-                )
-                for c in data["cases"]
-            ),
-            {name: Deviation(**d) for name, d in data["worst"].items()},
-            data["seconds"],
-            data["unverified"],
-        )
+        return as_record(cls, data)
 
     @classmethod
     def not_run(cls, engine_name: str, target: str) -> ValidationReport:
@@ -192,25 +178,41 @@ def validate_session(
 ) -> ValidationReport:
     """Run every case of the reference through a session, in this process."""
     begun = time.monotonic()
-    cases = []
+    cases = run_cases(session, reference, tolerances, classifiers, say)
+    return judged(name, cases, tolerances, time.monotonic() - begun)
+
+
+def run_cases(
+    session: Session,
+    reference: Reference,
+    tolerances: Mapping[str, Tolerance],
+    classifiers: frozenset[str] = frozenset(),
+    say: Callable[[str], None] = lambda text: None,
+) -> list[CaseReport]:
+    """Every case of a reference through a session, in this process."""
+    cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
         say(f"at {label(case)}")
         cases.append(
             _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
         )
-    names = [bound.name for bound in session.signature.outputs]
-    worst = {
-        output: combine([case.outputs[output] for case in cases if output in case.outputs])
-        for output in names
-        if any(output in case.outputs for case in cases)
+    return cases
+
+
+def judged(
+    name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], seconds: float
+) -> ValidationReport:
+    """The report of cases that were run."""
+    found = {
+        output: [case.outputs[output] for case in cases if output in case.outputs]
+        for output in tolerances
     }
-    reason = _verdict(tuple(cases), tolerances)
-    return ValidationReport(
-        name, reason is None, reason, tuple(cases), worst, time.monotonic() - begun
-    )
+    worst = {output: combine(parts) for output, parts in found.items() if parts}
+    reason = _verdict(cases, tolerances)
+    return ValidationReport(name, reason is None, reason, tuple(cases), worst, seconds)
 
 
-def _verdict(cases: tuple[CaseReport, ...], tolerances: Mapping[str, Tolerance]) -> str | None:
+def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> str | None:
     for case in cases:
         if case.faults:
             return f"at {label(case.rows)}: {case.faults[0]}"
@@ -248,8 +250,8 @@ def _validate_case(
         other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
         roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        return CaseReport(case, {}, (f"the artifact failed: {type(error).__name__}: {text}",))
+        said = f"{type(error).__name__}: {first_line(error)}"
+        return CaseReport(case, {}, (f"the artifact failed: {said}",))
     faults = [*first.faults, *roomy.faults]
     if not _equal_bits(first, again):
         faults.append("two runs on the same memory give different answers")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engines import ENGINES, EngineError, Portable, Target, engine
-from engines.aoti.engine import TARGET, AotiEngine, _inductor_configs
+from engines.aoti.engine import TARGET, AotiEngine, settings_for
 from engines.base import FACTS, Engine
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
@@ -63,16 +63,16 @@ def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, tmp_path: Path) 
 
 
 def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:
-    v3 = _inductor_configs(Target.parse("cpu/x86-64-v3"), {})
+    v3 = settings_for(Target.parse("cpu/x86-64-v3"), {})
     assert v3 == {"cpp.march": "x86-64-v3", "cpp.simdlen": 256, "cpp.threads": 1}
-    v2 = _inductor_configs(Target.parse("cpu/x86-64-v2"), {"threads": 4, "max_autotune": True})
+    v2 = settings_for(Target.parse("cpu/x86-64-v2"), {"threads": 4, "max_autotune": True})
     assert v2 == {
         "cpp.march": "x86-64-v2",
         "cpp.simdlen": 1,
         "cpp.threads": 4,
         "max_autotune": True,
     }
-    assert _inductor_configs(Target.parse("cpu/aarch64"), {})["cpp.march"] == "armv8-a"
+    assert settings_for(Target.parse("cpu/aarch64"), {})["cpp.march"] == "armv8-a"
 
 
 @pytest.mark.parametrize(("machine", "level"), [("x86_64", "x86-64-v2"), ("aarch64", "armv8-a")])
@@ -90,8 +90,8 @@ def test_what_launches_kernels_is_built_for_any_host(
             return ["model.so"]
 
     monkeypatch.setattr("platform.machine", lambda: machine)
-    settings = _inductor_configs(Target.parse(target), {"max_autotune": True})
-    files = Built("aoti", {}).compile(Portable(tmp_path, None), Target.parse(target), {}, tmp_path)
+    settings = settings_for(Target.parse(target), {"max_autotune": True})
+    files = Built().compile(Portable(tmp_path, None), Target.parse(target), {}, tmp_path)
     monkeypatch.undo()
     assert settings["cpp.march"] == level
     assert json.loads((tmp_path / FACTS).read_text()) == {"host_code": level}

@@ -10,12 +10,12 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from engines.aoti.engine import _unpack
+from engines.aoti.engine import unpack
 from engines.base import engine
 from engines.errors import EngineError
 
 
-def test_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
+def testunpacked_into_its_folder_alone(tmp_path: Path) -> None:
     package, out = tmp_path / "package.pt2", tmp_path / "a" / "b" / "out"
     out.mkdir(parents=True)
     with zipfile.ZipFile(package, "w") as archive:
@@ -23,7 +23,7 @@ def test_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
         archive.writestr("/data/aotinductor/model/absolute.json", b"{}")
         archive.writestr("p/data/aotinductor/..", b"nothing")
         archive.writestr("p/data/weights/../../../elsewhere.bin", b"nothing")
-    assert _unpack(package, out) == ["library.so", "absolute.json"]
+    assert unpack(package, out) == ["library.so", "absolute.json"]
     found = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
     assert found == ["a/b/out/absolute.json", "a/b/out/library.so", "package.pt2"]
 

@@ -11,7 +11,7 @@ import torch
 from engines import EngineError, Portable, Target, engine
 from engines.exported.archive import load_program
 from engines.onnx.program import returning_columns
-from engines.tensorrt import _copied, _shapes
+from engines.tensorrt import copied_bytes, input_ranges
 from tests.models.building import Built
 
 INSTALLED = importlib.util.find_spec("torch_tensorrt") is not None
@@ -36,11 +36,11 @@ def test_a_missing_library_names_the_extra(mlp: Built, tmp_path: Path) -> None:
 
 def test_the_ranges_it_is_built_for(mlp: Built) -> None:
     rewritten = returning_columns(load_program(mlp.capture.program))
-    carrier, matrix = _shapes(rewritten)
-    assert (carrier.least, carrier.largest) == ((0, 0), (5000, 0))
-    assert (matrix.least[0], matrix.largest[0]) == (6, 6)
-    assert matrix.largest[1] > 5000  # room for every padded length of 5000 rows
-    assert _copied(rewritten) == {"copied_bytes_out_per_row": [12], "copied_bytes_out_once": 0}
+    carrier, matrix = input_ranges(rewritten)
+    assert (carrier["min_shape"], carrier["max_shape"]) == ((0, 0), (5000, 0))
+    assert (matrix["min_shape"][0], matrix["max_shape"][0]) == (6, 6)
+    assert matrix["max_shape"][1] > 5000  # room for every padded length of 5000 rows
+    assert copied_bytes(rewritten) == {"copied_bytes_out_per_row": [12], "copied_bytes_out_once": 0}
 
 
 @pytest.mark.cuda

@@ -18,10 +18,10 @@ from stages.benchmark import (
     benchmark,
     benchmark_cases,
     choose_by_rows,
-    filled_collections,
     race,
     row_major_call,
 )
+from stages.reference.answers import filled_collections
 from tests.models import detector, rogues
 from tests.models.building import Built, mlp_signature
 from tests.models.detector import Detector

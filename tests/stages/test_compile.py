@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engines import EngineError, Target, TargetError
-from engines.target import host_cpu_levels
+from engines.kinds import host_cpu_levels
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate, compile_here
 from tests.models.building import Built

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engines import Portable, Target, engine
-from engines.target import host_cpu_levels
+from engines.kinds import host_cpu_levels
 from runtime.checked.comparison import compare, default_tolerance
 from runtime.session.session import Session
 from tests.engines.disassembly import BEYOND, above, level_of

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from engines.errors import RunError
+from engines.kinds import host_cpu_levels, missing_flags
 from engines.native.runner import NativeExecutable
-from engines.target import Target, host_cpu_levels, missing_flags
+from engines.target import Target
 from tests.engines.native import sanitize
 from tests.models.building import Built
 

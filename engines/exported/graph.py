@@ -1,0 +1,25 @@
+"""Steps of an exported program's graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+
+def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
+    """A new step, with the shape and dtype of its value, which torch's exporters ask for."""
+    node = graph.call_function(function, args, kwargs)
+    node.meta["val"] = function(*torch.fx.node.map_arg(args, lambda n: n.meta["val"]), **kwargs)
+    return node
+
+
+def as_node(argument: Any) -> Node:
+    assert isinstance(argument, Node)
+    return argument
+
+
+def sizes(node: Any) -> tuple[Any, ...]:
+    """A tensor's sizes: ints, and expressions that can be compared without adding a guard."""
+    return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape)

@@ -1,0 +1,5 @@
+"""Kinds of targets: each says which architectures there are, and which of them this host runs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,2 @@
+from .cpu import host_cpu_levels as host_cpu_levels
+from .cpu import missing_flags as missing_flags

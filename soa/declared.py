@@ -1,0 +1,65 @@
+"""What the files of a package declare, found by reading them: nothing is imported to be found.
+
+A class says in its first line what it is, by the keyword of its family, and where it stands::
+
+    class TorchScriptEngine(Engine, engine="torchscript", order=40): ...
+
+Other keywords are settings of the family. The class is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from soa.errors import SoaPipelineError
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A class that was found: the name it goes by, and where it is."""
+
+    name: str
+    module: str
+    class_name: str
+    settings: dict[str, Any]
+
+    def load(self) -> Any:
+        """The class itself."""
+        return getattr(importlib.import_module(self.module), self.class_name)
+
+
+@cache
+def declared(package: str, family: str) -> dict[str, Declared]:
+    """All of a family in the files of a package of ours and its rooms, by name, in their order.
+
+    Raises SoaPipelineError where two have one name.
+    """
+    root = Path(__file__).parents[1]
+    begins = re.compile(rf"^class \w+\([^)]*\b{family}=", re.MULTILINE)
+    found: list[Declared] = []
+    for file in root.joinpath(*package.split(".")).rglob("*.py"):
+        text = file.read_text()
+        if not begins.search(text):
+            continue
+        module = ".".join(file.relative_to(root).with_suffix("").parts)
+        for node in ast.parse(text, str(file)).body:
+            if isinstance(node, ast.ClassDef):
+                said = {each.arg: each.value for each in node.keywords if each.arg is not None}
+                if family in said:
+                    settings = {key: ast.literal_eval(value) for key, value in said.items()}
+                    found.append(Declared(settings[family], module, node.name, settings))
+    found.sort(key=lambda each: (each.settings.get("order", 0), each.name))
+    by_name: dict[str, Declared] = {}
+    for each in found:
+        if each.name in by_name:
+            raise SoaPipelineError(
+                f"two are the {family} {each.name!r}: {by_name[each.name].module}, {each.module}"
+            )
+        by_name[each.name] = each
+    return by_name
