@@ -44,7 +44,7 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     begins = re.compile(rf"^class \w+\([^)]*\b{family}=", re.MULTILINE)
     found: list[Declared] = []
     for file in root.joinpath(*package.split(".")).rglob("*.py"):
-        text = file.read_text()
+        text = file.read_text(encoding="utf-8")
         if not begins.search(text):
             continue
         module = ".".join(file.relative_to(root).with_suffix("").parts)

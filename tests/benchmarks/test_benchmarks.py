@@ -68,7 +68,9 @@ def test_the_copying_way_of_a_graph_gives_our_answers() -> None:
     copying_way(made.signature, eager(made.model), given, theirs)()
     for name, collection in ours.items():
         for column in collection.layout.columns:
-            torch.testing.assert_close(collection.tensor(column.name), theirs[name][column.name])
+            torch.testing.assert_close(
+                collection.tensor(column.name), theirs[name].tensor(column.name)
+            )
 
 
 @pytest.mark.cuda
