@@ -373,7 +373,8 @@ class ReadsBeyond:
 def test_a_read_past_an_end_kills_the_process_that_validates(name: str) -> None:
     """No answer shows it; a user's buffer may end where their process has no more memory."""
     code = (
-        "from tests.stages import test_validate as here; from tests.models import rogues;"
+        "from tests.stages.validation import test_validate as here;"
+        "from tests.models import rogues;"
         "from tests.models.building import mlp_signature; from runtime.session import Session;"
         f"session = Session(mlp_signature(), here.{name}());"
         "here.validate_session(session, 'by hand', rogues.reference(), here.TIGHT, say=print)"
