@@ -17,6 +17,7 @@ from tests.models.building import Built
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"^## (A new .+)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
+del EXAMPLES["A new gate"]  # tried in tests/registry/promotion
 
 _GIVEN = """
 import json, sys, torch

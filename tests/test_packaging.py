@@ -136,7 +136,7 @@ for case, answer in zip(cases, wanted, strict=True):
     )
     tags = session.collection("tags", n)
     session.run(jets, tags)
-    found = torch.stack([tags[name] for name in "xyz"], 1)
+    found = torch.stack([tags.tensor(name) for name in "xyz"], 1)
     torch.testing.assert_close(found, answer, atol=1e-5, rtol=1e-4)
 print(pipeline.__file__, session.origin.digest, len(cases))
 """

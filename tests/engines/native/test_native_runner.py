@@ -14,7 +14,7 @@ from engines.aoti.engine import needs_proxy_executor
 from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.native.runner import NativeExecutable
-from runtime.session.binding import Binding
+from runtime.session.binding import Binding, TensorCall
 from runtime.session.session import Session
 from soa import Collection
 from tests.models.building import TAGS, Built
@@ -73,8 +73,8 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
 
 def test_an_aoti_binding_is_one_native_call(mlp: Built) -> None:
     binding, _ = bound(mlp, mlp.session("aoti"), 10)
-    assert binding.prepared is not None
-    assert bound(mlp, mlp.session("exported"), 10)[0].prepared is None
+    assert not isinstance(binding.prepared, TensorCall)
+    assert isinstance(bound(mlp, mlp.session("exported"), 10)[0].prepared, TensorCall)
 
 
 def test_another_n_of_the_same_binding(mlp: Built, session: Session) -> None:
