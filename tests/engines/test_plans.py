@@ -110,7 +110,7 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
     found = written["written"]
     for d in DTYPES:
         assert torch.equal(
-            found.tensor(f"mat_{d}"), expected[f"out_{d}"].to(found[f"mat_{d}"].dtype)
+            found.tensor(f"mat_{d}"), expected[f"out_{d}"].to(found.tensor(f"mat_{d}").dtype)
         ), d
     for k, d in enumerate(all_dtypes.FLOATS):
         assert torch.equal(found.tensor(d).float(), expected["floats"][:, k]), d
