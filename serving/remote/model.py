@@ -43,10 +43,13 @@ class RemoteModel(Executable):
         self.target = ""
         """What the server runs, as its configuration says."""
         self._signature = opened.signature
-        self._version = "" if opened.number is None else str(opened.number)  # "" is any, to Triton
         self._regions, self._make_codec = regions, codec
         self._codec: Codec | None = None
         self._process = OwnProcess()
+
+    @property
+    def _version(self) -> str:
+        return "" if self.opened.number is None else str(self.opened.number)  # "": any, to Triton
 
     def ready(self, within_s: float) -> bool:
         """Whether the server says that it is ready, and the model too; raises RemoteError."""
