@@ -17,6 +17,9 @@ class TargetError(SoaPipelineError):
     """A target that is unknown, or that this host cannot build or run."""
 
 
+MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
+"""What to do where memory ran out."""
+
 # How torch's allocators, the C++ runtime, the compiler driver and the linker say it.
 _OUT_OF_MEMORY = (
     "can't allocate memory",
@@ -43,9 +46,9 @@ def out_of_memory(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing.
 
-    That memory ran out, where it says so in many words.
+    Where memory ran out, that and what to do, in place of a library's many words.
     """
     if out_of_memory(error):
-        return "out of memory; give it more, or build for fewer rows (rows: max)"
+        return f"out of memory: {MORE_MEMORY}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

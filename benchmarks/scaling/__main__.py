@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--to", type=Path, default=STORED, help="where a new one is stored")
     parser.add_argument(
         "--envoy",
-        help="Envoy's binary, to measure it too; else as serving/local/envoy.py finds one",
+        help="Envoy's binary, to measure it too; else as serving/local/fleet.py finds one",
     )
     parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
     given = parser.parse_args(arguments)

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.errors import out_of_memory
+from engines.errors import MORE_MEMORY, out_of_memory
 from soa.errors import SoaPipelineError
 
 _PARENT = "SOA_PIPELINE_PARENT"
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         found = signal.Signals(-code)
         why = f"killed by {found.name}"
         if found is signal.SIGKILL:
-            why += f", as the kernel does where memory runs out: {_MEMORY}"
+            why += f", as the kernel does where memory runs out: {MORE_MEMORY}"
         return Outcome(None, why, log, script, killed=found is signal.SIGKILL)
     try:
         data = json.loads(answer.read_text())
@@ -147,8 +145,10 @@ def _main(job: Path, answer: Path) -> int:
         else:
             traceback.print_exc()
         if out_of_memory(error):
-            said = f" ({text[0]})" if text[0] else ""
-            result = {"error": f"out of memory{said}: {_MEMORY}", "out_of_memory": True}
+            result["out_of_memory"] = True
+            if MORE_MEMORY not in text[0]:  # else what failed has said it
+                said = f" ({text[0]})" if text[0] else ""
+                result["error"] = f"out of memory{said}: {MORE_MEMORY}"
     partial = answer.with_suffix(".partial")
     partial.write_text(json.dumps(result))
     partial.replace(answer)

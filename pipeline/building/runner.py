@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engines.errors import out_of_memory
+from engines.errors import MORE_MEMORY, out_of_memory
 from pipeline.building.cache import StageCache, content_key, unchanged, write_whole
 from pipeline.building.candidates import Recipe, Say, Work, build_target
 from pipeline.building.provenance import code_digest, host, provenance, tools
@@ -186,8 +186,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
                     raise
                 largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
                 raise CaptureError(
-                    f"out of memory while the model is captured with {largest}: give it more "
-                    "memory, or build for fewer rows (rows: max)"
+                    f"out of memory while the model is captured with {largest}: {MORE_MEMORY}"
                 ) from error
         return Capture.load(folder)
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engines.errors import EngineError
+from engines.errors import EngineError, first_line
 
 
 def add(a: int, b: int) -> int:
@@ -37,6 +37,12 @@ def ask_for_too_much(limit: int) -> int:
     """More than this process may have: the limit of the address space is its own."""
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     return len(bytearray(2 * limit))
+
+
+def fails_for_want_of_memory() -> None:
+    """As an engine says it: with what to do."""
+    error = MemoryError()
+    raise EngineError(f"it failed: {first_line(error)}") from error
 
 
 def read_address_zero() -> bytes:

@@ -134,7 +134,7 @@ class TooLarge(nn.Module):
 def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
     text = refusal(TooLarge(), tmp_path)
     assert text.startswith("the model fails on its reference inputs (")
-    assert text.endswith("out of memory; give it more, or build for fewer rows (rows: max)")
+    assert text.endswith("out of memory: give it more memory, or build for fewer rows (rows: max)")
 
 
 def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:

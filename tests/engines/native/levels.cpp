@@ -1,4 +1,4 @@
-// What engines/native/cpu_level.h says, for tests/engines/test_native_levels.py to compare:
+// What engines/native/cpu_level.h says, for tests/engines/native/test_native_levels.py to compare:
 //
 //   needs LEVEL FEATURE, ...    of a processor that has nothing
 //   lacks LEVEL FEATURE, ...    of this processor

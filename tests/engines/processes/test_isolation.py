@@ -182,6 +182,13 @@ def test_a_step_that_runs_out_of_memory(tmp_path: Path) -> None:
     assert "MemoryError" in outcome.log.read_text()
 
 
+def test_what_to_do_is_said_once(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "fails_for_want_of_memory")
+    assert outcome.killed and outcome.error is not None
+    assert outcome.error.startswith("it failed: out of memory")
+    assert outcome.error.count("fewer rows") == 1
+
+
 def test_a_step_that_the_kernel_ends(tmp_path: Path) -> None:
     outcome = run(tmp_path, "ends_as_for_want_of_memory")
     assert outcome.error == (
