@@ -6,7 +6,7 @@ after a first line `soa-weights 1`::
 
     NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
 
-The native runner reads both (engines/native/soa_runner.cpp).
+The native runner reads both (engines/native/artifact.h).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.compile import compile_candidate
 from stages.reference.answers import Reference, random_inputs
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import TAGS, Built, build, mlp_signature
 from tests.models.mlps import Core
 

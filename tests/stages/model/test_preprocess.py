@@ -23,7 +23,7 @@ from stages.model.expressions import NUMBERS, OPERANDS, Expression, Features, St
 from stages.model.preprocess import Preprocessed, features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import build
 
 PLAIN = ("a", "b")
