@@ -93,7 +93,7 @@ def test_one_function_prints() -> None:
     assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("console", "new_table", "microseconds")
     assert prints == {"stages/validate.py"}  # in a child process, into its log
-    silencers = {"engines/exported/quiet.py", "registry/mlflow/access.py"}
+    silencers = {"engines/exported/engine.py", "registry/mlflow/access.py"}
     assert callers("getLogger") == silencers | {"soa/text.py"}
 
 
