@@ -1,20 +1,17 @@
 """Risky steps in a process of their own: a crash or a hang there is a result, not our end.
 
 `run_isolated("module:function", payload, ...)` calls the function with the payload (plain data) in
-a fresh interpreter, under a time limit. The folder it gets keeps `log.txt` and `reproduce.sh`,
-which repeats exactly that step alone.
+a process of its own (see `warm.py`), under a time limit. The folder it gets keeps `log.txt` and
+`reproduce.sh`, which repeats exactly that step alone.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import importlib
 import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import traceback
 from collections.abc import Mapping
@@ -23,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY, out_of_memory
+from engines.processes.warm import begin, give_back
 from soa.errors import SoaPipelineError
-
-_PARENT = "SOA_PIPELINE_PARENT"
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -46,44 +41,40 @@ class Outcome:
 
 
 def run_isolated(
-    function: str,
-    payload: Mapping[str, Any],
-    folder: Path,
-    timeout_s: float,
-    env: Mapping[str, str] | None = None,
+    function: str, payload: Mapping[str, Any], folder: Path, timeout_s: float
 ) -> Outcome:
     """Call `function` (as "module:name") with `**payload` in a child; never raises for its failure.
 
     `payload` and the returned value are JSON. The child and all it started are killed at
-    `timeout_s` seconds, and on Ctrl-C here; the child also when this process is killed.
+    `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     job, answer, log = folder / "job.json", folder / "answer.json", folder / "log.txt"
-    script = folder / "reproduce.sh"
     job.write_text(json.dumps({"function": function, "payload": dict(payload)}, indent=1))
     answer.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "engines.processes.isolation", str(job), str(answer)]
+    log.write_bytes(b"")
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    extra = {"PYTHONPATH": path, **(env or {})}
-    _write_script(script, command, extra)
-    with log.open("wb") as sink:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **extra, _PARENT: str(os.getpid())},
-            start_new_session=True,
-        )
-        try:
-            code = child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            _kill(child)
-            return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
-        except BaseException:
-            _kill(child)
-            raise
+    script = folder / "reproduce.sh"
+    _write_script(script, job, answer, path)
+    process = begin(
+        {
+            "job": str(job),
+            "answer": str(answer),
+            "log": str(log),
+            "folder": os.getcwd(),
+            "environment": {**os.environ, "PYTHONPATH": path},
+        }
+    )
+    try:
+        code = process.wait(timeout_s)
+    except BaseException:
+        process.end(kill=True)
+        raise
+    if code is None:
+        process.end(kill=True)
+        return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
+    give_back(process)
     return _read_answer(answer, code, log, script)
 
 
@@ -105,33 +96,17 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
     )
 
 
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-
-
-def _write_script(script: Path, command: list[str], env: Mapping[str, str]) -> None:
-    exports = "".join(f"export {k}={shlex.quote(v)}\n" for k, v in env.items())
+def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
+    command = [sys.executable, "-m", "engines.processes.isolation", str(job), str(answer)]
     script.write_text(
         "#!/bin/sh\n# Repeats this one step alone; its answer is written beside this file.\n"
-        f"{exports}exec {shlex.join(command)}\n"
+        f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(command)}\n"
     )
     script.chmod(0o755)
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill us when the thread that waits for us ends. Not when repeated by hand."""
-    parent = os.environ.pop(_PARENT, None)
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # it was quicker
-        sys.exit(1)
-
-
-def _main(job: Path, answer: Path) -> int:
-    _end_with_parent()
+def run_job(job: Path, answer: Path) -> int:
+    """In the child: call the function and write its answer."""
     data = json.loads(job.read_text())
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]
@@ -156,4 +131,4 @@ def _main(job: Path, answer: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(run_job(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,169 @@
+"""Processes that have imported torch already, and fork a child for each job.
+
+Importing torch and its compiler takes seconds, forking a process that has done so milliseconds.
+Such a process computes nothing itself: it has no OpenMP worker that a fork would lose.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_IMPORTED = ("torch._inductor.compile_fx", "torch._inductor.package", "torch.onnx", "onnxscript")
+_IDLE_S = 60.0
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+# A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
+# child imports for itself.
+_HAS_GPU = any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
+
+
+class Warm:
+    """One such process: it takes one job at a time, and ends with ours or when it has none."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = environment
+        """A library may ask it when it is imported."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engines.processes.warm"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # a child imports the same, and says why it could not
+            env=dict(environment),
+            start_new_session=True,
+        )
+
+    def begin(self, job: Mapping[str, Any]) -> bool:
+        """Hand a job over; False where the process has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(job).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        return True
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit code of the job's child, negative for a signal; None after `timeout_s`."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+            return None
+        line = self._process.stdout.readline()
+        return int(line) if line else self._process.wait()
+
+    def end(self, *, kill: bool = False) -> None:
+        """End it, with its child and all that this started where they are to be killed."""
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self.let_go()
+        self._process.wait()
+
+    def let_go(self) -> None:
+        """Close our ends of its pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+
+    def forget(self) -> None:
+        """In the child of a fork, whose process it is not."""
+        self.let_go()
+        self._process.returncode = 0
+
+
+_idle: list[Warm] = []
+
+
+def begin(job: Mapping[str, Any]) -> Warm:
+    """A process at work on a job."""
+    # Variables of pytest change with each test, and no library reads one when it is imported.
+    environment = {k: v for k, v in job["environment"].items() if not k.startswith("PYTEST_")}
+    for warm in list(_idle):
+        try:
+            _idle.remove(warm)
+        except ValueError:
+            continue  # another thread took it
+        if warm.environment == environment and warm.begin(job):
+            return warm
+        warm.end()
+    warm = Warm(environment)
+    warm.begin(job)
+    return warm
+
+
+def give_back(warm: Warm) -> None:
+    """A process whose job has ended, for the next one."""
+    _idle.append(warm)
+
+
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
+def _forget_all() -> None:
+    while _idle:
+        _idle.pop().forget()
+
+
+atexit.register(_end_all)
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _serve() -> None:
+    """Take jobs from the standard input, and do each in a child of a fork."""
+    for name in () if _HAS_GPU else _IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    asked = sys.stdin.fileno()
+    while select.select([asked], [], [], _IDLE_S)[0]:
+        line = sys.stdin.readline()
+        if not line:
+            break
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = _do(json.loads(line), server)
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(code)  # at once: an ordinary end takes half a second to free all of torch
+        ended = os.pidfd_open(pid)
+        ready = select.select([asked, ended], [], [])[0]
+        if ended not in ready:  # who asked is no more
+            os.killpg(0, signal.SIGKILL)
+        os.close(ended)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _do(job: Mapping[str, Any], server: int) -> int:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:  # it was quicker
+        return 1
+    for number, (path, flags) in enumerate(
+        [(os.devnull, os.O_RDONLY), (job["log"], os.O_WRONLY), (job["log"], os.O_WRONLY)]
+    ):
+        opened = os.open(path, flags | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["folder"])
+    sys.path[:] = job["environment"]["PYTHONPATH"].split(os.pathsep)
+    from engines.processes.isolation import run_job
+
+    return run_job(Path(job["job"]), Path(job["answer"]))
+
+
+if __name__ == "__main__":
+    _serve()
