@@ -41,6 +41,7 @@ class NativeExecutable:
         self._open = partial(NativeExecutable, library, device, 0, threads)
         self._recordable: NativeExecutable | None = None
         self._lock = Lock()
+        self._tiles: tuple[str, int, int] | None = None
         self._model = _native.Model(
             str(library),
             str(device),
@@ -54,7 +55,17 @@ class NativeExecutable:
 
     def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
         """Tie arguments to the artifact, to run again and again."""
-        return PreparedCall(self._model.prepare([a[:3] for a in arguments]), arguments)
+        call = self._model.prepare([a[:3] for a in arguments])
+        if self._tiles is not None:
+            call.tile(*self._tiles)
+        return PreparedCall(call, arguments)
+
+    def run_in_tiles(self, kinds: str, rows: int, threads: int = 1) -> None:
+        """Calls prepared from now on run on `rows` rows at a time, shared by `threads` threads.
+
+        `kinds` has a letter for each argument, see soa_runner.h. With 0 rows: on all at once.
+        """
+        self._tiles = (kinds, rows, threads)
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
