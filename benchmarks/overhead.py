@@ -16,7 +16,7 @@ from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx_session
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
-from engines.exported.quiet import quiet_torch
+from engines.exported import quiet_torch
 from runtime.session.session import Session
 from stages.benchmark import Timing, race
 

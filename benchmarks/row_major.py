@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.exported.quiet import quiet_torch
+from engines.exported import quiet_torch
 from soa import Collection, Signature
 from stages.capture import example_case
 from stages.reference.answers import Arrays, row_major_inputs

@@ -21,7 +21,7 @@ import torch
 from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
-from engines.exported.quiet import quiet_torch
+from engines.exported import quiet_torch
 from engines.target import Target
 from pipeline.building.runner import run
 from pipeline.config.assemble import source_of

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._sympy.numbers import int_oo
 
 from engines.aoti import cpu_code
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
-from engines.exported import load_program, quiet_torch
-from engines.onnx import OnnxProgram, Output, returning_columns
+from engines.exported import bounds, load_program, quiet_torch
+from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
 from engines.target import Target
+from soa.errors import needs_extra
 from soa.files import as_record, parse_json, read_plain
 
 _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
@@ -33,7 +33,8 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
         """Options: any setting of `torch_tensorrt.dynamo.compile`."""
         if target.device != "cuda":
             raise EngineError(f"tensorrt builds for CUDA targets; found {target}")
-        library = _library()
+        with needs_extra("cuda", EngineError):
+            import torch_tensorrt as library
         from torch.export.passes import move_to_device_pass
 
         with quiet_torch(), torch.no_grad():
@@ -54,7 +55,11 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
         largest = tuple(each["max_shape"] for each in ranges)
         described = _Columns(rewritten.inputs, largest, rewritten.outputs)
         (out / _COLUMNS).write_text(json.dumps(asdict(described)))
-        facts = {**copied_bytes(rewritten), "host_code": host["cpp.march"]}
+        values = rewritten.program.graph.output_node().args[0]
+        dtypes = [value.meta["val"].dtype for value in values]
+        itemsizes = {o.name: d.itemsize for o, d in zip(rewritten.outputs, dtypes, strict=True)}
+        copied = copied_bytes(rewritten.outputs, itemsizes)
+        facts = {**copied, "host_code": host["cpp.march"]}
         (out / FACTS).write_text(json.dumps(facts))
         return [_PACKAGE, _COLUMNS, FACTS]
 
@@ -63,7 +68,8 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
     ) -> Executable:
         if device.type != "cuda":
             raise EngineError(f"{file.name}: tensorrt runs on a CUDA device; found {device}")
-        _library()  # registers the operation that the package calls
+        with needs_extra("cuda", EngineError):
+            import torch_tensorrt  # noqa: F401 - registers the operation that the package calls
         try:
             content = read_plain(file.parent / _COLUMNS, links=True)
             described = as_record(_Columns, parse_json(content))
@@ -104,18 +110,6 @@ class _TensorRt:
             column.narrow(0, 0, flat.shape[0]).copy_(flat)
 
 
-def _library() -> Any:
-    """torch_tensorrt; EngineError where it, or a library of TensorRT, is not there."""
-    try:
-        import torch_tensorrt
-    except (ImportError, OSError) as error:  # OSError: libnvinfer is found by the dynamic loader
-        raise EngineError(
-            f"torch-tensorrt cannot be imported ({first_line(error)}): "
-            "pip install 'soa-pipeline[cuda]'"
-        ) from error
-    return torch_tensorrt
-
-
 def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
     """What `torch_tensorrt.Input` takes, for every input of a program.
 
@@ -124,34 +118,13 @@ def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
     graph = rewritten.program.graph
     names = set(rewritten.program.graph_signature.user_inputs)
     values = [n.meta["val"] for n in graph.find_nodes(op="placeholder") if n.name in names]
-    bounds = [[_bounds(size) for size in value.shape] for value in values]
-    rows = max((high for shape in bounds for _, high in shape if high is not None), default=1)
+    ranges = [[bounds(size) for size in value.shape] for value in values]
+    rows = max((high for shape in ranges for _, high in shape if high is not None), default=1)
     made: list[dict[str, Any]] = []
-    for value, shape in zip(values, bounds, strict=True):
+    for value, shape in zip(values, ranges, strict=True):
         # An aligned line more than the rows: the program holds S to be another size than n.
         whole = [(low, rows + low if high is None else high) for low, high in shape]
         least, largest = (tuple(side) for side in zip(*whole, strict=True))
         typical = tuple((low + high) // 2 for low, high in whole)
         made.append(dict(min_shape=least, opt_shape=typical, max_shape=largest, dtype=value.dtype))
     return made
-
-
-def _bounds(size: Any) -> tuple[int, int | None]:
-    if isinstance(size, int):
-        return size, size
-    found = size.node.shape_env.bound_sympy(size.node.expr)
-    return int(found.lower), None if found.upper is int_oo else int(found.upper)
-
-
-def copied_bytes(rewritten: OnnxProgram) -> dict[str, Any]:
-    """Bytes of outputs that a call copies, for each row dimension, and once."""
-    values = rewritten.program.graph.output_node().args[0]
-    per_row = [0] * max((o.rows + 1 for o in rewritten.outputs if o.rows is not None), default=0)
-    once = 0
-    for output, value in zip(rewritten.outputs, values, strict=True):
-        itemsize = value.meta["val"].dtype.itemsize
-        if output.rows is None:
-            once += itemsize * torch.Size(output.shape).numel()
-        else:
-            per_row[output.rows] += itemsize
-    return {"copied_bytes_out_per_row": per_row, "copied_bytes_out_once": once}

@@ -6,6 +6,9 @@ prints its text and exits non-zero, without a traceback. Each folder defines the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from soa.text import plain
 
 
@@ -37,3 +40,17 @@ class SignatureError(SoaPipelineError):
 
 class OptionError(SoaPipelineError, TypeError):
     """A keyword that a public function does not have."""
+
+
+@contextmanager
+def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
+    """Inside, libraries of an optional extra are imported; `error` where one cannot be.
+
+    An OSError too: the dynamic loader does not find a library that a package needs.
+    """
+    try:
+        yield
+    except (ImportError, OSError) as problem:
+        what = getattr(problem, "name", None) or "a library"
+        cure = f"pip install 'soa-pipeline[{extra}]'"
+        raise error(f"{what} cannot be imported ({problem}): {cure}") from problem

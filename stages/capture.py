@@ -89,24 +89,14 @@ class Capture:
         return digest.hexdigest()
 
     def save(self) -> None:
-        data = {
-            "signature": self.signature.to_dict(),
-            "torchscript": self.torchscript,
-            "torchscript_note": self.torchscript_note,
-            "precision": self.precision,
-        }
+        data = {**vars(self), "signature": self.signature.to_dict()}
+        del data["folder"]
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Capture:
         data = json.loads((folder / "capture.json").read_text())
-        return cls(
-            folder,
-            Signature.from_dict(data["signature"]),
-            data["torchscript"],
-            data["torchscript_note"],
-            data["precision"],
-        )
+        return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
 
 
 def capture(

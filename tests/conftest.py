@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
 # torch's idle threads sleep: those of one test process would spin on the core another one needs.
 # Read when torch is loaded, so set before; the children of tests inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# A third less time in g++ for every aoti artifact; its kernels are compiled as ever.
+os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)

@@ -43,7 +43,7 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 def test_an_engine_opens_in_one_module() -> None:
     """Whoever else has an engine compiles with it, or asks for its portable file."""
     have = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
-    assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/packaging/bundle.py"}
+    assert have == {f"{ROOM}artifact.py", "stages/compile.py", "stages/package.py"}
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
     assert asked.pop(f"{ROOM}artifact.py") == {"open"}
     assert set().union(*asked.values()) == {"anywhere", "compile", "portable_file"}
@@ -110,7 +110,7 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         "pipeline/building/target.py",  # the annex that it has built
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
         "pipeline/building/runner.py",  # what it has packaged
-        "stages/packaging/bundle.py",
+        "stages/package.py",
     }
 
 
@@ -118,8 +118,7 @@ def test_candidates_are_opened_by_the_stages() -> None:
     """The one door beside the route: an artifact that is being proved, before any bundle has it."""
     assert users("runtime.opening.open_candidate") == {
         "pipeline/building/candidates.py",
-        "stages/validation/larger.py",
-        "stages/validation/validate.py",
+        "stages/validate.py",
     }
 
 

@@ -51,7 +51,7 @@ def callers(*names: str) -> set[str]:
 
 OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process
     "engines/processes/isolation.py", "pipeline/building/candidates.py", "stages/capture.py",
-    "stages/compile.py", "stages/validation/validate.py",
+    "stages/compile.py", "stages/validate.py",
 }  # fmt: skip
 OWN_SOURCE = {
     "pipeline/config/assemble.py",
@@ -68,7 +68,7 @@ OURS = {"serving/cluster/files.py", "soa/declared.py"}  # a schema, templates, t
 def test_one_function_reads_files_of_others() -> None:
     allowed = OWN_STEPS | OWN_SOURCE | OWN_SERVER | SYSTEM | OURS
     assert callers("read_text", "read_bytes") <= allowed
-    assert callers("safe_open") == {"stages/reference/answers.py", "stages/validation/larger.py"}
+    assert callers("safe_open") == {"stages/reference/answers.py"}
 
 
 def test_one_function_parses_json() -> None:
@@ -92,8 +92,8 @@ def test_one_function_prints() -> None:
     }
     assert callers("escape") == {"soa/text.py", "engines/exported/archive.py"}  # HTML's, and re's
     prints = callers("print") - callers("console", "new_table", "microseconds")
-    assert prints == {"stages/validation/validate.py"}  # in a child process, into its log
-    silencers = {"engines/exported/quiet.py", "registry/mlflow/access.py"}
+    assert prints == {"stages/validate.py"}  # in a child process, into its log
+    silencers = {"engines/exported/engine.py", "registry/mlflow/access.py"}
     assert callers("getLogger") == silencers | {"soa/text.py"}
 
 

@@ -18,13 +18,13 @@ import torch
 from torch.export import ExportedProgram
 
 from engines.aoti.hoisting import hoist_linear
-from engines.aoti.weights import writable, write_weights
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
 from engines.native import NativeExecutable
 from engines.processes import require_openmp
 from engines.target import Target
+from soa.dtypes import DTYPES
 
 aten = torch.ops.aten
 
@@ -32,6 +32,8 @@ aten = torch.ops.aten
 # below AVX2.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 TARGET = "target.txt"
+WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
+_ALIGNMENT = 64  # of each tensor in weights.bin
 # Where set, Inductor packs weights in layouts of its own, inside the library.
 _PACKS = ("max_autotune", "freezing")
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
@@ -197,6 +199,45 @@ def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tenso
         return None
     found = {name: values[original] for name, original in names.items()}
     return found if writable(found) else None
+
+
+def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Whether every tensor is of a dtype and kind that the format holds."""
+    return all(
+        str(t.dtype).removeprefix("torch.") in DTYPES and t.layout == torch.strided
+        for t in tensors.values()
+    )
+
+
+def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
+    """Write CPU tensors beside the code, each in its own strides; returns the files written.
+
+    With the constants inside the library each process pays for a private copy of them; this one
+    flat file every process of a node maps read-only. `weights.bin` holds each tensor's memory;
+    `weights.txt` says where, one line a tensor, for engines/native/artifact.h::
+
+        NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
+    """
+    lines = ["soa-weights 1"]
+    at = 0
+    with (folder / WEIGHTS).open("wb") as out:
+        for name, tensor in tensors.items():
+            at += out.write(b"\0" * (-at % _ALIGNMENT))
+            numbers = [tensor.itemsize, at, tensor.ndim, *tensor.shape, *tensor.stride()]
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            lines.append(" ".join([name, dtype, *map(str, numbers)]))
+            at += out.write(_memory(tensor))
+    (folder / WEIGHTS_INDEX).write_text("\n".join(lines) + "\n")
+    return [WEIGHTS, WEIGHTS_INDEX]
+
+
+def _memory(tensor: torch.Tensor) -> bytes:
+    """The bytes from a tensor's first element to its last, whatever its strides."""
+    if tensor.numel() == 0:
+        return b""
+    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
+    return flat.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
-from torch.utils._sympy.numbers import int_oo
 
-from engines.exported import as_node, insert, sizes
+from engines.exported import as_node, bounds, insert, sizes
 
 aten = torch.ops.aten
 
@@ -271,7 +270,5 @@ def _direct(value: Node, dim: int) -> float:
 
 def _extent(size: Any) -> float:
     """A size at the largest row counts that the program is for, which show how they compare."""
-    if isinstance(size, int):
-        return size
-    bounds = size.node.shape_env.bound_sympy(size.node.expr)
-    return max(float(bounds.lower if bounds.upper is int_oo else bounds.upper), 1.0)
+    least, largest = bounds(size)
+    return size if isinstance(size, int) else max(least if largest is None else largest, 1)

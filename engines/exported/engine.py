@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,26 @@ import torch
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.exported.archive import load_program
-from engines.exported.quiet import quiet_torch
 from engines.processes import require_openmp
 from engines.target import Target
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Ignore warnings and torch's log messages below ERROR inside the block. Not thread-safe.
+
+    While it exports, compiles and loads, torch warns about its own internals (pytree classes,
+    TorchScript's future, tracing of sizes). A user of this package can act on none of it.
+    """
+    logger = logging.getLogger("torch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 class _Program:

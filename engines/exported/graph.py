@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.utils._sympy.numbers import int_oo
 
 
 def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
@@ -23,3 +24,11 @@ def as_node(argument: Any) -> Node:
 def sizes(node: Any) -> tuple[Any, ...]:
     """A tensor's sizes: ints, and expressions that can be compared without adding a guard."""
     return tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape)
+
+
+def bounds(size: Any) -> tuple[int, int | None]:
+    """The least and the largest value of a size that the program is for; None: no bound."""
+    if isinstance(size, int):
+        return size, size
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    return int(found.lower), None if found.upper is int_oo else int(found.upper)

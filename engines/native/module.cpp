@@ -124,10 +124,6 @@ PyObject *model_prepare(PyObject *self, PyObject *given) {
   return reinterpret_cast<PyObject *>(call);
 }
 
-PyObject *model_arguments(PyObject *self, void *) {
-  return PyLong_FromSize_t(soa_model_arguments(reinterpret_cast<Model *>(self)->model));
-}
-
 bool read_stream(PyObject *const *arguments, Py_ssize_t count, void **stream) {
   *stream = nullptr;
   if (count == 0) return true;
@@ -220,10 +216,6 @@ PyMethodDef model_methods[] = {
     {"close", model_close, METH_NOARGS, "Close; running calls end first, later ones are refused."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyGetSetDef model_getters[] = {
-    {"arguments", model_arguments, nullptr, "Number of arguments the artifact takes.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
 PyMethodDef call_methods[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_run)), METH_FASTCALL,
      "run([stream]): run once, without the GIL."},
@@ -249,7 +241,6 @@ PyMethodDef functions[] = {
 PyType_Slot model_slots[] = {{Py_tp_new, reinterpret_cast<void *>(model_new)},
                              {Py_tp_dealloc, reinterpret_cast<void *>(model_dealloc)},
                              {Py_tp_methods, model_methods},
-                             {Py_tp_getset, model_getters},
                              {0, nullptr}};
 PyType_Spec model_spec = {"engines.native._native.Model", sizeof(Model), 0, Py_TPFLAGS_DEFAULT, model_slots};
 

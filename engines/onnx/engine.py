@@ -26,6 +26,7 @@ from engines.onnx.program import OUTPUTS, input_name, read_outputs
 from engines.processes import tell
 from engines.target import Target
 from soa.dtypes import itemsize
+from soa.errors import needs_extra
 from soa.memory import Span, span_of
 
 _MODEL, _WEIGHTS = "model.onnx", "model.onnx.data"
@@ -193,13 +194,8 @@ class OnnxCall:
 
 def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
     """An inference session on `device` alone; `optimised` is where to write the graph that runs."""
-    try:
+    with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime
-    except ImportError as error:
-        extra = "cpu" if device.type == "cpu" else "cuda"
-        raise EngineError(
-            f"onnxruntime is not installed: pip install 'soa-pipeline[{extra}]'"
-        ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -13,7 +13,8 @@ import torch
 
 from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
-from engines.onnx.program import OUTPUTS, Output, input_name, returning_columns
+from engines.onnx.program import OUTPUTS, Output, copied_bytes, input_name, returning_columns
+from soa.errors import needs_extra
 
 # Steps that compute nothing: an output that ends in one is a copy of a value made elsewhere.
 _MOVES = frozenset(
@@ -31,13 +32,9 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
     `opset` is torch's own choice where None. Raises EngineError naming the operation that ONNX,
     or that opset, does not have.
     """
-    try:
+    with needs_extra("onnx", EngineError):
         import onnx
         import onnxscript  # noqa: F401 - torch's exporter needs it
-    except ImportError as error:
-        raise EngineError(
-            f"{error.name} is not installed: pip install 'soa-pipeline[onnx]'"
-        ) from error
     with quiet_torch():
         rewritten = returning_columns(load_program(program))
         try:
@@ -70,8 +67,7 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
     """Bytes that a call copies on its way in and out, from the graph as it runs.
 
     Inputs are bound by address: only a step that brings one to another memory would copy it. An
-    output is counted where its last step only moves values; `copied_bytes_out_per_row` has one
-    number a row dimension.
+    output is counted where its last step only moves values.
     """
     import onnx
 
@@ -79,25 +75,16 @@ def copied(optimised: Path, outputs: Sequence[Output]) -> dict[str, Any]:
     inputs = {given.name for given in graph.input}
     readers = {n.op_type for n in graph.node if inputs & set(n.input)} - {"Shape"}
     made_by = {name: node.op_type for node in graph.node for name in node.output}
-    per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
-    once, steps = 0, set()
+    # An input that is passed on is copied too.
+    last = {output.name: made_by.get(output.name, "Identity") for output in outputs}
+    moved = {name: step for name, step in last.items() if step in _MOVES}
     dtype_of = onnx.helper.tensor_dtype_to_np_dtype
     itemsizes = {o.name: dtype_of(o.type.tensor_type.elem_type).itemsize for o in graph.output}
-    for output in outputs:
-        step = made_by.get(output.name, "Identity")  # an input that is passed on is copied too
-        if step not in _MOVES:
-            continue
-        steps.add(step)
-        if output.rows is None:
-            once += itemsizes[output.name] * torch.Size(output.shape).numel()
-        else:
-            per_row[output.rows] += itemsizes[output.name]
     return {
         "copied_bytes_in": None if any("Memcpy" in reader for reader in readers) else 0,
         "inputs_read_by": sorted(readers),
-        "copied_bytes_out_per_row": per_row,
-        "copied_bytes_out_once": once,
-        "copied_out_by": sorted(steps),
+        **copied_bytes(outputs, {name: itemsizes[name] for name in moved}),
+        "copied_out_by": sorted(set(moved.values())),
     }
 
 

@@ -8,7 +8,7 @@ own address. The arguments that were written are no longer inputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,22 @@ class Output:
     @property
     def name(self) -> str:
         return f"argument_{self.argument}.{self.component}"
+
+
+def copied_bytes(outputs: Sequence[Output], itemsizes: Mapping[str, int]) -> dict[str, Any]:
+    """Bytes that a call copies of the outputs that have an item size here.
+
+    One number for each row dimension, and what is copied once.
+    """
+    per_row = [0] * max((o.rows + 1 for o in outputs if o.rows is not None), default=0)
+    once = 0
+    for output in outputs:
+        size = itemsizes.get(output.name, 0)
+        if output.rows is None:
+            once += size * torch.Size(output.shape).numel()
+        else:
+            per_row[output.rows] += size
+    return {"copied_bytes_out_per_row": per_row, "copied_bytes_out_once": once}
 
 
 def read_outputs(text: str) -> list[Output]:

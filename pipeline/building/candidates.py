@@ -22,9 +22,9 @@ from stages.benchmark import BenchmarkReport, benchmark
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
-from stages.packaging import TargetResult
+from stages.package import TargetResult
 from stages.reference import Reference
-from stages.validation import ValidationReport, validate_candidate
+from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
 

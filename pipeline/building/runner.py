@@ -33,7 +33,7 @@ from soa.options import known_options
 from stages.capture import Capture, capture
 from stages.errors import CaptureError
 from stages.model import build_model, loaded_sources
-from stages.packaging import package
+from stages.package import package
 
 
 @dataclass(frozen=True)

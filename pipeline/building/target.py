@@ -31,7 +31,7 @@ from runtime.loader import tolerances_of
 from runtime.opening import Opening, open_version
 from soa.signature import Signature
 from stages.capture import Capture
-from stages.packaging import TargetResult, package_annex
+from stages.package import TargetResult, package_annex
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
-from stages.model import NUMBERS, OPERANDS, Expression, Features, Step
+from stages.model import BINARY, UNARY, Expression, Features, Step
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, ColumnConfig, PreprocessConfig
@@ -83,16 +83,16 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Step:
     else:
         text = f"found {shown(written)}; expected one operation, such as log or clip: [-5, 5]"
         raise _Mistake(at, text)
-    if name in OPERANDS:
+    if name in BINARY:
         if isinstance(given, int | float):
             return Step(name, operand=_number(at, given))
         if given == []:
             raise _Mistake(at, f"found {name} alone; write {name}: with a column or a number")
         return Step(name, operand=_expression(at, given, columns))
-    if name not in NUMBERS:
-        raise _Mistake(at, not_among(name, [*NUMBERS, *OPERANDS]))
+    if name not in UNARY:
+        raise _Mistake(at, not_among(name, [*UNARY, *BINARY]))
     listed = list(given) if isinstance(given, list | tuple) else [given]
-    wanted = NUMBERS[name]
+    wanted = UNARY[name][1]
     if len(listed) != len(wanted):
         takes = f"[{', '.join(wanted)}]" if wanted else "none"
         found = "1 number" if len(listed) == 1 else f"{len(listed)} numbers"

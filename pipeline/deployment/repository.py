@@ -43,7 +43,7 @@ from serving.triton import (
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.reference import Reference
-from stages.validation import ValidationReport, validate_session
+from stages.validate import ValidationReport, validate_session
 
 _CALL_S = 60.0  # the largest batch of a large model
 

@@ -30,7 +30,7 @@ from runtime.loader import measured_session, tolerances_of
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference, proof_of, too_much
-from stages.validation import ValidationReport, validate_candidate, validate_on_set
+from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0
@@ -128,18 +128,19 @@ def _on_set(
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
-        report = validate_on_set(
+        report = validate_candidate(
             engine_name,
             held.file(manifest.targets[target].candidates[engine_name].files[0]),
-            held.file(manifest.program),
-            inputs,
             opened.signature,
+            inputs.resolve(),
             tolerances_of(manifest),
+            frozenset(),
             Path(folder),
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
             manifest.capture.precision,
-            nonfinite,
+            program=held.file(manifest.program),
+            nonfinite=nonfinite,
         )
     worst = _worst(manifest, report) if report.cases else None
     return SetResult(inputs.name, target, engine_name, worst, report.reason or "")

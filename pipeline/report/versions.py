@@ -18,7 +18,7 @@ from soa.files import as_record
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport
 from stages.reference import proof_of
-from stages.validation import ValidationReport
+from stages.validate import ValidationReport
 
 if TYPE_CHECKING:
     from pipeline.report.tables import Part

@@ -50,7 +50,7 @@ class Policy(BaseModel):
     max_outside_by_output: dict[str, Fraction] = {}
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reference: str | None = None
-    """A safetensors file, see `stages.validation.larger`."""
+    """A safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
     approvals: Names | None = None
     signed_by: Names | None = None

@@ -6,8 +6,8 @@ from .blame import why_not_run as why_not_run
 from .convention import SoaProgram as SoaProgram
 from .convention import TracedProgram as TracedProgram
 from .convention import outputs_in_order as outputs_in_order
-from .expressions import NUMBERS as NUMBERS
-from .expressions import OPERANDS as OPERANDS
+from .expressions import BINARY as BINARY
+from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Step as Step

@@ -1,25 +1,36 @@
 """Expressions of columns, as plain data: how raw columns become what a network was trained on.
 
-An expression begins with a column and takes one step after another. Nothing here is ever evaluated
-as code; `stages.model.preprocess` has one torch operation for each name.
+An expression begins with a column and takes one step after another. Nothing that a config says is
+ever evaluated as code.
 """
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-# The operations that take numbers, with what these are, and those that take a second value.
-NUMBERS: dict[str, tuple[str, ...]] = {
-    "log": (),
-    "log1p": (),
-    "abs": (),
-    "sqrt": (),
-    "square": (),
-    "clip": ("low", "high"),
-    "standardise": ("centre", "scale"),  # (x - centre) * scale, as weaver has it
-    "above": ("threshold",),  # 1 where x > threshold, else 0
+# Each operation on a tensor, with the numbers that it takes.
+UNARY: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "log": (lambda x: x.log(), ()),
+    "log1p": (lambda x: x.log1p(), ()),
+    "abs": (lambda x: x.abs(), ()),
+    "sqrt": (lambda x: x.sqrt(), ()),
+    "square": (lambda x: x.square(), ()),
+    "clip": (lambda x, low, high: x.clamp(low, high), ("low", "high")),
+    # As weaver has it.
+    "standardise": (lambda x, centre, scale: (x - centre) * scale, ("centre", "scale")),
+    # 1 where x > threshold, else 0.
+    "above": (lambda x, threshold: (x > threshold).to(x.dtype), ("threshold",)),
 }
-OPERANDS = ("add", "subtract", "multiply", "ratio")
+# Those that take a second value.
+BINARY: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "ratio": operator.truediv,
+}
 
 
 @dataclass(frozen=True)

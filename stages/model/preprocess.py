@@ -7,29 +7,12 @@ columns go into the artifact.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from stages.model.expressions import Expression, Features
-
-_UNARY: dict[str, Callable[..., torch.Tensor]] = {
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "abs": torch.abs,
-    "sqrt": torch.sqrt,
-    "square": torch.square,
-    "clip": lambda x, low, high: torch.clamp(x, low, high),
-    "standardise": lambda x, centre, scale: (x - centre) * scale,
-    "above": lambda x, threshold: (x > threshold).to(x.dtype),
-}
-_BINARY: dict[str, Callable[..., torch.Tensor]] = {
-    "add": lambda x, y: x + y,
-    "subtract": lambda x, y: x - y,
-    "multiply": lambda x, y: x * y,
-    "ratio": lambda x, y: x / y,
-}
+from stages.model.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):
@@ -94,9 +77,9 @@ def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> tor
     value = columns[expression.column]
     for step in expression.steps:
         if step.operand is None:
-            value = _UNARY[step.operation](value, *step.numbers)
+            value = UNARY[step.operation][0](value, *step.numbers)
         else:
             other = step.operand
             second = evaluate(other, columns) if isinstance(other, Expression) else other
-            value = _BINARY[step.operation](value, second)
+            value = BINARY[step.operation](value, second)
     return value

@@ -7,7 +7,7 @@ collection; a case takes the first n rows of it. It is stored as safetensors (no
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,23 +54,19 @@ class Reference:
     @classmethod
     def load(cls, path: Path, signature: Signature | None = None) -> Reference:
         """What `save` wrote; ReferenceDataError if it is not that, or not of this signature."""
+        metadata, tensors = _read_tensors(path, "a stored reference")
         inputs: Arrays = {}
         try:
-            with safe_open(path, framework="pt") as stored:
-                metadata = stored.metadata() or {}
-                cases = as_record(list[Case], parse_json(metadata["cases"]))
-                # Older references have no notes.
-                notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
-                outputs: dict[str, dict[str, torch.Tensor]] = {
-                    str(i): {} for i in range(len(cases))
-                }
-                for key in list(stored.keys()):
-                    kind, where, name = key.split("/", 2)
-                    if kind == "input":
-                        inputs.setdefault(where, {})[name] = stored.get_tensor(key)
-                    else:
-                        outputs[where][name] = stored.get_tensor(key)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            cases = as_record(list[Case], parse_json(metadata["cases"]))
+            # Older references have no notes.
+            notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
+            outputs: dict[str, dict[str, torch.Tensor]] = {str(i): {} for i in range(len(cases))}
+            for (kind, where, name), value in tensors.items():
+                if kind == "input":
+                    inputs.setdefault(where, {})[name] = value
+                else:
+                    outputs[where][name] = value
+        except (KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
         found = cls(inputs, tuple(cases), tuple(outputs.values()), notes)
         return found if signature is None else found._of(signature, path)
@@ -88,6 +84,95 @@ class Reference:
             if not good:
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
         return replace(self, inputs=check_inputs(signature, self.inputs))
+
+
+def _read_tensors(
+    path: Path, what: str, prefix: str = ""
+) -> tuple[dict[str, str], dict[tuple[str, str, str], torch.Tensor]]:
+    """A safetensors file's metadata, and its tensors by the three parts of their names."""
+    tensors: dict[tuple[str, str, str], torch.Tensor] = {}
+    try:
+        with safe_open(path, framework="pt") as stored:
+            for key in list(stored.keys()):
+                if key.startswith(prefix):
+                    kind, _, rest = key.partition("/")
+                    where, _, name = rest.partition("/")
+                    tensors[kind, where, name] = stored.get_tensor(key)
+            return stored.metadata() or {}, tensors
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ReferenceDataError(f"{path} is not {what}: {error}") from error
+
+
+def read_set(signature: Signature, path: Path) -> Arrays:
+    """A larger set of inputs: all rows of the file, checked against the layouts.
+
+    One tensor `input/<collection>/<column>` for each input column: `(N,)`, Eigen `(N, r)` or
+    `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A stored reference
+    has this form too; its outputs are not read. Raises ReferenceDataError.
+    """
+    given: Arrays = {}
+    _, tensors = _read_tensors(path, "a reference set", "input/")
+    for (_, collection, column), value in tensors.items():
+        given.setdefault(collection, {})[column] = value
+    rows: Case = {}
+    for name in signature.input_collections:
+        dim = signature.rows_of[name]
+        for member in signature.layouts[name].columns:
+            found = given.get(name, {}).get(member.name)
+            if found is not None and member.kind != "scalar" and found.ndim:
+                rows[dim] = max(rows.get(dim, 0), found.shape[0])
+    for dim in signature.dims:
+        least = max(signature.ranges[dim].min, 1)
+        if rows.get(dim, 0) < least:
+            raise ReferenceDataError(
+                f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
+            )
+    try:
+        return check_inputs(signature, given, rows)
+    except ReferenceDataError as error:
+        raise ReferenceDataError(f"{path}: {error}") from error
+
+
+def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
+    """Pieces that the version can run, which together are all rows.
+
+    With several row dimensions the rows belong together, and are one piece or refused.
+    """
+    total = {
+        signature.rows_of[name]: next(
+            arrays[name][c.name].shape[0]
+            for c in signature.layouts[name].columns
+            if c.kind != "scalar"
+        )
+        for name in signature.input_collections
+        if any(c.kind != "scalar" for c in signature.layouts[name].columns)
+    }
+    if len(total) > 1:
+        for dim, n in total.items():
+            if n > signature.ranges[dim].max:
+                raise ReferenceDataError(
+                    f"{n} rows of {dim}, the version takes up to {signature.ranges[dim].max}; with "
+                    "several row dimensions a reference set is one event"
+                )
+        yield arrays, total
+        return
+    ((dim, n),) = total.items()
+    allowed = signature.ranges[dim]
+    for start in range(0, n, allowed.max):
+        size = max(min(allowed.max, n - start), allowed.min)
+        first = min(start, n - size)  # the last piece may overlap the one before
+        yield (
+            {
+                name: {
+                    c.name: arrays[name][c.name]
+                    if c.kind == "scalar"
+                    else arrays[name][c.name][first : first + size]
+                    for c in signature.layouts[name].columns
+                }
+                for name in signature.input_collections
+            },
+            {dim: size},
+        )
 
 
 def label(case: Case) -> str:

@@ -13,7 +13,7 @@ from runtime.checked.comparison import Tolerance
 from soa.dtypes import DTYPES
 from soa.memory import read_block
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models import all_dtypes, detector
 from tests.models.building import ENGINES, Built, build
 from tests.models.signatures import Problem, problems

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch.export import Dim
 
-from engines.exported.quiet import quiet_torch
+from engines.aoti.engine import settings_for
+from engines.exported import quiet_torch
+from engines.target import Target
 from soa.memory import Collection
 from tests.models.building import ENGINES, Built
 from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
@@ -33,8 +35,8 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
         program = torch.export.export(
             model, (torch.randn(64, 6),), dynamic_shapes=({0: Dim("n", min=1, max=5000)},)
         )
-        # Precompiled headers take as long as two compiles, and nothing else has these flags.
-        configs = {"aot_inductor.precompile_headers": False}
+        # With the flags of all the others: the precompiled headers are there.
+        configs = settings_for(Target.parse("cpu"), {})
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs=configs
         )

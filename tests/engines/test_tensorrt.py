@@ -11,7 +11,7 @@ import torch
 from engines import EngineError, Portable, Target, engine
 from engines.exported.archive import load_program
 from engines.onnx.program import returning_columns
-from engines.tensorrt import copied_bytes, input_ranges
+from engines.tensorrt import input_ranges
 from tests.models.building import Built
 
 INSTALLED = importlib.util.find_spec("torch_tensorrt") is not None
@@ -30,7 +30,7 @@ def test_a_missing_library_names_the_extra(mlp: Built, tmp_path: Path) -> None:
         engine("tensorrt").compile(
             Portable(mlp.capture.program, None), Target("cuda", "sm_90"), {}, tmp_path
         )
-    with pytest.raises(EngineError, match="torch-tensorrt cannot be imported"):
+    with pytest.raises(EngineError, match="torch_tensorrt cannot be imported"):
         engine("tensorrt").open(tmp_path / "tensorrt.pt2", torch.device("cuda:0"))
 
 
@@ -40,7 +40,6 @@ def test_the_ranges_it_is_built_for(mlp: Built) -> None:
     assert (carrier["min_shape"], carrier["max_shape"]) == ((0, 0), (5000, 0))
     assert (matrix["min_shape"][0], matrix["max_shape"][0]) == (6, 6)
     assert matrix["max_shape"][1] > 5000  # room for every padded length of 5000 rows
-    assert copied_bytes(rewritten) == {"copied_bytes_out_per_row": [12], "copied_bytes_out_once": 0}
 
 
 @pytest.mark.cuda

@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.export import Dim
 
 from examples.jet_tagger import generate, train
 from examples.jet_tagger.model import JetTagger, build
@@ -57,14 +56,6 @@ def test_what_lies_in_absent_particles_does_not_matter(model: JetTagger, junk: f
     assert torch.equal(model(dirty, jet)[0], expected)
 
 
-def test_the_order_of_particles_does_not_matter(model: JetTagger) -> None:
-    particles, jet = jets(200)
-    order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        model(particles[:, :, order], jet)[0], model(particles, jet)[0], atol=1e-5, rtol=0
-    )
-
-
 def test_ties_between_neighbours_do_not_matter(model: JetTagger) -> None:
     # On a coarse grid most distances are equal to others: which of the equals are among the
     # nearest depends on the order of the particles, the answer must not.
@@ -80,51 +71,6 @@ def test_ties_between_neighbours_do_not_matter(model: JetTagger) -> None:
 def test_a_jet_without_particles_has_an_answer(model: JetTagger) -> None:
     probabilities, _ = model(torch.zeros(1, 4, 16), torch.tensor([[400.0, 0.1, 0.0]]))
     assert probabilities.isfinite().all()
-
-
-def test_it_exports_once_for_every_row_count_and_scripts(model: JetTagger) -> None:
-    rows = Dim("n", min=0, max=4096)
-    exported = torch.export.export(
-        model, jets(37), dynamic_shapes=({0: rows}, {0: rows}), strict=False
-    ).module()
-    scripted = torch.jit.script(model)
-    for n in (0, 1, 2, 31, 32, 33):
-        inputs = jets(n)
-        expected, label = model(*inputs)
-        for other in (exported, scripted):
-            found, found_label = other(*inputs)
-            torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
-            assert torch.equal(found_label, label)
-
-
-def test_inputs_are_not_written(model: JetTagger) -> None:
-    particles, jet = jets(40)
-    before = particles.clone(), jet.clone()
-    model(particles, jet)
-    assert torch.equal(particles, before[0])
-    assert torch.equal(jet, before[1])
-
-
-def test_the_generator_repeats_itself_and_heeds_its_seed() -> None:
-    one, labels = generate.jets(300, 5)
-    again, labels_again = generate.jets(300, 5)
-    assert all(np.array_equal(one[name], again[name]) for name in one)
-    assert np.array_equal(labels, labels_again)
-    assert not np.array_equal(one["pt"], generate.jets(300, 6)[0]["pt"])
-
-
-def test_generated_jets_look_like_their_class() -> None:
-    columns, labels = generate.jets(6000, 8)
-    assert all(np.isfinite(values).all() for values in columns.values())
-    assert all(values.dtype == np.float32 for values in columns.values())
-    mass = [float(np.median(columns["mass"][labels == i])) for i in range(3)]
-    assert mass[0] < 70 < mass[1] < 110 < mass[2] < 190
-    part_pt = columns["part_pt"]
-    assert (np.diff(part_pt, axis=1) <= 0).all()
-    assert (part_pt.sum(1) <= columns["pt"] * 1.2).all()
-    for name in ("part_energy", "part_deta", "part_dphi"):
-        assert (columns[name][part_pt == 0] == 0).all()
-    assert np.abs(columns["part_dphi"]).max() < 1.2
 
 
 def test_the_reference_has_jets_with_fewer_particles_than_neighbours() -> None:

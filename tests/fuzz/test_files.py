@@ -18,8 +18,8 @@ from engines.exported.archive import load_program
 from pipeline.config.schema import load_config
 from pipeline.config.site_file import load_site
 from registry.housekeeping.transport import _as_folder
+from stages.reference import read_set
 from stages.reference.answers import Reference
-from stages.validation.larger import read_set
 from tests.fuzz.hostile import altered_json, damaged, only_ours, texts
 from tests.models.archives import MODEL, doctored, record, save_program
 from tests.models.building import mlp_signature

@@ -60,7 +60,7 @@ from runtime.opening.trust import require_promoted, require_vouched, usable_anne
 from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport, Timing
-from stages.validation.validate import CaseReport, ValidationReport
+from stages.validate import CaseReport, ValidationReport
 from tests.fuzz.hostile import altered, altered_json, damaged, only_ours, printed, require_plain
 from tests.models import bundles
 from tests.models.building import mlp_signature

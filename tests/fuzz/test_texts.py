@@ -37,7 +37,7 @@ from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
 from soa.text import in_html, in_markdown, logger, plain
 from stages.benchmark import BenchmarkReport, Timing
-from stages.validation.validate import ValidationReport
+from stages.validate import ValidationReport
 from tests.fuzz.hostile import TEXTS, printed, require_plain, texts
 from tests.fuzz.test_records import DIGEST, MANIFEST, V3, compared, opened
 from tests.models import bundles

@@ -15,9 +15,9 @@ from runtime.checked.comparison import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from stages.benchmark import benchmark
 from stages.compile import Compiled
-from stages.packaging.bundle import TargetResult, package
+from stages.package import TargetResult, package
 from stages.reference.answers import Reference, random_inputs
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import build
 from tests.models.shared import made_once
 

@@ -15,7 +15,7 @@ from engines.exported.archive import load_program
 from runtime.checked.comparison import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import Built, build
 
 aten = torch.ops.aten

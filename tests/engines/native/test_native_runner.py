@@ -14,7 +14,7 @@ from engines.aoti.engine import needs_proxy_executor
 from engines.errors import EngineError, RunError
 from engines.native import _native
 from engines.native.runner import NativeExecutable
-from runtime.session.binding import Binding, TensorCall
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Collection
 from tests.models.building import TAGS, Built
@@ -71,77 +71,6 @@ def test_gives_the_bits_of_torchs_own_runner(mlp: Built, session: Session, n: in
     assert n == 0 or values(tags).sum() > 0
 
 
-def test_an_aoti_binding_is_one_native_call(mlp: Built) -> None:
-    binding, _ = bound(mlp, mlp.session("aoti"), 10)
-    assert not isinstance(binding.prepared, TensorCall)
-    assert isinstance(bound(mlp, mlp.session("exported"), 10)[0].prepared, TensorCall)
-
-
-def test_another_n_of_the_same_binding(mlp: Built, session: Session) -> None:
-    binding, tags = bound(mlp, session, 1000)
-    for n in (1000, 1, 0, 33, 999):
-        for column in TAGS.columns:
-            tags.tensor(column.name).fill_(-1.0)
-        binding(n)
-        once, expected = bound(mlp, session, n)
-        once()
-        assert torch.equal(values(tags)[:, :n], values(expected))
-        assert torch.all(values(tags)[:, n:] == -1.0)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_run_many_gives_what_single_runs_give(mlp: Built, session: Session, threads: int) -> None:
-    sizes = [(7 * i) % 50 for i in range(300)]
-    many = [bound(mlp, session, n) for n in sizes]
-    session.run_many([binding for binding, _ in many], threads)
-    for n, (_, tags) in zip(sizes, many, strict=True):
-        single, expected = bound(mlp, session, n)
-        single()
-        assert torch.equal(values(tags), values(expected))
-
-
-def test_run_many_falls_back_to_a_loop_for_other_engines(mlp: Built) -> None:
-    session = mlp.session("exported")
-    many = [bound(mlp, session, n) for n in (1, 5)]
-    session.run_many([binding for binding, _ in many], threads=2)
-    assert all(values(tags).sum() > 0 for _, tags in many)
-    session.run_many([])
-
-
-def test_eight_threads_share_a_session_bit_equal_to_serial(mlp: Built, session: Session) -> None:
-    events = 12_500
-    serial: dict[int, torch.Tensor] = {}
-    for n in range(20):
-        binding, tags = bound(mlp, session, n)
-        binding()
-        serial[n] = values(tags)
-    start = threading.Barrier(8)
-
-    def work(seed: int) -> int:
-        binding, tags = bound(mlp, session, 19)
-        start.wait()
-        wrong = 0
-        for event in range(events):
-            n = (event * 7 + seed) % 20
-            binding(n)
-            wrong += not torch.equal(values(tags)[:, :n], serial[n])
-        return wrong
-
-    with ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(work, range(8))) == 0
-
-
-def test_closed_sessions_refuse(mlp: Built) -> None:
-    session = mlp.session("aoti")
-    binding, _ = bound(mlp, session, 3)
-    binding()
-    session.close()
-    with pytest.raises(RunError, match="closed"):
-        binding()
-    with pytest.raises(RunError, match="closed"):
-        bound(mlp, session, 3)
-
-
 def test_closing_does_not_wait_for_threads_that_keep_running(mlp: Built) -> None:
     session = Session(mlp.signature, NativeExecutable(mlp.files["aoti"], CPU, instances=1))
     start = threading.Barrier(5)
@@ -162,12 +91,6 @@ def test_closing_does_not_wait_for_threads_that_keep_running(mlp: Built) -> None
         assert {end.result() for end in ends} == {"the session is closed"}
 
 
-def test_a_binding_outlives_its_session_object(mlp: Built) -> None:
-    binding, tags = bound(mlp, mlp.session("aoti"), 33)
-    binding()
-    assert values(tags).sum() > 0
-
-
 def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
     text = tmp_path / "text.so"
     text.write_text("not a library")
@@ -183,50 +106,27 @@ def test_libraries_that_are_none(tmp_path: Path, library: Path) -> None:
         NativeExecutable(Path(_native.__file__), CPU)
 
 
-def test_arguments_that_make_no_tensor(library: Path) -> None:
-    model = _native.Model(str(library), "cpu", str(library.parent), 1)
-    assert model.arguments == 3
-    buffer = torch.zeros(6 * 32)
-    good = [
-        (0, "float32", (10, 0)),
-        (buffer.data_ptr(), "float32", (6, 32)),
-        (buffer.data_ptr(), "float32", (3, 32)),
-    ]
-    call = model.prepare(good)
-    for bad, message in [
-        ((0, "float32", (6, 32)), "null pointer"),
-        ((buffer.data_ptr(), "float32", (-1, 32)), "negative"),
-        ((buffer.data_ptr(), "float31", (6, 32)), "unknown dtype"),
-        ((buffer.data_ptr() + 2, "float32", (6, 32)), "not a multiple of float32's 4 bytes"),
-        ((buffer.data_ptr(), "float32", (2**62, 2**62)), "pass the end of memory"),
-    ]:
-        with pytest.raises(RunError, match=message):
-            model.prepare([good[0], bad, good[2]])
-        with pytest.raises(RunError, match=message):
-            call.update([(0, good[0]), (1, bad)])
-    with pytest.raises(RunError, match="2 arguments, the artifact takes 3"):
-        model.prepare(good[:2])
-    with pytest.raises(RunError, match="no argument 3"):
-        call.update([(3, good[0])])
-    with pytest.raises(RunError, match="4 changes, the artifact takes 3"):
-        call.update([(0, good[0])] * 4)
-    with pytest.raises(ValueError, match="1 or 2 sizes"):
-        call.update([(0, (0, "float32", ()))])
-    call.run()  # still what it was
-
-
 def test_arguments_change_together_or_not_at_all(library: Path) -> None:
+    """What else makes no tensor, stress.cpp tries."""
     model = _native.Model(str(library), "cpu", str(library.parent), 1)
     features, answers = torch.rand(6, 32), torch.zeros(3, 32)
-    call = model.prepare(
-        [
-            (0, "float32", (10, 0)),
-            (features.data_ptr(), "float32", (6, 32)),
-            (answers.data_ptr(), "float32", (3, 32)),
-        ]
-    )
-    with pytest.raises(RunError, match="null pointer"):
-        call.update([(0, (0, "float32", (4, 0))), (1, (0, "float32", (6, 32)))])
+    good = [
+        (0, "float32", (10, 0)),
+        (features.data_ptr(), "float32", (6, 32)),
+        (answers.data_ptr(), "float32", (3, 32)),
+    ]
+    call = model.prepare(good)
+    with pytest.raises(RunError, match="2 arguments, the artifact takes 3"):
+        model.prepare(good[:2])
+    for bad, message in [
+        ((0, "float32", (6, 32)), "null pointer"),
+        ((features.data_ptr(), "float31", (6, 32)), "unknown dtype"),
+        ((features.data_ptr() + 2, "float32", (6, 32)), "not a multiple of float32's 4 bytes"),
+    ]:
+        with pytest.raises(RunError, match=message):
+            call.update([(0, (0, "float32", (4, 0))), (1, bad)])
+    with pytest.raises(ValueError, match="1 or 2 sizes"):
+        call.update([(0, (0, "float32", ()))])
     call.run()
     assert (answers[:, 9] != 0).all()  # ten rows, not four
     answers.zero_()

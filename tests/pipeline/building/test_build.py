@@ -21,7 +21,7 @@ from registry.store.registry import Registry
 from runtime.errors import LoadError
 from serving.errors import ServingError
 from stages.errors import StageError
-from stages.packaging import NO_BASELINE
+from stages.package import NO_BASELINE
 from tests.models.project import TARGET, Built, cli, refusal, require_right, resealed
 
 LOWER = "cpu/x86-64-v2"

@@ -41,7 +41,7 @@ from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
 from soa.memory import argument_tensors
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models import served
 from tests.models.tagged import SIGNATURE, Event, Tags
 from tests.serving.conftest import Shop

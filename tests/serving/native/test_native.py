@@ -15,7 +15,7 @@ from serving.native.artifact import Backend, Native, NativeExecutable, make_nati
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
 from stages.reference.answers import Reference
-from stages.validation.validate import ValidationReport, validate_session
+from stages.validate import ValidationReport, validate_session
 from tests.models import served
 from tests.models.building import Built, build
 

@@ -40,7 +40,7 @@ from serving.wire import FORMS, Form, Wire
 from soa import Signature
 from soa.dtypes import numpy_dtype
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models import served
 from tests.models.building import Built, build, mlp_signature
 from tests.models.project import PASSED, TARGET, resealed

@@ -43,7 +43,7 @@ from serving.triton.backend import Request
 from serving.wire import Form
 from soa import Collection
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.forked import in_a_child
 from tests.models.project import described

@@ -33,7 +33,7 @@ from serving.local.triton import Ports, ServerOptions, TritonServer
 from serving.remote.session import RemoteSession
 from serving.wire import Form
 from stages.reference.answers import Reference
-from stages.validation.validate import validate_session
+from stages.validate import validate_session
 from tests.models.building import reference_collections
 from tests.models.mlps import CLASSES, FEATURES
 from tests.serving.campaigns.servers import certificate

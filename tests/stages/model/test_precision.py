@@ -23,7 +23,7 @@ from stages.capture import Capture, capture
 from stages.compile import compile_here
 from stages.model.precision import Precision, check_precision, in_precision, tf32_switches
 from stages.reference.answers import Reference, random_inputs
-from stages.validation.validate import ValidationReport, validate_session
+from stages.validate import ValidationReport, validate_session
 from tests.models import mlps
 from tests.models.building import mlp_signature
 from tests.models.project import CONFIG, write_project
@@ -95,14 +95,29 @@ def test_tf32_keeps_the_model_and_sets_torch_for_its_time_alone() -> None:
     assert (backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32) == before
 
 
-def test_a_config_with_tf32(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "target", "dtype"),
+    [
+        (None, "cpu", "float32"),
+        ("bf16", "cpu", "bfloat16"),
+        ("tf32", "cuda/sm_90", "float16"),
+    ],
+)
+def test_a_config_names_it_and_its_tolerance_follows(
+    precision: str | None, target: str, dtype: str, tmp_path: Path
+) -> None:
+    said = f"precision: {precision}\n" if precision else ""
+    text = CONFIG.replace("targets: [cpu]", f"targets: [{target}]") + said
+    config = load_config(write_project(tmp_path, config=text).config)
+    assert config.precision == (precision or "fp32")
+    tolerances = tolerances_of(config, signature_of(config))
+    assert tolerances["probabilities"] == default_tolerance(dtype)
+
+
+def test_a_config_with_tf32_for_a_cpu(tmp_path: Path) -> None:
     project = write_project(tmp_path, config=CONFIG + "precision: tf32\n")
     with pytest.raises(ConfigError, match=r"targets\[0\].*with precision: tf32; only CUDA GPUs"):
         load_config(project.config)
-    there = CONFIG.replace("targets: [cpu]", "targets: [cuda/sm_90]") + "precision: tf32\n"
-    config = load_config(write_project(tmp_path / "there", config=there).config)
-    tolerances = tolerances_of(config, signature_of(config))
-    assert tolerances["probabilities"] == default_tolerance("float16")
 
 
 def test_one_process_one_setting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,16 +137,3 @@ def test_the_model_itself_is_left_as_it_is() -> None:
     reduced = in_precision(model, "bf16")
     assert {p.dtype for p in reduced.parameters()} == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-
-
-def test_a_config_names_it_and_its_tolerance_follows(tmp_path: Path) -> None:
-    project = write_project(tmp_path, config=CONFIG + "precision: bf16\n")
-    config = load_config(project.config)
-    assert config.precision == "bf16"
-    tolerances = tolerances_of(config, signature_of(config))
-    assert tolerances["probabilities"] == default_tolerance("bfloat16")
-    plain = load_config(write_project(tmp_path / "plain").config)
-    assert plain.precision == "fp32"
-    assert tolerances_of(plain, signature_of(plain))["probabilities"] == default_tolerance(
-        "float32"
-    )

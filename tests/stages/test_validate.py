@@ -21,7 +21,7 @@ from soa import Block, Layout, RowRange, Signature, column
 from stages.benchmark import benchmark
 from stages.capture import capture
 from stages.reference.answers import Reference, random_inputs
-from stages.validation.validate import ValidationReport, validate_candidate, validate_session
+from stages.validate import ValidationReport, validate_candidate, validate_session
 from tests.models import mlps, rogues
 from tests.models.building import ENGINES, Built, build, mlp_signature
 
@@ -373,7 +373,7 @@ class ReadsBeyond:
 def test_a_read_past_an_end_kills_the_process_that_validates(name: str) -> None:
     """No answer shows it; a user's buffer may end where their process has no more memory."""
     code = (
-        "from tests.stages.validation import test_validate as here;"
+        "from tests.stages import test_validate as here;"
         "from tests.models import rogues;"
         "from tests.models.building import mlp_signature; from runtime.session import Session;"
         f"session = Session(mlp_signature(), here.{name}());"

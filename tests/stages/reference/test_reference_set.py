@@ -13,8 +13,8 @@ from soa.block import Block
 from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
-from stages.validation.larger import read_set, validate_here, windows
-from stages.validation.validate import ValidationReport
+from stages.reference import read_set, windows
+from stages.validate import ValidationReport, validate_here
 from tests.models.project import TARGET, Built
 
 
@@ -70,11 +70,11 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
     answer = validate_here(
         "torchscript",
         str(jets.bundle.file(candidate.files[0])),
-        str(program),
-        str(inputs),
         manifest.signature,
+        str(inputs),
         {name: vars(t) for name, t in tolerances_of(manifest).items()},
-        "cpu",
+        program=str(program),
+        keep_memory=False,
     )
     return ValidationReport.from_dict(answer)
 

@@ -37,7 +37,17 @@ from soa.files import as_record
 from soa.memory import Collection, fill_column, read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
-from stages.reference import Arrays, Case, Reference, label
+from stages.reference import (
+    Arrays,
+    Case,
+    Nonfinite,
+    Reference,
+    count_nonfinite,
+    filled_collections,
+    label,
+    read_set,
+    windows,
+)
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
@@ -97,8 +107,17 @@ def validate_candidate(
     timeout_s: float,
     device: str = "cpu",
     precision: Precision = "fp32",
+    *,
+    program: Path | None = None,
+    nonfinite: float = 0.0,
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
+
+    With `program`, `reference` is a larger set of inputs (`read_set` has its form) and the expected
+    answers are those of this program.pt2, run by the `exported` engine. So it shows that the
+    compiled code is the captured program on these inputs; that the program is the eager model was
+    shown at capture. There more than the fraction `nonfinite` of an output's answers may not be NaN
+    or infinite: that proves nothing. A file that does not fit raises ReferenceDataError here.
 
     Where memory runs out it is done once more, without keeping any that is free.
     """
@@ -112,12 +131,15 @@ def validate_candidate(
         "device": device,
         "precision": precision,
     }
+    if program is not None:
+        read_set(signature, reference)
+        payload |= {"program": str(program.absolute()), "nonfinite": nonfinite}
     begun = time.monotonic()
-    outcome = run_isolated("stages.validation.validate:validate_here", payload, folder, timeout_s)
+    outcome = run_isolated("stages.validate:validate_here", payload, folder, timeout_s)
     left_s = timeout_s - (time.monotonic() - begun)
     if outcome.killed and left_s > 0:
         payload["keep_memory"] = False
-        outcome = run_isolated("stages.validation.validate:validate_here", payload, folder, left_s)
+        outcome = run_isolated("stages.validate:validate_here", payload, folder, left_s)
     if not outcome.ok:
         why = outcome.error
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
@@ -142,9 +164,11 @@ def validate_here(
     signature: dict[str, Any],
     reference: str,
     tolerances: dict[str, dict[str, float]],
-    classifiers: list[str],
-    device: str,
-    precision: Precision,
+    classifiers: Sequence[str] = (),
+    device: str = "cpu",
+    precision: Precision = "fp32",
+    program: str | None = None,
+    nonfinite: float = 0.0,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
     """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
@@ -152,17 +176,22 @@ def validate_here(
         keep_freed_memory()
     torch.set_num_threads(1)
     where = torch.device(device)
+    kept = Signature.from_dict(signature)
+    limits = {key: Tolerance(**t) for key, t in tolerances.items()}
     with tf32_switches(precision):
-        executable = open_candidate(name, Path(file), where)
-        kept = Signature.from_dict(signature)
-        report = validate_session(
-            Session(kept, executable, where),
-            name,
-            Reference.load(Path(reference), kept),
-            {key: Tolerance(**t) for key, t in tolerances.items()},
-            frozenset(classifiers),
-            say=lambda text: print(text, flush=True),
-        )
+        session = Session(kept, open_candidate(name, Path(file), where), where)
+        if program is None:
+            report = validate_session(
+                session,
+                name,
+                Reference.load(Path(reference), kept),
+                limits,
+                frozenset(classifiers),
+                say=lambda text: print(text, flush=True),
+            )
+        else:
+            inputs = read_set(kept, Path(reference))
+            report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
     if keep_memory and out_of_memory(RuntimeError(report.reason)):
         raise MemoryError(report.reason)
     return report.to_dict()
@@ -178,37 +207,57 @@ def validate_session(
 ) -> ValidationReport:
     """Run every case of the reference through a session, in this process."""
     begun = time.monotonic()
-    cases = run_cases(session, reference, tolerances, classifiers, say)
-    return judged(name, cases, tolerances, time.monotonic() - begun)
-
-
-def run_cases(
-    session: Session,
-    reference: Reference,
-    tolerances: Mapping[str, Tolerance],
-    classifiers: frozenset[str] = frozenset(),
-    say: Callable[[str], None] = lambda text: None,
-) -> list[CaseReport]:
-    """Every case of a reference through a session, in this process."""
     cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
         say(f"at {label(case)}")
         cases.append(
             _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
         )
-    return cases
+    return _judged(name, cases, tolerances, begun)
 
 
-def judged(
-    name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], seconds: float
+def _beside_program(
+    session: Session,
+    name: str,
+    program: Path,
+    inputs: Arrays,
+    tolerances: Mapping[str, Tolerance],
+    nonfinite: float,
 ) -> ValidationReport:
-    """The report of cases that were run."""
+    """A session beside the portable program, on one window of the inputs after the other."""
+    begun = time.monotonic()
+    signature, cpu = session.signature, torch.device("cpu")
+    portable = Session(signature, open_candidate("exported", program, cpu))
+    cases: list[CaseReport] = []
+    counts: list[Nonfinite] = []
+    for rows, case in windows(signature, inputs):
+        given, written = filled_collections(signature, rows, case, cpu)
+        portable.run(given, written)
+        answers = {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
+        cases.append(_validate_case(session, rows, case, answers, tolerances, frozenset()))
+        counts += count_nonfinite(signature, Reference(rows, (case,), (answers,)))
+    for output in signature.outputs:
+        mine = [one for one in counts if one.output == output.name]
+        share = sum(one.count for one in mine) / max(1, sum(one.values for one in mine))
+        if share > nonfinite:
+            why = (
+                f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
+                f"infinite and prove nothing, {nonfinite:.2%} may be"
+            )
+            return ValidationReport.failed(name, why)
+    return _judged(name, cases, tolerances, begun)
+
+
+def _judged(
+    name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], begun: float
+) -> ValidationReport:
     found = {
         output: [case.outputs[output] for case in cases if output in case.outputs]
         for output in tolerances
     }
     worst = {output: combine(parts) for output, parts in found.items() if parts}
     reason = _verdict(cases, tolerances)
+    seconds = time.monotonic() - begun
     return ValidationReport(name, reason is None, reason, tuple(cases), worst, seconds)
 
 

@@ -17,9 +17,9 @@ from runtime.session.session import Session
 from stages.benchmark import benchmark
 from stages.compile import Compiled
 from stages.errors import StageError
-from stages.packaging.bundle import TargetResult, package
+from stages.package import TargetResult, package
 from stages.reference.answers import Reference
-from stages.validation.validate import ValidationReport, validate_session
+from stages.validate import ValidationReport, validate_session
 from tests.models.building import Built
 
 TARGET = str(Target.parse("cpu"))

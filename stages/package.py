@@ -44,7 +44,7 @@ from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference
-from stages.validation import ValidationReport
+from stages.validate import ValidationReport
 
 NO_BASELINE = (
     "timed without the eager model, whose source is not in the bundle: the candidates are compared "

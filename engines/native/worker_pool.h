@@ -1,0 +1,77 @@
+// The worker threads behind soa_run_many: made when first asked for, kept for the process.
+#ifndef SOA_WORKER_POOL_H
+#define SOA_WORKER_POOL_H
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace soa_runner {
+
+class WorkerPool {
+ public:
+  static WorkerPool &instance() {
+    WorkerPool *pool = pool_;
+    if (pool != nullptr) return *pool;
+    auto made = std::make_unique<WorkerPool>();
+    // Never destroyed: workers may outlive static destruction.
+    return pool_.compare_exchange_strong(pool, made.get()) ? *made.release() : *pool;
+  }
+
+  // In the child of a fork, which has no workers: the next instance is another one.
+  static void forget() { pool_ = nullptr; }
+
+  // Run `work` on `helpers` workers and on this thread; returns when all are done.
+  void run(int helpers, const std::function<void()> &work) {
+    std::unique_lock<std::mutex> turn(turns_);  // one job at a time
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<int>(workers_.size()) < helpers) {
+        workers_.emplace_back([this, id = workers_.size()] { loop(id); });
+      }
+      work_ = &work;
+      wanted_ = helpers;
+      running_ = helpers;
+      ++job_;
+    }
+    start_.notify_all();
+    work();
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [this] { return running_ == 0; });
+    work_ = nullptr;
+  }
+
+ private:
+  static inline std::atomic<WorkerPool *> pool_{nullptr};
+
+  void loop(size_t id) {
+    uint64_t seen = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      start_.wait(lock, [&] { return job_ != seen; });
+      seen = job_;
+      if (static_cast<int>(id) >= wanted_) continue;
+      const std::function<void()> *work = work_;
+      lock.unlock();
+      (*work)();
+      lock.lock();
+      if (--running_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex turns_, mutex_;
+  std::condition_variable start_, done_;
+  std::vector<std::thread> workers_;
+  const std::function<void()> *work_ = nullptr;
+  int wanted_ = 0, running_ = 0;
+  uint64_t job_ = 0;
+};
+
+}  // namespace soa_runner
+
+#endif

@@ -1,5 +1,0 @@
-"""Validation: an artifact against the reference, from SoA memory."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
