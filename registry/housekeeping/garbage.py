@@ -63,14 +63,18 @@ def collect(
     found: list[Garbage] = []
     folders: list[Path] = []
     if registry.exists:
-        with registry.access.client(write=not dry_run) as client:
+        with registry.client(write=not dry_run) as client:
             collector = _Collector(registry, client, before, dry_run)
             found += collector.collect()
             folders = collector.folders
     for path in _temporary(registry, folders, cache, before):
-        size = _bytes(path)
-        if not dry_run:
-            _delete(path)
+        size = path.lstat().st_size
+        if path.is_dir():
+            size = sum(artifacts.stored(registry, str(path)).values())
+        if not dry_run and path.is_dir() and not path.is_symlink():
+            artifacts.remove_tree(path)
+        elif not dry_run:
+            path.unlink(missing_ok=True)
         found.append(Garbage("temporary", "left by a killed process", str(path), size))
     return found
 
@@ -81,7 +85,7 @@ class _Collector:
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
     ) -> None:
-        self.registry, self.client, self.access = registry, client, registry.access
+        self.registry, self.client = registry, client
         self.before, self.dry_run = before, dry_run
         self.folders: list[Path] = []
 
@@ -131,16 +135,16 @@ class _Collector:
         where, size = run.info.artifact_uri.rstrip("/"), 0
         kind, why = verdict
         if self.dry_run:
-            size = sum(artifacts.stored(self.access, where).values())
+            size = sum(artifacts.stored(self.registry, where).values())
         else:
-            with write_lock(self.access, self.client, model) as lock:
+            with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
                 if self._versions(now) or self._verdict(now) is None:
                     return None
                 if now.info.status in _UNFINISHED:
                     lock.check()
                     self.client.set_terminated(run.info.run_id, "FAILED")
-            size = artifacts.remove_run(self.access, self.client, run.info.run_id)
+            size = artifacts.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # it was collected before
         return Garbage(kind, f"{model}: {why}", where, size)
@@ -167,7 +171,7 @@ class _Collector:
         if (local := artifacts.local_folder(root)) is not None:
             self.folders.append(local)
         sizes: dict[str, int] = {}
-        for name, size in artifacts.stored(self.access, f"{root}/{ANNEXES}").items():
+        for name, size in artifacts.stored(self.registry, f"{root}/{ANNEXES}").items():
             place = "/".join(name.split("/")[:2])
             sizes[place] = sizes.get(place, 0) + size
         for place, size in sizes.items():
@@ -175,11 +179,11 @@ class _Collector:
                 continue
             where = f"{root}/{ANNEXES}/{place}"
             if not self.dry_run:
-                with write_lock(self.access, self.client, model) as lock:
+                with write_lock(self.registry, self.client, model) as lock:
                     if not self._unknown(self.client.get_run(run.info.run_id), place):
                         continue
                     lock.check()
-                    artifacts.remove_files(self.access, where)
+                    artifacts.remove_files(self.registry, where)
             what = f"{model}: an annex ({place}) that was never finished"
             yield Garbage("annex", what, where, size)
 
@@ -207,7 +211,7 @@ def _temporary(
     """
     ours = (".bundle.*.sig", ".artifact.uploading.*")
     candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
-    if (sqlite := registry.access.sqlite) is not None:
+    if (sqlite := registry.sqlite) is not None:
         candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
@@ -229,16 +233,3 @@ def _last_change(path: Path) -> datetime:
             except FileNotFoundError:
                 changes.append(datetime.now(UTC).timestamp())  # somebody is at work
     return datetime.fromtimestamp(max(changes), UTC)
-
-
-def _bytes(path: Path) -> int:
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        artifacts.remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)

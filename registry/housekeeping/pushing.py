@@ -69,9 +69,9 @@ def push(
             kept.append(annex.target)
     signature: Literal["none", "carried", "kept"] = "none"
     if (ours := whole.signature()) is not None:
-        theirs = artifacts.signature_of(registry.access, version)
+        theirs = artifacts.signature_of(registry, version)
         if theirs is None:
-            artifacts.publish_signature(registry.access, version, whole.path / SIGNATURE)
+            artifacts.publish_signature(registry, version, whole.path / SIGNATURE)
         signature = "carried" if theirs in (None, ours) else "kept"
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
@@ -79,7 +79,7 @@ def push(
 def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
     if not registry.exists:
         return None
-    with registry.access.client() as client:
+    with registry.client() as client:
         found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]

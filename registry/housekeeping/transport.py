@@ -109,7 +109,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     ]
     export = Export(
         name=ref.name,
-        registry=registry.access.shown,
+        registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
         versions={
@@ -171,7 +171,7 @@ def _foreign(event: Event, registry: Registry) -> ForeignEvent:
     """One that was imported stays what it was, of the registry where it happened."""
     if event.kind == "import":
         return _imported(event)
-    said = {"registry": registry.access.shown, "model": event.model, "event": event.to_json()}
+    said = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
     return ForeignEvent.model_validate(said)
 
 

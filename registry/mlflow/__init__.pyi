@@ -1,5 +1,4 @@
 from . import description as description
-from . import tables as tables
 from .access import Access as Access
 from .access import sent_once as sent_once
 from .access import translated as translated

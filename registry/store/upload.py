@@ -101,8 +101,7 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
     from mlflow.entities import Metric
 
     now = int(datetime.now(UTC).timestamp() * 1000)
-    found = [Metric(k, v, now, 0) for k, v in description.metrics(targets).items()]
-    found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
+    found = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
     for start in range(0, len(found), 1000):
         client.log_batch(run, found[start : start + 1000])
 

@@ -201,7 +201,7 @@ def test_reports_may_be_absent_but_not_broken(make_bundle: MakeBundle) -> None:
     seal(path)
     bundle = Bundle.open(path)
     assert bundle.validation() is None
-    with pytest.raises(BundleError, match=r"benchmark\.json: not JSON"):
+    with pytest.raises(BundleError, match=r"benchmark\.json: not a JSON object"):
         bundle.benchmark()
 
 

@@ -136,7 +136,7 @@ def test_an_annex_that_was_never_finished(
     done = write_annex(tmp_path / "done", bundle, "cpu/x86-64-v4")
     registry.add_target(version, done)
     left = write_annex(tmp_path / "left", bundle, CUDA)
-    with registry.access.client(write=True) as client:
+    with registry.client(write=True) as client:
         upload.upload_annex(client, str(version.run_id), left)
     assert collect(registry) == []
     (found,) = collect(registry, older_than=NOW)
