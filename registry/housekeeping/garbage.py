@@ -3,10 +3,10 @@
 These are the files of registrations that failed or were killed, of versions that were removed, of
 annexes that never came to be known, and files that a killed process was writing.
 
-Nothing that somebody is writing is lost: a run is ended, and an annex removed, under the model's
-write lock and after another look; and those who register or build look, under the same lock,
-whether all is still there before they make it known. The age that is asked for only keeps slow ones
-from having to begin again.
+A run is ended, and an annex removed, under the model's write lock and after a second look. Who
+registers or builds checks, under the same lock, that all files are still there before a tag or a
+version names them. So nothing is lost that somebody writes; an age only spares slow writers from
+starting again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
-from registry.mlflow import ANNEX, DIGEST, all_pages
+from registry.mlflow import ANNEX, DIGEST, models
 from registry.reference import NAME_PATTERN
 from registry.store import UPLOADING, Registry, artifacts, cache_root
 
@@ -104,7 +104,7 @@ class _Collector:
         """Every run of ours that holds, or was to hold, a version's files, and its model."""
         from mlflow.entities import ViewType
 
-        for experiment in all_pages(self.client.search_experiments, view_type=ViewType.ALL):
+        for experiment in models.all_pages(self.client.search_experiments, view_type=ViewType.ALL):
             if not re.fullmatch(NAME_PATTERN, experiment.name):
                 continue
 
@@ -116,14 +116,14 @@ class _Collector:
                     page_token=page_token,
                 )
 
-            for run in all_pages(search):
+            for run in models.all_pages(search):
                 yield experiment.name, run
 
     def _versions(self, run: Any) -> Sequence[Any]:
         search, info = self.client.search_model_versions, run.info
         # Somebody may have made a version of the files alone, with MLflow's own means.
         source = f"{info.artifact_uri.rstrip('/')}/{artifacts.FOLDER}"
-        return all_pages(search, f"run_id = '{info.run_id}'") or all_pages(
+        return models.all_pages(search, f"run_id = '{info.run_id}'") or models.all_pages(
             search, f"source_path = '{source}'"
         )
 

@@ -15,7 +15,7 @@ from typing import Literal
 from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
-from registry.mlflow import DIGEST, ORIGIN, Version, all_pages
+from registry.mlflow import DIGEST, ORIGIN, Version, models
 from registry.reference import Ref
 from registry.store import Registry, artifacts
 from soa.options import known_options
@@ -80,7 +80,7 @@ def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | No
     if not registry.exists:
         return None
     with registry.client() as client:
-        found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
+        found = models.all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]
     places.sort(key=lambda place: (place[0] != first, place))

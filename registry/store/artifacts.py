@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from registry import trust
 from registry.bundle import (
     ANNEXES,
     PROMOTED,
@@ -190,20 +190,10 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
     """Put `bundle.sig` beside the version's files."""
     local = existing_folder(version)
     if local is not None:
-        put_signature(read_plain(signature), local)
+        trust.put_signature(read_plain(signature), local)
         return
     with access.client(write=True) as client:
         client.log_artifact(str(version.run_id), str(signature), FOLDER)
-
-
-def put_signature(signature: bytes, folder: Path) -> None:
-    # Written beside the folder: in it would lie a file that does not belong there.
-    partly = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
-    try:
-        partly.write_bytes(signature)
-        partly.replace(folder / SIGNATURE)
-    finally:
-        partly.unlink(missing_ok=True)
 
 
 # The artifact store

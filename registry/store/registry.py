@@ -29,21 +29,7 @@ from registry.history import (
     write_lock,
 )
 from registry.history import policies as policy_store
-from registry.mlflow import (
-    ORIGIN,
-    Access,
-    Promotion,
-    Version,
-    aliases_of,
-    all_pages,
-    description,
-    experiment_of,
-    mlflow_versions,
-    model_of,
-    our_versions,
-    ranges,
-    registered,
-)
+from registry.mlflow import ORIGIN, Access, Promotion, Version, description, models
 from registry.promotion import Asked, Decision, Policy
 from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.store import artifacts, upload
@@ -85,18 +71,18 @@ class Registry(Access):
             return []
         found = []
         with self.client() as client:
-            for model in all_pages(client.search_registered_models):
+            for model in models.all_pages(client.search_registered_models):
                 # One of another name cannot be ours, whatever was copied into it.
                 named = re.fullmatch(NAME_PATTERN, model.name)
-                if ours := our_versions(client, model) if named else []:
-                    text, aliases = model.description or "", aliases_of(model)
+                if ours := models.our_versions(client, model) if named else []:
+                    text, aliases = model.description or "", models.aliases_of(model)
                     found.append(ModelSummary(model.name, text, len(ours), ours[-1], aliases))
         return sorted(found, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
         """All versions of ours of a model, oldest first."""
         with self._model(name) as (client, model):
-            return our_versions(client, model)
+            return models.our_versions(client, model)
 
     def find(self, ref: str | Ref) -> Version:
         """`name/3`, `name@alias`, or `name` for the latest version."""
@@ -104,7 +90,7 @@ class Registry(Access):
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
         with self._model(wanted.name) as (client, model):
-            aliases = aliases_of(model)
+            aliases = models.aliases_of(model)
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
@@ -112,15 +98,15 @@ class Registry(Access):
                 )
             number = wanted.version if wanted.alias is None else aliases[wanted.alias]
             if number is None:
-                ours = our_versions(client, model)
+                ours = models.our_versions(client, model)
                 if not ours:
                     raise NotFoundError(f"{wanted}: the model has no versions")
                 return ours[-1]
-            found = [v for v in mlflow_versions(client, wanted.name) if int(v.version) == number]
-            if not found:
-                numbers = sorted(int(v.version) for v in mlflow_versions(client, wanted.name))
-                raise NotFoundError(f"{wanted}: no such version; there are: {ranges(numbers)}")
-            return Version.from_mlflow(found[0], aliases)
+            there = {int(v.version): v for v in models.mlflow_versions(client, wanted.name)}
+            if number not in there:
+                have = models.ranges(sorted(there))
+                raise NotFoundError(f"{wanted}: no such version; there are: {have}")
+            return Version.from_mlflow(there[number], aliases)
 
     # Files
 
@@ -183,7 +169,7 @@ class Registry(Access):
                 raise
             newest = artifacts.signature_of(self, version)
             if newest is not None:
-                artifacts.put_signature(newest, bundle.path)
+                trust.put_signature(newest, bundle.path)
             return trust.require_signature(bundle, keys)
 
     # Writing
@@ -209,7 +195,7 @@ class Registry(Access):
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self.client(write=True) as client:
             with write_lock(self, client, model):
-                known = registered(client, model, bundle.digest)
+                known = models.registered(client, model, bundle.digest)
                 experiment = self.experiment(client, model)
             if known is not None:
                 return known
@@ -217,12 +203,12 @@ class Registry(Access):
             try:
                 source = upload.upload(client, run, bundle)
                 with write_lock(self, client, model) as lock:
-                    known = registered(client, model, bundle.digest)
+                    known = models.registered(client, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
                     upload.require_open(self, client, run, bundle)
-                    if model_of(client, model) is None:
+                    if models.model_of(client, model) is None:
                         client.create_registered_model(
                             model,
                             description=in_markdown(bundle.manifest.description)[:5000] or None,
@@ -365,7 +351,7 @@ class Registry(Access):
             self.client(write=True) as client,
             write_lock(self, client, name) as lock,
         ):
-            if model_of(client, name) is None:
+            if models.model_of(client, name) is None:
                 self.find(Ref(name))  # says which models there are
             history = History(client, self.experiment(client, name), name)
             writer = ModelWriter(client, name, history, lock)
@@ -383,7 +369,7 @@ class Registry(Access):
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of MLflow's experiment of a model, made if there is none."""
-        found = experiment_of(self, client, name)
+        found = models.experiment_of(self, client, name)
         if found is not None:
             return found
         location = self.artifact_location(name)
@@ -397,11 +383,11 @@ class Registry(Access):
         One that a killed writer left open is given as the next writer will close it.
         """
         with self._model(name) as (client, model):
-            experiment = experiment_of(self, client, name)
+            experiment = models.experiment_of(self, client, name)
             if experiment is None:
                 return []
             events = History(client, experiment, name).events()
-            return as_settled(client, events, aliases_of(model))
+            return as_settled(client, events, models.aliases_of(model))
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
         """The promotions to `alias` that have happened to the version by the history of its own
@@ -451,7 +437,7 @@ class Registry(Access):
         if not self.exists:
             raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")
         with self.client() as client:
-            model = model_of(client, name)
+            model = models.model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
                 raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {have}")

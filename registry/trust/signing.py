@@ -77,14 +77,21 @@ def sign(
             certificate_chain=chain[1:] or chain,  # none at all is refused; itself adds nothing
         )
     config.set_hashing_config(_Hashed(bundle))
-    # Beside the folder, for in it would lie a file that does not belong there.
-    partial = bundle.path.parent / f".{bundle.path.name}.{uuid.uuid4().hex[:8]}.sig"
+    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
+        config.sign(bundle.path, Path(folder, SIGNATURE))
+        put_signature(Path(folder, SIGNATURE).read_bytes(), bundle.path)
+    return made
+
+
+def put_signature(signature: bytes, folder: Path) -> None:
+    """Into the folder of a bundle, in place of one that is there."""
+    # Written beside the folder: in it would lie a file that does not belong there.
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
     try:
-        config.sign(bundle.path, partial)
-        partial.replace(bundle.path / SIGNATURE)
+        partial.write_bytes(signature)
+        partial.replace(folder / SIGNATURE)
     finally:
         partial.unlink(missing_ok=True)
-    return made
 
 
 def _require_chain(files: Sequence[Path], public: Any) -> None:

@@ -5,15 +5,14 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from registry import Bundle, BundleError, seal, write_atomically
+from tests.models.bundles import MakeBundle
 
-MakeBundle = Callable[..., Path]
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.artifacts import annex_place
 from registry.trust import sign
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import client_of
 from tests.registry.history.test_writer import Killed
 
-MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
 NOW = timedelta(0)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from registry import Bundle, Manifest, Registry
 from registry.mlflow.description import metrics, page
 from tests.models.bundles import V3, write_annex
-
-MakeBundle = Callable[..., Path]
 
 
 def report(registry: Registry, run: str, name: str, folder: Path) -> str:

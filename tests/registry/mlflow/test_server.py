@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,11 +25,9 @@ from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
 from registry.store import upload
 from registry.trust import read_trusted, require_signature, sign
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import MlflowServer
-
-MakeBundle = Callable[..., Path]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"

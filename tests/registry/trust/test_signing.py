@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -26,9 +26,9 @@ from registry.trust import (
     trusted_keys,
 )
 from tests.models.authorities import TODAY, Certified, certify
+from tests.models.bundles import MakeBundle
 from tests.models.keys import KeyPair, make_keys, write_keys
 
-MakeBundle = Callable[..., Path]
 STANDARD = (sys.executable, "-m", "model_signing")
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 

@@ -288,7 +288,7 @@ class TestRefused:
             raise RegistryUnavailableError("the store is away")
 
         with monkeypatch.context() as patch:
-            patch.setattr("registry.store.artifacts._download", away)
+            patch.setattr("registry.store.artifacts.copy_sealed", away)
             assert session.refresh() is False
         self.still_serves(session)
         assert session.refresh() is True
