@@ -31,7 +31,7 @@ from registry.trust.keys import (
     require_library,
     trusted,
 )
-from soa.files import parse_json
+from soa.files import parse_json, read_plain
 
 
 def sign(
@@ -79,7 +79,7 @@ def sign(
     config.set_hashing_config(_Hashed(bundle))
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         config.sign(bundle.path, Path(folder, SIGNATURE))
-        put_signature(Path(folder, SIGNATURE).read_bytes(), bundle.path)
+        put_signature(read_plain(Path(folder, SIGNATURE)), bundle.path)
     return made
 
 
