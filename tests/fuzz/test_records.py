@@ -101,7 +101,12 @@ def put(path: Path, content: bytes) -> Path:
 
 def opened(manifest: Manifest) -> Bundle:
     """A bundle of which only the reference is there."""
-    return Bundle(Path(HOME.name), manifest, DIGEST, dict.fromkeys(manifest.files(), DIGEST))
+    return Bundle(
+        path=Path(HOME.name),
+        manifest=manifest,
+        digest=DIGEST,
+        files=dict.fromkeys(manifest.files(), DIGEST),
+    )
 
 
 # -- the bundle ------------------------------------------------------------------------------------
@@ -122,8 +127,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield from (
         partial(make, manifest) for make in (description.parameters, recipe_of, tolerances_of)
     )
-    yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
-    yield lambda: description.curves(manifest.targets)
+    yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
     yield lambda: requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
     yield lambda: choose(opened, torch.device("cpu"), None)
@@ -178,7 +182,7 @@ NOTE = {"ref": "jets/1", "digest": DIGEST, "by": "ada", "at": WHEN, "annexes": {
 def test_note_of_a_promotion(place: Path, content: bytes) -> None:
     put(place / PROMOTED, content)
     with only_ours():
-        bundle = Bundle(place, SOUND.manifest, DIGEST, {})
+        bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files={})
         note = read_note(place)
         assert isinstance(note, PulledNote)
         _origin(bundle, None)
@@ -222,7 +226,8 @@ def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
     put(place / "reports/benchmark.json", benchmark)
     files = {"reports/validation.json": "", "reports/benchmark.json": ""}
     with only_ours(), printed():
-        show(describe_build(Bundle(place, SOUND.manifest, DIGEST, files)))
+        bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files=files)
+        show(describe_build(bundle))
 
 
 def test_the_reports_are_ours() -> None:

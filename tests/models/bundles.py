@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Manifest
 
 V3 = "cpu/x86-64-v3"
+MakeBundle = Callable[..., Path]
+"""`make_bundle(seed=0, **fields of the manifest)`: see tests/registry/conftest.py."""
 
 
 def manifest_data() -> dict[str, Any]:
