@@ -24,6 +24,10 @@ class Arrays:
         """Views of an artifact's arguments."""
         return [argument.numpy() for argument in arguments]
 
+    def here(self, values: Any) -> Any:
+        """The values on the device."""
+        return values
+
     def dtype(self, t: WireTensor) -> Any:
         return t.dtype
 
@@ -59,6 +63,9 @@ class Tensors(Arrays):
 
     def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         return list(arguments)
+
+    def here(self, values: Any) -> Any:
+        return values.to(self.device)
 
     def dtype(self, t: WireTensor) -> torch.dtype:
         return torch_dtype(t.column_dtype)

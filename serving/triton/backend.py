@@ -106,15 +106,11 @@ class Core:
         """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
         if not isinstance(self._arrays, Tensors):
             return self._answer(requests)
-        device = self._arrays.device
-        answers: list[dict[str, Values] | RequestError] = []
-        for given, found in zip(
-            requests, self._answer([_on(device, each) for each in requests]), strict=True
-        ):
-            host = not any(isinstance(v, torch.Tensor) for v in given.inputs.values())
+        answers = self._answer([_as_tensors(request) for request in requests])
+        for i, (request, found) in enumerate(zip(requests, answers, strict=True)):
+            host = not any(isinstance(v, torch.Tensor) for v in request.inputs.values())
             if host and isinstance(found, dict):
-                found = {name: values.cpu().numpy() for name, values in found.items()}
-            answers.append(found)
+                answers[i] = {name: values.cpu().numpy() for name, values in found.items()}
         return answers
 
     def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
@@ -229,7 +225,8 @@ class Core:
         """The artifact's answer to the pieces behind one another, in memory of its own."""
         columns, binding = self._bound(rows)
         for t in self.wire.inputs:
-            _fill(t, columns[t.name], pieces[t.name], rows)
+            here = [self._arrays.here(piece) for piece in pieces[t.name]]
+            _fill(t, columns[t.name], here, rows)
         binding(rows)
         answers = {
             t.name: self._arrays.copy(t.gather(columns[t.name], 0, rows[t.rows]))
@@ -261,10 +258,10 @@ class Core:
         return self._buffers[key]
 
 
-def _on(device: torch.device, request: Request) -> Request:
-    """With its inputs as tensors there; those of the host are copied."""
+def _as_tensors(request: Request) -> Request:
+    """The same in tensors, copied where they were arrays; each is where it was."""
     inputs = {
-        name: v.to(device) if isinstance(v, torch.Tensor) else torch.tensor(v, device=device)
+        name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
         for name, v in request.inputs.items()
     }
     return request._replace(inputs=inputs)
