@@ -30,7 +30,6 @@ from torch import Tensor, nn
 import pipeline
 from benchmarks.__main__ import NAMES
 from pipeline.cli.main import main
-from pipeline.config.assemble import signature_of
 from pipeline.config.schema import Config, RowsConfig, load_config
 from pipeline.deployment.repository import deploy
 from registry.mlflow.mlmodel import fields
@@ -160,7 +159,7 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "config.yaml").write_text(text)
     config = load_config(tmp_path / "config.yaml")
-    assert [b.plan.kind for b in signature_of(config).inputs] == [
+    assert [b.plan.kind for b in config.signature().inputs] == [
         "matrix",
         "matrix",
         "matrix",
@@ -215,7 +214,7 @@ class Desk:
         """Commands that take long, and are tried once."""
         demo = load_config(ROOT / "configs/demo.yaml")
         few = {"n": RowsConfig(max=64, typical=(10,))}
-        signature = signature_of(demo.model_copy(update={"rows": few}))
+        signature = demo.model_copy(update={"rows": few}).signature()
         bundle = served.make_bundle(folder / "built", NAME, Small(), signature)
         shutil.copy(database, folder / "registry.db")
         self.registry = Registry(f"sqlite:///{folder}/registry.db")

@@ -72,7 +72,6 @@ def test_a_config_cannot_be_changed(folder: Path) -> None:
         config.name = "other"  # type: ignore[misc]
 
 
-# What is wrong, as (text to replace, by what, the problem's line, what the problem says).
 def test_files_are_found_from_the_configs_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +197,8 @@ def block(name: str, collection: str, columns: list[dict[str, Any]]) -> dict[str
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
     found = draw(st.dictionaries(identifiers, collections(), min_size=2, max_size=3))
+    for column in [*found.values()][-1]["columns"]:
+        column["dtype"] = "float32"  # one output writes one dtype
     blocks = draw(
         st.lists(identifiers, min_size=len(found), max_size=len(found), unique=True).map(
             lambda names: [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engines.base import engine
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.assemble import signature_of, tolerances_of
+from pipeline.config.assemble import tolerances_of
 from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from runtime import process
@@ -101,7 +101,7 @@ def test_a_config_with_tf32(tmp_path: Path) -> None:
         load_config(project.config)
     there = CONFIG.replace("targets: [cpu]", "targets: [cuda/sm_90]") + "precision: tf32\n"
     config = load_config(write_project(tmp_path / "there", config=there).config)
-    tolerances = tolerances_of(config, signature_of(config))
+    tolerances = tolerances_of(config, config.signature())
     assert tolerances["probabilities"] == default_tolerance("float16")
 
 
@@ -128,10 +128,8 @@ def test_a_config_names_it_and_its_tolerance_follows(tmp_path: Path) -> None:
     project = write_project(tmp_path, config=CONFIG + "precision: bf16\n")
     config = load_config(project.config)
     assert config.precision == "bf16"
-    tolerances = tolerances_of(config, signature_of(config))
+    tolerances = tolerances_of(config, config.signature())
     assert tolerances["probabilities"] == default_tolerance("bfloat16")
     plain = load_config(write_project(tmp_path / "plain").config)
     assert plain.precision == "fp32"
-    assert tolerances_of(plain, signature_of(plain))["probabilities"] == default_tolerance(
-        "float32"
-    )
+    assert tolerances_of(plain, plain.signature())["probabilities"] == default_tolerance("float32")
