@@ -18,7 +18,6 @@ from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
-from registry.bundle.manifest import Manifest
 from registry.errors import PromotionRefused, RegistryError
 from registry.history.events import Event
 from registry.promotion.policy import Policy
@@ -28,20 +27,15 @@ from tests.models.keys import make_keys
 from tests.models.project import PASSED, cli, refusal
 
 ROOT = Path(__file__).parents[3]
-FAR = "rocm/gfx90a"
+FAR = bundles.FAR
 EXCUSED = frozenset({FAR})
 
 
 @pytest.fixture
 def two(empty: Registry, tmp_path: Path) -> Registry:
     """jets/1 and jets/2, for a device that is somewhere else."""
-    data = bundles.provable(bundles.manifest_data())
-    (record,) = data["targets"].values()
-    for engine in record["candidates"].values():
-        engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]
-    data["targets"] = {FAR: {**record, "status": "unverified"}}
     for seed in range(2):
-        bundles.write_bundle(tmp_path / str(seed), Manifest.model_validate(data), seed)
+        bundles.write_bundle(tmp_path / str(seed), bundles.elsewhere(), seed)
         empty.register(Bundle.open(tmp_path / str(seed)))
     return empty
 
