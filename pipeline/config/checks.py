@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, Config
 
 T = TypeVar("T")
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_PATHS = ("program", "torchscript", "weights")
 
 
 @dataclass(frozen=True)
@@ -38,54 +39,51 @@ class Files:
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     """Expand the variables in the config's paths, and resolve these from `folder`."""
     problems: list[Problem] = []
-
-    def expanded(at: Key, written: str | None) -> str | None:
-        """None also where that fails, which is then among the problems."""
-        if written is None:
-            return None
-        unset = next(
-            (m[1] for m in _VARIABLE.finditer(written) if m[2] is None and m[1] not in os.environ),
-            None,
-        )
-        if unset is not None:
-            text = f"the environment variable {unset} is not set; set it or write ${{{unset}:-...}}"
-            problems.append((at, text))
-            return None
-        text = _VARIABLE.sub(lambda m: os.environ.get(m[1]) or m[2] or "", written)
-        if "${" in text:
-            problems.append((at, f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}"))
-            return None
-        return text
-
-    def file(at: Key, text: str | None) -> Path | None:
-        if text is None:
-            return None
-        path = Path(os.path.normpath(folder / text))
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
-            problems.append((at, f"the file {path} {what}; paths start from the config's folder"))
-        return path
-
-    def factory(at: Key, text: str | None) -> str | None:
-        if text is None:
-            return None
-        where, _, name = text.rpartition(":")
-        module = all(_IDENTIFIER.fullmatch(part) for part in where.split("."))
-        if not _IDENTIFIER.fullmatch(name) or not (where.endswith(".py") or module):
-            problems.append((at, f"found {shown(text)}; write file.py:callable or module:callable"))
-            return None
-        return f"{file(at, where)}:{name}" if where.endswith(".py") else text
-
+    found: dict[str, Any] = {}
     model = config.model
-    program, torchscript, weights = (
-        file(("model", key), expanded(("model", key), getattr(model, key)))
-        for key in ("program", "torchscript", "weights")
-    )
-    of_model, of_reference = (
-        factory((part, "factory"), expanded((part, "factory"), given))
-        for part, given in (("model", model.factory), ("reference", config.reference.factory))
-    )
-    return Files(of_model, program, torchscript, weights, of_reference), problems
+    for name, at, written in (
+        *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
+        ("reference_factory", ("reference", "factory"), config.reference.factory),
+    ):
+        if written is not None:
+            find = _file if name in _PATHS else _factory
+            try:
+                found[name] = find(folder, _expanded(written))
+            except ValueError as error:
+                problems.append((at, str(error)))
+    return Files(**found), problems
+
+
+def _expanded(written: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        if default is None and name not in os.environ:
+            raise ValueError(
+                f"the environment variable {name} is not set; set it or write ${{{name}:-...}}"
+            )
+        return os.environ.get(name) or default or ""
+
+    text = _VARIABLE.sub(value, written)
+    if "${" in text:
+        raise ValueError(f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}")
+    return text
+
+
+def _file(folder: Path, text: str) -> Path:
+    path = Path(os.path.normpath(folder / text))
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"the file {path} {what}; paths start from the config's folder")
+    return path
+
+
+def _factory(folder: Path, text: str) -> str:
+    where, _, name = text.rpartition(":")
+    of_file = where.endswith(".py")
+    of_module = all(IDENTIFIER.fullmatch(part) for part in where.split("."))
+    if not IDENTIFIER.fullmatch(name) or not (of_file or of_module):
+        raise ValueError(f"found {shown(text)}; write file.py:callable or module:callable")
+    return f"{_file(folder, where)}:{name}" if of_file else text
 
 
 def check_config(config: Config) -> list[Problem]:

@@ -27,7 +27,7 @@ from pydantic import (
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.checks import Files, check_config, find_files
+from pipeline.config.checks import IDENTIFIER, Files, check_config, find_files
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
@@ -52,7 +52,7 @@ def _name(name: str) -> str:
 
 
 def _identifier(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if not IDENTIFIER.fullmatch(name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
         )

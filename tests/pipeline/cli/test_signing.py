@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.authorities import certify
 from tests.models.keys import KeyPair, make_keys
-from tests.models.project import cli, refusal
+from tests.models.project import answer, cli, refusal
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def test_version(
     where = ("--registry", one.uri)
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
     assert "not signed" in refusal("verify", "jets/1", *where)
-    said = json.loads(cli("sign", "jets/1", "--key", release.private, *where, "--json").stdout)
+    said = answer("sign", "jets/1", "--key", release.private, registry=one)
     assert said["key"] == read_trusted(release.public).fingerprint
-    assert json.loads(cli("verify", "jets/1", *where, "--json").stdout) == said
+    assert answer("verify", "jets/1", registry=one) == said
     cli("pull", "jets/1", tmp_path / "pulled", *where)
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
 
@@ -100,8 +99,7 @@ def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
     assert signed.startswith("jets/1 is signed; the key is ")
     said = cli("verify", "jets/1", "--root", root.pem, *where).stdout
     assert said.startswith("jets/1 is signed by CN=ada, certified by root ")
-    found = json.loads(cli("verify", "jets/1", "--key", root.pem, *where, "--json").stdout)
-    assert found["signer"] == "CN=ada"
+    assert answer("verify", "jets/1", "--key", root.pem, registry=one)["signer"] == "CN=ada"
     other = make_keys(tmp_path, "other")
     assert "no root certificate is trusted" in refusal(
         "verify", "jets/1", "--key", other.public, *where

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.loader import load
-from tests.models.project import PASSED, TARGET, Built, cli, refusal, resealed
+from tests.models.project import PASSED, TARGET, Built, answer, cli, refusal, resealed
 from tests.models.signals import disposed
 
 
@@ -28,10 +27,8 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
-def deploy(registry: Registry, ref: object, *more: object) -> dict[str, object]:
-    said = cli("deploy", ref, *more, "--registry", registry.uri, "--json").stdout
-    answer: dict[str, object] = json.loads(said)
-    return answer
+def deploy(registry: Registry, ref: object, *more: object) -> Any:
+    return answer("deploy", ref, *more, registry=registry)
 
 
 def config_of(repository: Path) -> Any:
@@ -40,8 +37,7 @@ def config_of(repository: Path) -> Any:
 
 
 def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None:
-    answer = deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2)
-    assert answer == {
+    assert deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2) == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": TARGET,
@@ -230,15 +226,10 @@ def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
-    """As Ctrl-C does; a terminal that goes must not leave a Triton behind."""
+    """As Ctrl-C does: a terminal that goes leaves no Triton behind. What nohup ignores stays so."""
     with disposed(number, signal.SIG_DFL):
         with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
             signal.raise_signal(number)
         assert signal.getsignal(number) == signal.SIG_DFL
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_was_ignored_when_it_started_stays_ignored(number: signal.Signals) -> None:
-    """nohup has SIGHUP ignored, and means it."""
     with disposed(number, signal.SIG_IGN), _sigterm_as_ctrl_c():
         signal.raise_signal(number)
