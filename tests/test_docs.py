@@ -153,6 +153,20 @@ def test_what_is_named_is_there(page: Path) -> None:
             assert re.search(rf"\b{word}\b", SOURCES), word
 
 
+def test_the_drawing_of_the_house_is_true() -> None:
+    page = ROOT / "docs/architecture.md"
+    (drawing,) = (s.text for s in SNIPPETS if s.page == page)
+    for line in drawing.splitlines():
+        floor, rooms = re.split("  +", line)[:2]
+        drawn = set(re.findall(r"\w+", rooms))
+        assert {face.parent.name for face in (ROOT / floor).glob("*/__init__.py")} <= drawn, floor
+        for name in drawn:
+            place = ROOT / floor / name
+            assert place.is_dir() or place.with_suffix(".py").is_file(), place
+    for path in re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
 def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
     (text,) = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
     for name in ("model.py", "weights.safetensors"):

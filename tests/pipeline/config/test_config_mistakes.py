@@ -7,6 +7,7 @@ import pytest
 from pipeline.config.schema import Config, load_config
 from pipeline.errors import ConfigError
 from soa.errors import SoaPipelineError
+from tests.pipeline.config import mistakes
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
@@ -19,13 +20,7 @@ def load(folder: Path, text: str) -> Config:
 
 
 def refused(folder: Path, text: str) -> list[str]:
-    """The problems, each as `line: rest`."""
-    with pytest.raises(ConfigError) as caught:
-        load(folder, text)
-    start = f"{folder / 'c.yaml'}:"
-    assert all(p.startswith(start) and "\n" not in p for p in caught.value.problems)
-    assert str(caught.value) == "\n".join(caught.value.problems)
-    return [p.removeprefix(start) for p in caught.value.problems]
+    return mistakes.refused(load_config, folder / "c.yaml", text)
 
 
 def test_a_config_error_is_a_users_mistake() -> None:

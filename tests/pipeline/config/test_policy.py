@@ -15,7 +15,6 @@ import pytest
 
 from pipeline.config.policy_file import load_policy
 from pipeline.config.schema import load_config
-from pipeline.errors import ConfigError
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.errors import PromotionRefused, RegistryError
@@ -25,6 +24,7 @@ from registry.store.registry import Registry
 from tests.models import bundles
 from tests.models.keys import make_keys
 from tests.models.project import PASSED, answer, cli, refusal
+from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).parents[3]
 FAR = bundles.FAR
@@ -78,11 +78,8 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, line: int, problem: str) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
-        load_policy(path)
-    (said,) = caught.value.problems
-    assert said.startswith(f"{path}:{line}: {problem}"), said
+    (said,) = mistakes.refused(load_policy, tmp_path / "policy.yaml", text)
+    assert said.startswith(f"{line}: {problem}"), said
 
 
 def events(registry: Registry) -> list[tuple[str, int | None]]:
