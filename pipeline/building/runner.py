@@ -78,12 +78,12 @@ def run(
         bundle, version = known
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
-        store.versions(config.name)  # an unreachable registry is said before the work, not after
+        store.versions(config.name)  # an unreachable registry ends the run before any work
     captured, files = _capture(config, progress, key["capture"])
     bundle = _build(config, path, progress, captured, key)
     with progress.step("register"):
         version = store.register(bundle)
-    if not progress.passing:
+    if not progress.try_again:
         record.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(bundle.path, root)  # which may be moved and copied
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
