@@ -122,7 +122,7 @@ def deploy(
             pull_version(registry, opened.version, folder)
         else:
             shutil.copytree(bundle.path, folder)
-        # As the server will: by the rules of this host, which are hoped to be those of its own.
+        # Opened as the server will open it; its host may ask for other signatures than this one.
         there = open_version(Opening(folder))
         if chosen not in there.bundle.manifest.targets:
             raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")

@@ -21,7 +21,7 @@ from pipeline.building.target import recipe_of
 from pipeline.config.policy_file import load_policy
 from pipeline.mlflow_flavour import _version_of
 from pipeline.promotion.promoting import requirements
-from pipeline.report.difference import Difference, compare, describe_difference
+from pipeline.report.difference import compare, describe_difference
 from pipeline.report.tables import show
 from pipeline.report.versions import (
     describe_build,
@@ -134,9 +134,9 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
 
 
-def compared(one: Bundle, two: Bundle) -> Difference:
+def compared(one: Bundle, two: Bundle) -> dict[str, Any]:
     found = compare(("A", one), ("B", two))
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(found, allow_nan=False)
     return found
 
 
