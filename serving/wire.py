@@ -251,7 +251,7 @@ def mergeable(signature: Signature) -> bool:
 def collection_parts(collection: Collection, t: WireTensor) -> Parts:
     """The physical columns of a tensor in a CPU collection, as NumPy views."""
     if len(t.components) > 1 and adjacent(collection.layout, t.components):
-        matrix: Array = collection.matrix(*t.components[0], len(t.components)).numpy()
+        matrix: Array = collection.run(*t.components[0], len(t.components)).numpy()
         return matrix
     return [collection.component(name, k).numpy() for name, k in t.components]
 

@@ -300,7 +300,7 @@ class DeviceCore(Core):
     def _columns(self, collection: Collection, t: WireTensor) -> Columns:
         matrix = None
         if len(t.components) > 1 and adjacent(collection.layout, t.components):
-            matrix = collection.matrix(*t.components[0], len(t.components))
+            matrix = collection.run(*t.components[0], len(t.components)).tensor()
         return matrix, [collection.component(name, k) for name, k in t.components]
 
 

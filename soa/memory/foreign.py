@@ -162,12 +162,14 @@ class _Exporter:
             managed = _pointer(capsule, b"dltensor_versioned")
             flags = ctypes.c_uint64.from_address(managed + _FLAGS_AT).value
             if flags & _IS_COPIED:
-                raise CollectionError(f"this {type(self.memory).__name__} exports a copy of its memory")
+                raise CollectionError(
+                    f"this {type(self.memory).__name__} exports a copy of its memory"
+                )
             self.readonly = bool(flags & _READ_ONLY)
         return capsule
 
 
-# Of dlpack.h: where the flags are in a DLManagedTensorVersioned, after its version and two pointers.
+# dlpack.h: the flags of a DLManagedTensorVersioned come after its version and two pointers.
 _FLAGS_AT = 24
 _READ_ONLY, _IS_COPIED = 1, 2
 _GPUS = (2, 10)  # kDLCUDA, kDLROCM
@@ -189,7 +191,7 @@ def _from_dlpack(memory: Any) -> Foreign:
                 pass
         import torch
 
-        return _from_tensor(torch.from_dlpack(exporter), exporter.readonly)
+        return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(
             f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
