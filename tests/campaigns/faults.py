@@ -68,7 +68,7 @@ FAULTS = (
         "a folder's signature is not asked for",
         "            require_signature(bundle, keys)\n    else:",
         "            pass\n    else:",
-        ("test_trust.test_a_folder",),
+        ("test_opening.test_a_folder",),
     ),
     Fault(
         "a policy's signature is not asked for",

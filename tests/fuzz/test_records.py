@@ -61,7 +61,15 @@ from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport, Timing
 from stages.validate import CaseReport, ValidationReport
-from tests.fuzz.hostile import altered, altered_json, damaged, only_ours, printed, require_plain
+from tests.fuzz.hostile import (
+    altered,
+    altered_json,
+    damaged,
+    only_ours,
+    printed,
+    put,
+    require_plain,
+)
 from tests.models import bundles
 from tests.models.building import mlp_signature
 from tests.models.keys import make_keys
@@ -85,18 +93,6 @@ DECISION = {
     "gate": "speed", "passed": False, "found": "2", "limit": "1.1", "detail": "slow",
     "override": "because",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that examples write over and over."""
-    return tmp_path_factory.mktemp("records")
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
 
 
 def opened(manifest: Manifest) -> Bundle:
