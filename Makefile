@@ -26,7 +26,7 @@ help: ## list the targets
 setup: $(STAMP) ## make .venv with everything that demo and test need
 
 demo: $(STAMP) ## take the demo model through its whole life, from its config to production
-	$(BIN)/python -m pipeline.demo
+	$(BIN)/python examples/demo.py
 
 # By files, in their order: what a module shares is compiled once, and the long ones come first.
 test: lint ## check style and types, then run all tests

@@ -116,18 +116,23 @@ def make_request(
     from tritonclient.grpc import service_pb2
 
     from serving.triton.config import DIGEST
-    from serving.wire import collection_parts
-    from soa.memory import Collection, fill_column
+    from serving.wire import locations
+    from soa.memory import Collection, argument_tensors, fill_column
 
     request = service_pb2.ModelInferRequest(
         model_name=service.name, model_version=str(service.number)
     )
     request.parameters[DIGEST].string_param = service.digest
+    signature = service.signature
+    filled = {name: Collection(layout, n) for name, layout in signature.layouts.items()}
+    for name in signature.input_collections:
+        for column in signature.layouts[name].columns:
+            fill_column(filled[name], column, inputs[name][column.name])
+    rows = dict.fromkeys(signature.dims, n)
+    memory = [argument.numpy() for argument in argument_tensors(signature, filled, rows)]
+    places = locations(signature, service.wire.inputs, "input")
     for t in service.wire.inputs:
-        collection = Collection(service.signature.layouts[t.collection], n)
-        for column in collection.layout.columns:
-            fill_column(collection, column, inputs[t.collection][column.name])
-        values = t.gather(collection_parts(collection, t), 0, n)
+        values = t.gather(places[t.name].parts(memory), 0, n)
         request.inputs.add(name=t.name, datatype=t.datatype, shape=values.shape)
         request.raw_input_contents.append(values.tobytes())
     for t in service.wire.outputs:

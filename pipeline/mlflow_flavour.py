@@ -26,8 +26,8 @@ from runtime.errors import LoadError
 from runtime.session import Session
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError, SoaPipelineError
-from soa.layout import Column, Layout
-from soa.memory import Collection, allocate
+from soa.layout import Layout
+from soa.memory import Collection
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,47 +171,26 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
 
 
 def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collection:
-    """`arrays` as a collection, the other columns zero: in place where the layout has memory of
-    its own for each column and the array can be it, else a copy."""
-    if layout.storage == "columns":
-        pieces = {member.name: _pieces(layout, member, n, arrays) for member in layout.columns}
-        # What is written is memory of our own, whatever the inputs are.
-        return Collection.from_columns(layout, pieces, n, readonly=False)
+    """`arrays` as a collection, the other columns zero. A plain column is bound in place where the
+    layout has memory of its own for each and the array can be it; else there is a copy."""
     made = Collection(layout, n)
+    in_place: dict[str, Any] = {}
     for name, array in arrays.items():
-        np.copyto(made[name], array if layout[name].kind != "scalar" else array[0])
-    return made
-
-
-def _pieces(layout: Layout, member: Column, n: int, arrays: Mapping[str, Array]) -> Any:
-    """Each physical column of a member, in storage order."""
-    given = arrays.get(member.name)
-    size = 1 if member.kind == "scalar" else n
-    flat = None if given is None else _components(member, given)
-    parts = [
-        _piece(member, size, layout.alignment_of(member.name), None if flat is None else flat[k])
-        for k in range(member.components)
-    ]
-    return parts if member.kind == "eigen" else parts[0]
-
-
-def _components(member: Column, array: Array) -> list[Array]:
-    """Views of an array `(n, r, c)` by component: column-major, as `soa.layout` says."""
-    if member.kind != "eigen":
-        return [array]
-    entries = np.ndindex(*member.shape)
-    place = {member.component_of(i): array[:, *entry] for i, entry in enumerate(entries)}
-    return [place[k] for k in range(member.components)]
-
-
-def _piece(member: Column, size: int, alignment: int, array: Array | None) -> Any:
-    if array is not None and array.flags.c_contiguous and array.ctypes.data % alignment == 0:
-        return array
-    made = allocate(size * numpy_dtype(member.dtype).itemsize, alignment, "cpu").numpy()
-    typed = made.view(numpy_dtype(member.dtype))
-    if array is not None:
-        np.copyto(typed, array)
-    return typed
+        aligned = array.ctypes.data % layout.alignment_of(name) == 0
+        apart = layout.storage == "columns" and layout[name].kind == "column"
+        if apart and aligned and array.flags.c_contiguous:
+            in_place[name] = array
+        else:
+            made.fill(name, array[0] if layout[name].kind == "scalar" else array)
+    if not in_place:
+        return made
+    own = {
+        member.name: [made.component(member.name, k) for k in range(member.components)]
+        for member in layout.columns
+    }
+    pieces = {c.name: own[c.name] if c.kind == "eigen" else own[c.name][0] for c in layout.columns}
+    # What is written is memory of our own, whatever the inputs are.
+    return Collection.from_columns(layout, pieces | in_place, n, readonly=False)
 
 
 def _values(collection: Collection, field: Field) -> Array:

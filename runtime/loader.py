@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Unpack
-
-import torch
+from typing import TYPE_CHECKING, Any, Unpack
 
 from engines.target import Target
-from registry.bundle import Manifest
-from runtime.checked import CheckedSession, Tolerance
+from registry.bundle import Manifest, Tolerance
 from runtime.devices import LiveSession, MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.opening import (
@@ -27,6 +24,11 @@ from runtime.process import settle_threads
 from runtime.session import Origin, Session
 from soa.options import known_options
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    import torch
+
+    from runtime.checked import CheckedSession
 
 AUTO = "auto"
 
@@ -90,6 +92,8 @@ def checked(
     opened: Opened, executable: Any, device: torch.device, origin: Origin
 ) -> CheckedSession:
     """Every answer is compared with that of the portable program on the same device."""
+    from runtime.checked import CheckedSession  # it needs torch
+
     reference = open_program(opened, device)
     tolerances = tolerances_of(opened.bundle.manifest)
     return CheckedSession(opened.signature, executable, reference, tolerances, device, origin)
@@ -98,6 +102,8 @@ def checked(
 def measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
     """A plain session of one target, on a device of its kind, for those who measure it: by what was
     chosen there, or by one engine, whatever its verdict."""
+    import torch
+
     device = torch.device(Target.parse(target).torch_device)
     executable = open_artifact(opened, target, engine_name, device)
     return Session(opened.signature, executable, device)
@@ -113,6 +119,8 @@ def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
 
 def device_here(device: str | torch.device) -> torch.device:
     """A device that torch has here; LoadError."""
+    import torch
+
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError):

@@ -6,8 +6,6 @@ import ctypes
 import threading
 from contextlib import suppress
 
-import torch
-
 from engines.processes import require_openmp
 from runtime.errors import LoadError
 from soa.options import known_options
@@ -42,6 +40,8 @@ def settle_threads(threads: int, limit: bool, production: bool) -> None:
     In production torch starts no threads of its own beyond those. RunError after a fork, see
     `require_openmp`.
     """
+    import torch
+
     require_openmp(threads)
     if limit:
         torch.set_num_threads(threads)
@@ -57,6 +57,8 @@ def settle_tf32(wanted: bool, what: str) -> None:
     lose half of its digits. `what` is the version that is being opened. LoadError if another one
     settled it otherwise.
     """
+    import torch
+
     with _lock:
         if _tf32 and _tf32[0] is not wanted:
             one, other = ("TF32", "float32") if wanted else ("float32", "TF32")

@@ -40,8 +40,3 @@ def sums(text: str, **labels: str) -> dict[str, float]:
                 name = sample.name.removesuffix("_total")
                 found[name] = found.get(name, 0.0) + sample.value
     return found
-
-
-def model_counters(text: str, model: str) -> dict[str, float]:
-    """What Triton counts for a model, by metric, summed over its versions; raises ValueError."""
-    return sums(text, model=model)

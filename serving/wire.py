@@ -13,7 +13,7 @@ A block of scalars is `(F,)`. Only columns that a block of the model reads or wr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -23,13 +23,12 @@ import torch
 
 from serving.errors import ServingError
 from soa.dtypes import numpy_dtype
-from soa.layout import Layout
-from soa.memory import Collection
 from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
-Parts = Array | Sequence[Array]
-"""The physical columns of a tensor, in order: the rows of a matrix, or separate arrays."""
+Parts = Any
+"""The physical columns of a tensor, in order: a matrix of them, or a list of one each. They are
+NumPy's arrays or torch's tensors: both know slices, `T`, `reshape`, `stack` and `concatenate`."""
 
 TRITON_DTYPES = {
     "bool": "BOOL",
@@ -45,6 +44,15 @@ TRITON_DTYPES = {
     "float64": "FP64",
 }
 """Our dtypes by Triton's names. bfloat16 is left out: NumPy, on which this is built, has none."""
+
+
+PhysicalColumn = tuple[str, str, int]
+"""Collection, column, and component of it."""
+
+
+def library_of(values: Any) -> Any:
+    """The library, NumPy or torch, that an array or tensor is of."""
+    return torch if isinstance(values, torch.Tensor) else np
 
 
 Form = Literal["columns", "rows", "blocks"]
@@ -97,53 +105,45 @@ class WireTensor:
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
     @cached_property
+    def entries(self) -> list[PhysicalColumn]:
+        """The column behind each entry of a row."""
+        return [(self.collection, *self.components[k]) for k in self.order]
+
+    @cached_property
     def in_order(self) -> bool:
         return self.order == tuple(range(len(self.order)))
 
-    def window(self, parts: Parts, at: int, n: int) -> Array | None:
+    def window(self, parts: Parts, at: int, n: int) -> Any:
         """Rows `at` … `at + n` of the memory itself in the wire's shape; None where it does not lie
         that way."""
         if self.scalar:
             return None
         if len(self.order) == 1:
             return parts[0][at : at + n].reshape(self.shape(n))
-        if isinstance(parts, np.ndarray) and self.in_order:
+        if self.in_order and not isinstance(parts, list):
             rows = parts[:, at : at + n]
             return rows if self.rows_last else rows.T.reshape(self.shape(n))
         return None
 
-    def gather(self, parts: Parts, at: int, n: int) -> Array:
+    def gather(self, parts: Parts, at: int, n: int) -> Any:
         """Rows `at` … `at + n` in the wire's shape: a view where the memory allows it."""
+        library = library_of(parts[0])
         if self.scalar:
-            return np.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
+            return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
         if (view := self.window(parts, at, n)) is not None:
             return view
-        if isinstance(parts, np.ndarray):
-            chosen = parts[self._index, at : at + n]
-        else:
-            chosen = np.stack([parts[k][at : at + n] for k in self.order])
+        chosen = library.stack([parts[k][at : at + n] for k in self.order])
         return chosen if self.rows_last else chosen.T.reshape(self.shape(n))
 
-    def scatter(self, parts: Parts, at: int, values: Array) -> None:
+    def scatter(self, parts: Parts, at: int, values: Any) -> None:
         """Write values of the wire's shape into the physical columns, from row `at` on."""
-        if self.scalar:
-            for k, value in zip(self.order, values.reshape(-1), strict=True):
-                parts[k][0] = value
-            return
-        n = self.rows_in(values.shape)
+        n = 1 if self.scalar else self.rows_in(values.shape)
         if (view := self.window(parts, at, n)) is not None:
             view[...] = values
             return
         flat = values if self.rows_last else values.reshape(n, len(self.order)).T
-        if isinstance(parts, np.ndarray):
-            parts[self._index, at : at + n] = flat
-            return
         for i, k in enumerate(self.order):
             parts[k][at : at + n] = flat[i]
-
-    @cached_property
-    def _index(self) -> list[int]:
-        return list(self.order)
 
 
 @dataclass(frozen=True)
@@ -248,23 +248,6 @@ def mergeable(signature: Signature) -> bool:
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)
 
 
-def collection_parts(collection: Collection, t: WireTensor) -> Parts:
-    """The physical columns of a tensor in a CPU collection, as NumPy views."""
-    if len(t.components) > 1 and adjacent(collection.layout, t.components):
-        matrix: Array = collection.matrix(*t.components[0], len(t.components)).numpy()
-        return matrix
-    return [collection.component(name, k).numpy() for name, k in t.components]
-
-
-def adjacent(layout: Layout, components: tuple[tuple[str, int], ...]) -> bool:
-    """Whether they are one run of the layout's buffer, in this order. They are of one dtype."""
-    if layout.storage != "buffer":
-        return False
-    physical = [(column.name, k) for column in layout.columns for k in range(column.components)]
-    first = physical.index(components[0])
-    return tuple(physical[first : first + len(components)]) == components
-
-
 @dataclass(frozen=True)
 class Location:
     """Where the physical columns of a tensor are among an artifact's arguments.
@@ -283,48 +266,38 @@ class Location:
         run = tuple((index, first + i) for i in range(len(self.places)))
         return (index, slice(first, first + len(run))) if run == self.places else None
 
-    def parts(self, arguments: Sequence[torch.Tensor]) -> Parts:
-        """The physical columns as NumPy views of the arguments' memory."""
+    def parts(self, arguments: Sequence[Any]) -> Parts:
+        """The physical columns, as views of the arguments, which are arrays or tensors."""
         if self._run is not None:
             index, rows = self._run
-            matrix: Array = arguments[index].numpy()[rows]
-            return matrix
-        return [
-            arguments[i].numpy() if row is None else arguments[i].numpy()[row]
-            for i, row in self.places
-        ]
-
-    def tensors(
-        self, arguments: Sequence[torch.Tensor]
-    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """The same as tensors on any device: the matrix where they are one, and each by itself."""
-        matrix = None
-        if self._run is not None:
-            index, rows = self._run
-            matrix = arguments[index][rows]
-        each = [arguments[i] if row is None else arguments[i][row] for i, row in self.places]
-        return matrix, each
+            return arguments[index][rows]
+        return [arguments[i] if row is None else arguments[i][row] for i, row in self.places]
 
 
-Program = Callable[[Sequence[Array]], Sequence[Array]]
-"""A model on the arrays of a request in order, to those of the answer."""
+def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
+    """The physical columns in each argument of an artifact, in order; a carrier has none."""
+    plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
+    found = []
+    for argument in signature.arguments:
+        components = [(argument.column, argument.component)]
+        if argument.kind == "matrix":
+            components = list(plans[argument.block].components)
+        elif argument.kind == "carrier":
+            components = []
+        found.append([(argument.collection, name, k) for name, k in components])
+    return found
 
 
 def locations(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
     """For each tensor, by name, where an artifact's arguments of that role hold its columns."""
-    place: dict[tuple[str, str, int], tuple[int, int | None]] = {}
-    plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
-    for index, argument in enumerate(signature.arguments):
-        if argument.role != role:
-            continue
-        if argument.kind == "matrix":
-            for row, (name, k) in enumerate(plans[argument.block].components):
-                place.setdefault((argument.collection, name, k), (index, row))
-        else:
-            key = (argument.collection, argument.column, argument.component)
-            place.setdefault(key, (index, None))
+    place: dict[PhysicalColumn, tuple[int, int | None]] = {}
+    held = argument_columns(signature)
+    for index, (argument, columns) in enumerate(zip(signature.arguments, held, strict=True)):
+        if argument.role == role:
+            for row, column in enumerate(columns):
+                place.setdefault(column, (index, row if argument.kind == "matrix" else None))
     return {
         t.name: Location(tuple(place[t.collection, name, k] for name, k in t.components))
         for t in tensors

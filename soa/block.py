@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from soa.dtypes import itemsize
 from soa.errors import BlockError, LayoutError
@@ -39,15 +39,6 @@ class Block:
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "collection": self.collection,
-            "columns": list(self.columns),
-            "dtype": self.dtype,
-            "shape": None if self.shape is None else list(self.shape),
-        }
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -70,16 +61,6 @@ class Plan:
     def identity(self) -> bool:
         """Whether the model's order is the buffer's."""
         return self.order == tuple(range(len(self.order)))
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "components": [[name, k] for name, k in self.components],
-            "order": list(self.order),
-            "dtypes": list(self.dtypes),
-            "dtype": self.dtype,
-            "feature_shape": list(self.feature_shape),
-        }
 
 
 def plan_block(block: Block, layout: Layout) -> Plan:

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from soa.dtypes import itemsize
 from soa.errors import LayoutError
@@ -194,13 +194,3 @@ class Layout:
         if n < 0:
             raise LayoutError(f"a collection cannot have {n} elements")
         return sum(self.pitch(c.name, n) * c.components for c in self.columns)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "columns": [
-                {"name": c.name, "dtype": c.dtype, "kind": c.kind, "shape": list(c.shape)}
-                for c in self.columns
-            ],
-            "alignment": self.alignment,
-            "storage": self.storage,
-        }

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
-from soa.files import as_record
+from soa.files import as_data, as_record
 from soa.layout import Column, Layout, Storage
 
 Role = Literal["carrier", "input", "output"]
@@ -157,20 +157,15 @@ class Signature:
                     f"{', '.join(sorted(set(out.plan.dtypes)))}: one output writes one dtype (or "
                     "floating-point ones); make it several outputs"
                 )
-        unused = [
-            c for c in self.layouts if c not in self.input_collections + self.output_collections
-        ]
-        if unused:
-            raise SignatureError(f"collection {unused[0]!r} has no block: remove it")
+        used = self.input_collections + self.output_collections
+        for collection in self.layouts:
+            if collection not in used:
+                raise SignatureError(f"collection {collection!r} has no block: remove it")
 
     @cached_property
     def dims(self) -> tuple[str, ...]:
         """Row dimensions in the order of their carriers."""
-        seen: list[str] = []
-        for bound in (*self.inputs, *self.outputs):
-            if bound.rows not in seen:
-                seen.append(bound.rows)
-        return tuple(seen)
+        return tuple(dict.fromkeys(bound.rows for bound in (*self.inputs, *self.outputs)))
 
     @cached_property
     def input_collections(self) -> tuple[str, ...]:
@@ -190,17 +185,14 @@ class Signature:
 
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:
-            return {**bound.block.to_dict(), "plan": bound.plan.to_dict()}
+            return {**as_data(bound.block), "plan": as_data(bound.plan)}
 
         return {
             "collections": {
-                name: {**layout.to_dict(), "rows": self.rows_of[name]}
+                name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
             },
-            "rows": {
-                dim: {"min": r.min, "max": r.max, "typical": list(r.typical)}
-                for dim, r in self.ranges.items()
-            },
+            "rows": {dim: as_data(each) for dim, each in self.ranges.items()},
             "inputs": [described(b) for b in self.inputs],
             "outputs": [described(b) for b in self.outputs],
         }
@@ -247,23 +239,11 @@ class _Stored:
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:
     plan, block = bound.plan, bound.block
+    kind: Literal["matrix", "column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
+    starts, count = plan.components, 1
     if plan.kind == "matrix":
-        name, k = plan.components[0]
-        return [
-            Argument(
-                role,
-                "matrix",
-                bound.rows,
-                plan.dtypes[0],
-                block.name,
-                block.collection,
-                name,
-                k,
-                len(plan.components),
-            )
-        ]
-    kind: Literal["column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
+        kind, starts, count = "matrix", starts[:1], len(starts)
     return [
-        Argument(role, kind, bound.rows, dtype, block.name, block.collection, name, k)
-        for (name, k), dtype in zip(plan.components, plan.dtypes, strict=True)
+        Argument(role, kind, bound.rows, dtype, block.name, block.collection, name, k, count)
+        for (name, k), dtype in zip(starts, plan.dtypes, strict=True)
     ]

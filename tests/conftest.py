@@ -60,7 +60,7 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory, quick_commits: None
     from registry.store.registry import Registry
 
     def make(folder: Path) -> None:
-        with Registry(f"sqlite:///{folder}/registry.db").access.client(write=True):
+        with Registry(f"sqlite:///{folder}/registry.db").client(write=True):
             pass
 
     return made_once(tmp_path_factory, "template", make) / "registry.db"

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 import pipeline
 from benchmarks.__main__ import NAMES
 from pipeline.cli.main import main
-from pipeline.config.assemble import signature_of
 from pipeline.config.schema import Config, RowsConfig, load_config
 from pipeline.deployment.repository import deploy
 from registry.mlflow.mlmodel import fields
@@ -154,13 +153,27 @@ def test_what_is_named_is_there(page: Path) -> None:
             assert re.search(rf"\b{word}\b", SOURCES), word
 
 
+def test_the_drawing_of_the_house_is_true() -> None:
+    page = ROOT / "docs/architecture.md"
+    (drawing,) = (s.text for s in SNIPPETS if s.page == page)
+    for line in drawing.splitlines():
+        floor, rooms = re.split("  +", line)[:2]
+        drawn = set(re.findall(r"\w+", rooms))
+        assert {face.parent.name for face in (ROOT / floor).glob("*/__init__.py")} <= drawn, floor
+        for name in drawn:
+            place = ROOT / floor / name
+            assert place.is_dir() or place.with_suffix(".py").is_file(), place
+    for path in re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./]+)`", page.read_text()):
+        assert (ROOT / path).exists(), path
+
+
 def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
     (text,) = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
     for name in ("model.py", "weights.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "config.yaml").write_text(text)
     config = load_config(tmp_path / "config.yaml")
-    assert [b.plan.kind for b in signature_of(config).inputs] == [
+    assert [b.plan.kind for b in config.signature().inputs] == [
         "matrix",
         "matrix",
         "matrix",
@@ -215,7 +228,7 @@ class Desk:
         """Commands that take long, and are tried once."""
         demo = load_config(ROOT / "configs/demo.yaml")
         few = {"n": RowsConfig(max=64, typical=(10,))}
-        signature = signature_of(demo.model_copy(update={"rows": few}))
+        signature = demo.model_copy(update={"rows": few}).signature()
         bundle = served.make_bundle(folder / "built", NAME, Small(), signature)
         shutil.copy(database, folder / "registry.db")
         self.registry = Registry(f"sqlite:///{folder}/registry.db")

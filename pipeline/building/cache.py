@@ -44,8 +44,9 @@ class StageCache:
     ) -> T:
         """The result of a stage: what `build` makes in an empty folder, or `load` finds there.
 
-        What is not to `keep` is used now, and built again by the next run. `depends_on` is asked
-        after `build` for files it used, with their digests; the result holds as long as they do.
+        A result for which `keep` is false is used now, and built again by the next run.
+        `depends_on`, asked after `build`, gives the files it used with their digests: where one
+        has changed, the stage is built again.
         """
         folder = self.root / stage / key
         folder.parent.mkdir(parents=True, exist_ok=True)

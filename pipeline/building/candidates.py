@@ -36,8 +36,8 @@ class Work:
     cache: StageCache
     say: Say
     worked: list[str] = field(default_factory=list)
-    passing: bool = False
-    """Whether a candidate failed for want of time or memory: a re-run tries again."""
+    try_again: bool = False
+    """Whether a candidate failed for lack of time or memory: the next run tries it again."""
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -101,7 +101,7 @@ def _compile(
             found = compile_candidate(name, captured, target, options, folder, recipe.timeout_s)
         record = {**asdict(found), "folder": str(found.folder)}
         (folder / "compiled.json").write_text(json.dumps(record))
-        work.passing = work.passing or found.passing
+        work.try_again = work.try_again or found.passing
         if found.error:
             work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
         return found

@@ -10,18 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engines.errors import MORE_MEMORY, out_of_memory
+from engines.target import Target
 from pipeline.building.cache import StageCache, content_key, unchanged, write_whole
 from pipeline.building.candidates import Recipe, Say, Work, build_target
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
-    classifiers_of,
     load_config,
     reference_fingerprint,
     reference_inputs,
-    signature_of,
     source_of,
-    targets_of,
     tolerances_of,
 )
 from registry.bundle import Bundle, SessionSettings
@@ -80,16 +78,21 @@ def run(
         bundle, version = known
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
-        store.versions(config.name)  # an unreachable registry is said before the work, not after
+        store.versions(config.name)  # an unreachable registry ends the run before any work
     captured, files = _capture(config, progress, key["capture"])
     bundle = _build(config, path, progress, captured, key)
     with progress.step("register"):
         version = store.register(bundle)
-    if not progress.passing:
+    if not progress.try_again:
         record.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(bundle.path, root)  # which may be moved and copied
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
     return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun)
+
+
+def _targets(config: Config) -> list[Target]:
+    """The targets, with `cpu` resolved to a level; each once."""
+    return list(dict.fromkeys(Target.parse(name) for name in config.targets))
 
 
 def _keys(config: Config) -> dict[str, str]:
@@ -98,7 +101,7 @@ def _keys(config: Config) -> dict[str, str]:
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
-        "signature": signature_of(config).to_dict(),
+        "signature": config.signature().to_dict(),
         "reference": reference_fingerprint(config),
         "code": code_digest(),
         "tools": tools(),
@@ -106,7 +109,7 @@ def _keys(config: Config) -> dict[str, str]:
     whole = {
         **made_of,
         "config": config.digest(),
-        "targets": [str(t) for t in targets_of(config)],
+        "targets": [str(t) for t in _targets(config)],
         "host": host(),
     }
     return {"capture": content_key(made_of), "run": content_key(whole)}
@@ -130,7 +133,8 @@ def _build(
 ) -> Bundle:
     # What follows depends on what was captured, not on how: a new capture is a new key.
     captured_key = content_key({"capture": captured.digest()})
-    tolerances, classifiers = tolerances_of(config, captured.signature), classifiers_of(config)
+    tolerances = tolerances_of(config, captured.signature)
+    classifiers = frozenset(output.name for output in config.outputs if output.classifier)
     recipe = Recipe(
         config.engines,
         {str(name): each for name, each in config.compile.options.items()},
@@ -141,7 +145,7 @@ def _build(
     )
     results = {
         str(target): build_target(work, captured, target, recipe, captured_key)
-        for target in targets_of(config)
+        for target in _targets(config)
     }
 
     def build(folder: Path) -> Bundle:
@@ -169,7 +173,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
 
     def build(folder: Path) -> Capture:
         with work.step("capture"):
-            signature = signature_of(config)
+            signature = config.signature()
             try:
                 capture(
                     build_model(source_of(config)),

@@ -87,7 +87,7 @@ def diff(a: str, b: str, registry: Registry) -> Answer:
     from pipeline.report import diff as compare
 
     found = compare(registry, a, b)
-    return Answer(found.to_json(), describe_difference(found))
+    return Answer(found, describe_difference(found))
 
 
 _target_option: Callable[[Any], Any] = click.option(
@@ -185,9 +185,9 @@ def doctor(registry: Registry) -> Answer:
 
     Exits with 1 if something needed is missing.
     """
-    from pipeline.doctor import examine
+    from pipeline.cli.doctor import examine
 
-    findings = examine(registry)
+    findings = list(examine(registry))
     return Answer(
         [asdict(f) for f in findings],
         (f"{f.status:8} {f.what:14} {f.found}{f' — {f.cure}' if f.cure else ''}" for f in findings),

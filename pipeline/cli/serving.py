@@ -260,13 +260,12 @@ def serve(
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that whatever was started is stopped in order, also by a service manager, and when the
-    terminal goes."""
+    """SIGTERM (a service manager) and SIGHUP (a closed terminal) stop what was started in order."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    # One that came in as ignored stays so: nohup has SIGHUP ignored, and means it.
+    # A signal that was ignored at the start stays ignored: nohup ignores SIGHUP on purpose.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in numbers}
     try:

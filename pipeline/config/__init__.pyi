@@ -1,9 +1,6 @@
-from .assemble import classifiers_of as classifiers_of
 from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs
-from .assemble import signature_of as signature_of
 from .assemble import source_of as source_of
-from .assemble import targets_of as targets_of
 from .assemble import tolerances_of as tolerances_of
 from .policy_file import load_policy as load_policy
 from .schema import BuiltFrom as BuiltFrom

@@ -5,27 +5,13 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from engines.target import Target
 from pipeline.config.expressions import features_of
-from pipeline.config.schema import BlockConfig, CollectionConfig, Config, InputConfig
+from pipeline.config.schema import Config
 from runtime.checked import Tolerance, default_tolerance
-from soa.block import Block
-from soa.layout import Column, Layout
-from soa.signature import RowRange, Signature
+from soa.signature import Signature
 from stages.errors import ReferenceDataError
-from stages.model import Features, ModelSource, load_callable, precision_tolerance
+from stages.model import ModelSource, load_callable, precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs
-
-
-def signature_of(config: Config) -> Signature:
-    """The signature a config describes, with a plan for every block."""
-    return Signature.build(
-        {name: _layout(c) for name, c in config.collections.items()},
-        [_block(b) for b in config.inputs],
-        [_block(b) for b in config.outputs],
-        {dim: RowRange(r.min, r.max, tuple(r.typical)) for dim, r in config.rows.items()},
-        {name: c.rows for name, c in config.collections.items()},
-    )
 
 
 def source_of(config: Config) -> ModelSource:
@@ -37,7 +23,10 @@ def source_of(config: Config) -> ModelSource:
         kwargs=config.model.kwargs,
         weights=files.weights,
         weights_prefix=config.model.weights_prefix,
-        preprocess=tuple(_features(config, block) for block in config.inputs),
+        preprocess=tuple(
+            features_of(block.preprocess, config.members(block)) if block.preprocess else None
+            for block in config.inputs
+        ),
     )
 
 
@@ -56,15 +45,6 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
             config.gates.max_outside,
         )
     return found
-
-
-def classifiers_of(config: Config) -> frozenset[str]:
-    return frozenset(output.name for output in config.outputs if output.classifier)
-
-
-def targets_of(config: Config) -> list[Target]:
-    """The targets, with `cpu` resolved to a level; each once."""
-    return list(dict.fromkeys(Target.parse(name) for name in config.targets))
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
@@ -93,33 +73,3 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
         for path in paths:
             found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
-
-
-def _features(config: Config, block: InputConfig) -> Features | None:
-    if block.preprocess is None:
-        return None
-    columns = {c.name: c for c in config.collections[block.collection].columns}
-    return features_of(block.preprocess, [columns[name] for name in block.columns])
-
-
-def _layout(config: CollectionConfig) -> Layout:
-    columns = [
-        Column(
-            c.name,
-            c.dtype,
-            "scalar" if c.scalar else "eigen" if c.eigen else "column",
-            tuple(c.eigen or ()),
-        )
-        for c in config.columns
-    ]
-    return Layout(columns, config.alignment, config.storage)
-
-
-def _block(config: BlockConfig) -> Block:
-    return Block(
-        config.name,
-        config.collection,
-        tuple(config.columns),
-        config.dtype,
-        tuple(config.shape) if config.shape else None,
-    )

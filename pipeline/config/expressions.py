@@ -31,11 +31,10 @@ def features_of(block: PreprocessConfig, members: list[ColumnConfig]) -> Feature
     )
 
 
-def check_preprocess(at: Key, block: BlockConfig, members: list[ColumnConfig]) -> Iterator[Problem]:
+def check_preprocess(
+    at: Key, preprocess: PreprocessConfig, block: BlockConfig, members: list[ColumnConfig]
+) -> Iterator[Problem]:
     """Every contradiction of one block's `preprocess` with its columns."""
-    preprocess: PreprocessConfig | None = getattr(block, "preprocess", None)
-    if preprocess is None:
-        return
     names = [member.name for member in members]
     dtypes = {block.dtype} if block.dtype else {member.dtype for member in members}
     if any("float" not in dtype for dtype in dtypes):

@@ -1,18 +1,20 @@
 """The config: one YAML file that says what a model is, what it reads and writes, where it runs.
 
 The models hold what the file says; `Config.files` holds the paths it names, resolved on this host.
-Nothing here needs torch: `stages` and `soa` check again what only they can know.
+Nothing here needs torch: what only the stages can know they check again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -22,14 +24,60 @@ from pydantic import (
     model_validator,
 )
 
-from engines.base import DEFAULT_ENGINES, WITH_OPTIONS
-from pipeline.config.checks import Files, check_config, find_files
-from pipeline.config.wording import validated
+from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
+from engines.errors import TargetError
+from engines.target import Target
+from pipeline.config.checks import IDENTIFIER, Files, check_config, find_files
+from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
 from registry.errors import BundleError
+from registry.reference import NAME_PATTERN
+from soa.block import Block
 from soa.files import as_record
+from soa.layout import Column, Layout
 from soa.options import known_options
+from soa.signature import RowRange, Signature
+
+T = TypeVar("T")
+
+
+def _name(name: str) -> str:
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ValueError(
+            f"found {shown(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
+            "front; at most 200"
+        )
+    return name
+
+
+def _identifier(name: str) -> str:
+    if not IDENTIFIER.fullmatch(name):
+        raise ValueError(
+            f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
+        )
+    return name
+
+
+def _target(name: str) -> str:
+    try:
+        Target.parse(name)
+    except TargetError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def _once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"found {twice[0]!r} a second time; each name once")
+    return names
+
+
+def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise ValueError(f"found {list(pair)}; expected [low, high]")
+    return pair
+
 
 Dtype = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
@@ -38,17 +86,17 @@ Dtype = Literal[
 Number = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
+TargetName = Annotated[str, AfterValidator(_target)]
 # `strict` below would refuse a YAML list for a tuple; what is in it stays strict.
-Shape = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
-Texts = Annotated[tuple[str, ...], Field(strict=False)]
-Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
+Shape = Listed[PositiveInt]
+Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
 if TYPE_CHECKING:
+    _Engine = str
     _EngineWithOptions = str
 else:
-    _EngineWithOptions = Literal[WITH_OPTIONS]
-
-
-T = TypeVar("T")
+    _Engine, _EngineWithOptions = Literal[ENGINES], Literal[WITH_OPTIONS]
 
 
 class _Part(BaseModel):
@@ -89,7 +137,7 @@ class ModelConfig(_Part):
 class ColumnConfig(_Part):
     """A plain column; with `eigen` a vector [r] or matrix [r, c] per row; or a `scalar`."""
 
-    name: str
+    name: Identifier
     dtype: Dtype
     eigen: Annotated[Shape, Field(max_length=2)] | None = None
     scalar: bool = False
@@ -102,20 +150,36 @@ class ColumnConfig(_Part):
 
 
 class CollectionConfig(_Part):
-    columns: Annotated[tuple[ColumnConfig, ...], Field(strict=False, min_length=1)]
+    columns: Listed[ColumnConfig]
     alignment: PositiveInt = 128
     storage: Literal["buffer", "columns"] = "buffer"
     rows: str = "n"
+
+    def layout(self) -> Layout:
+        """Raises LayoutError."""
+        columns = [
+            Column(
+                c.name,
+                c.dtype,
+                "scalar" if c.scalar else "eigen" if c.eigen else "column",
+                tuple(c.eigen or ()),
+            )
+            for c in self.columns
+        ]
+        return Layout(columns, self.alignment, self.storage)
 
 
 class BlockConfig(_Part):
     """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row."""
 
-    name: str
+    name: Identifier
     collection: str
-    columns: Names
+    columns: Listed[str]
     dtype: Dtype | None = None
     shape: Shape | None = None
+
+    def block(self) -> Block:
+        return Block(self.name, self.collection, self.columns, self.dtype, self.shape)
 
 
 class PreprocessConfig(_Part):
@@ -124,7 +188,7 @@ class PreprocessConfig(_Part):
     Where the column `exists` is not above zero, every feature is `pad`.
     """
 
-    features: Annotated[tuple[Any, ...], Field(strict=False, min_length=1)]
+    features: Listed[Any]
     exists: str | None = None
     pad: Number = 0.0
 
@@ -150,7 +214,11 @@ class RowsConfig(_Part):
 
     min: NonNegativeInt = 0
     max: Annotated[int, Field(ge=2)]  # torch.export takes a dimension of at most 1 for a constant
-    typical: Annotated[tuple[NonNegativeInt, ...], Field(strict=False, min_length=1)]
+    typical: Listed[NonNegativeInt]
+
+    def range(self) -> RowRange:
+        """Raises SignatureError."""
+        return RowRange(self.min, self.max, self.typical)
 
 
 class ReferenceConfig(_Part):
@@ -161,8 +229,14 @@ class ReferenceConfig(_Part):
 
     seed: NonNegativeInt = 1
     factory: str | None = None
-    ranges: dict[str, Annotated[tuple[Number, Number], Field(strict=False)]] = {}
+    ranges: dict[str, Pair] = {}
     nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ReferenceConfig:
+        if self.factory is not None and self.ranges:
+            raise ValueError("found ranges and a factory; a factory needs no ranges")
+        return self
 
 
 class CompileConfig(_Part):
@@ -187,22 +261,24 @@ class GatesConfig(_Part):
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
-    required_targets: Texts | None = None
+    required_targets: (
+        Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(_once)] | None
+    ) = None
 
 
 class Config(_Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
-    name: str
+    name: Annotated[str, AfterValidator(_name)]
     description: str = ""
     model: ModelConfig
-    collections: Annotated[dict[str, CollectionConfig], Field(min_length=1)]
-    inputs: Annotated[tuple[InputConfig, ...], Field(strict=False, min_length=1)]
-    outputs: Annotated[tuple[OutputConfig, ...], Field(strict=False, min_length=1)]
-    rows: Annotated[dict[str, RowsConfig], Field(min_length=1)]
+    collections: Annotated[dict[Identifier, CollectionConfig], Field(min_length=1)]
+    inputs: Listed[InputConfig]
+    outputs: Listed[OutputConfig]
+    rows: Annotated[dict[Identifier, RowsConfig], Field(min_length=1)]
     reference: ReferenceConfig = ReferenceConfig()
-    targets: Names = ("cpu",)
-    engines: Names = DEFAULT_ENGINES
+    targets: Annotated[Listed[TargetName], AfterValidator(_once)] = ("cpu",)
+    engines: Annotated[Listed[_Engine], AfterValidator(_once)] = DEFAULT_ENGINES
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
@@ -214,6 +290,21 @@ class Config(_Part):
     def files(self) -> Files:
         """The files that the config names, as absolute paths; empty unless it was loaded."""
         return self._files
+
+    def signature(self) -> Signature:
+        """The signature that the config describes, with a plan for every block."""
+        return Signature.build(
+            {name: c.layout() for name, c in self.collections.items()},
+            [b.block() for b in self.inputs],
+            [b.block() for b in self.outputs],
+            {dim: r.range() for dim, r in self.rows.items()},
+            {name: c.rows for name, c in self.collections.items()},
+        )
+
+    def members(self, block: BlockConfig) -> list[ColumnConfig]:
+        """The columns of a block that was checked, in its order."""
+        columns = {c.name: c for c in self.collections[block.collection].columns}
+        return [columns[name] for name in block.columns]
 
     def digest(self) -> str:
         """SHA-256 of what the config says, defaults included: not of comments, form or place.

@@ -45,6 +45,8 @@ def validated(document: Document, model: type[M], whole: str) -> M:
 
 def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
     at, kind, found = error["loc"], error["type"], error["input"]
+    if at[-1:] == ("[key]",):
+        at = at[:-1]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
         name, allowed = str(at[-1]), _keys_of(root, at[:-1])

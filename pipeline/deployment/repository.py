@@ -21,13 +21,11 @@ from serving.client import RemoteOptions
 from serving.errors import ServerError, ServingError
 from serving.local import Fleet, TritonServer
 from serving.native import (
-    ENGINES,
     Backend,
-    NativeExecutable,
+    PlanTuning,
+    ProgramExecutable,
     artifact_of,
-    graph_of,
     make_native,
-    make_plan,
     plan_for,
 )
 from serving.remote import connect
@@ -124,7 +122,7 @@ def deploy(
             pull_version(registry, opened.version, folder)
         else:
             shutil.copytree(bundle.path, folder)
-        # As the server will: by the rules of this host, which are hoped to be those of its own.
+        # Opened as the server will open it; its host may ask for other signatures than this one.
         there = open_version(Opening(folder))
         if chosen not in there.bundle.manifest.targets:
             raise ServingError(f"{folder}: {chosen} is not there{withheld(there)}")
@@ -137,16 +135,14 @@ def deploy(
 def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     """The file for one of Triton's own backends, once it has answered the whole reference."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
+    target, engine = artifact_of(bundle, service.target, service.backend)
+    artifact = copy_artifact(opened, target, engine, scratch / "artifact")
+    tuning = None
     if service.plan is not None:
-        whose = graph_of(bundle, service.target)
-        graph = copy_artifact(opened, whose, ENGINES["onnxruntime"], scratch / "artifact")
         tf32 = bundle.manifest.capture.precision == "tf32"
-        made = make_plan(graph, signature, wire, service.plan, service.preferred, tf32, scratch)
-    else:
-        name = artifact_of(bundle, service.target, service.backend)
-        artifact = copy_artifact(opened, service.target, name, scratch / "artifact")
-        made = make_native(artifact, service.backend, signature, wire, scratch)
-    session = Session(signature, NativeExecutable(signature, wire, made.program))
+        tuning = PlanTuning(service.plan, service.preferred, tf32)
+    made = make_native(artifact, service.backend, signature, wire, scratch, tuning)
+    session = Session(signature, ProgramExecutable(signature, wire, made.program))
     report = _compared(session, service.backend, bundle, signature)
     if not report.valid:
         raise ServingError(

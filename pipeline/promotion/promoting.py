@@ -11,8 +11,9 @@ from engines.target import Target
 from pipeline.config import BuiltFrom, load_policy
 from pipeline.promotion.measuring import measure, open_to_measure
 from registry.bundle import Bundle
-from registry.errors import BundleError, NotFoundError
-from registry.history import PRODUCTION, check_promotable
+from registry.errors import BundleError, NotFoundError, PromotionRefused
+from registry.history import PREVIOUS, PRODUCTION, check_promotable
+from registry.housekeeping import Imported, import_from
 from registry.mlflow import Version
 from registry.promotion import (
     Asked,
@@ -23,9 +24,7 @@ from registry.promotion import (
     decide,
     strictest,
 )
-from registry.promotion import (
-    override as overridden,
-)
+from registry.promotion import override as overridden
 from registry.store import Registry
 from soa.options import known_options
 
@@ -125,3 +124,33 @@ def requirements(
         policies,
         production=alias == PRODUCTION,
     )
+
+
+def import_with_aliases(
+    registry: Registry,
+    source: Path,
+    name: str | None = None,
+    say: Say = lambda text: None,
+) -> tuple[Imported, dict[str, str], dict[str, PromotionRefused]]:
+    """Import, then promote each version to the aliases that it had; `previous` follows from that.
+
+    Returns what was imported; by alias, the version promoted; by alias, the refusal. A refusal
+    stops nothing else. It is in the history, as any other.
+    """
+    imported = import_from(registry, source, name)
+    promoted: dict[str, str] = {}
+    refused: dict[str, PromotionRefused] = {}
+    held = [
+        (alias, number)
+        for number, version in imported.export.versions.items()
+        for alias in version.aliases
+        if alias != PREVIOUS
+    ]
+    # `production` comes last, for a policy may ask for time in `staging`.
+    for alias, number in sorted(held, key=lambda item: (item[0] == PRODUCTION, item)):
+        ref = imported.versions[number].version.ref
+        try:
+            promoted[alias] = promote(registry, ref, alias, say=say).version.ref
+        except PromotionRefused as error:
+            refused[alias] = error
+    return imported, promoted, refused

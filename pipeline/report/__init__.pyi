@@ -1,4 +1,3 @@
-from .difference import Difference as Difference
 from .difference import describe_difference as describe_difference
 from .difference import diff as diff
 from .tables import Part as Part

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,106 +28,20 @@ if TYPE_CHECKING:
 
 _LONGEST = 80
 _MOST_ROWS = 40
-
-
-@dataclass(frozen=True)
-class Side:
-    ref: str
-    digest: str
-    annexes: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class TensorChange:
-    """One tensor that is not the same bit by bit. Norms are Frobenius norms, in float64."""
-
-    name: str
-    a: str | None
-    """Dtype and shape, as `float32 (48, 6)`; None where there is no such tensor."""
-    b: str | None
-    elements: int | None = None
-    """How many differ; None, as what follows, where the shapes do."""
-    max_abs: float | None = None
-    norm_a: float | None = None
-    norm_b: float | None = None
-    norm_difference: float | None = None
-
-
-@dataclass(frozen=True)
-class Weights:
-    """`same` counts the tensors that are equal bit by bit. `unreadable`: why nothing is known."""
-
-    same: int
-    changes: tuple[TensorChange, ...]
-    unreadable: str = ""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One recorded value; None where one side has no such."""
-
-    what: str
-    a: Any
-    b: Any
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Median microseconds of a call, as each side's own benchmark found it when it was built."""
-
-    target: str
-    engine: str
-    rows: str
-    a_us: float | None
-    b_us: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Above 1: B is slower."""
-        return self.b_us / self.a_us if self.a_us and self.b_us else None
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """Largest deviation from the model's own answers, and the fraction outside the tolerance."""
-
-    target: str
-    engine: str
-    output: str
-    a_max_abs: float | None
-    b_max_abs: float | None
-    a_outside: float | None
-    b_outside: float | None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """What changed from `a` to `b`."""
-
-    a: Side
-    b: Side
-    weights: Weights
-    records: Mapping[str, tuple[Change, ...]]
-    """By subject: config, signature, targets, tolerances, tools, … ; empty ones are left out."""
-    speed: tuple[Speed, ...]
-    deviations: tuple[Deviation, ...]
-
-    @property
-    def same(self) -> bool:
-        """The very same files, also of the targets that were built later."""
-        return (self.a.digest, self.a.annexes) == (self.b.digest, self.b.annexes)
-
-    def to_json(self) -> dict[str, Any]:
-        """What is not finite is written as text: `nan`, `inf`."""
-        data = asdict(self) | {"same": self.same}
-        data["speed"] = [asdict(each) | {"ratio": each.ratio} for each in self.speed]
-        found: dict[str, Any] = _finite(data)
-        return found
+_NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 
 
 @known_options()
-def diff(registry: Registry, a: str, b: str) -> Difference:
-    """Compare two versions, or folders of bundles; every digest is checked first."""
+def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
+    """Compare two versions, or folders of bundles; every digest is checked first.
+
+    Returns JSON data; numbers that are not finite are the texts `nan` and `inf`, and what a side
+    does not have is None. `weights` has the changed tensors: how many elements differ, the largest
+    difference and Frobenius norms in float64, all None where the shapes differ; `unreadable` says
+    why nothing is known. `records` has changes by subject (config, signature, targets, …);
+    `speed` and `deviations` are what each side's own build measured. `same`: the very same files,
+    also of targets that were built later.
+    """
     opened = [open_version(Opening(ref, mode="test", registry=registry)) for ref in (a, b)]
     left, right = (
         (each.version.ref if each.version else str(each.bundle.path), each.bundle)
@@ -136,34 +50,37 @@ def diff(registry: Registry, a: str, b: str) -> Difference:
     return compare(left, right)
 
 
-def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> Difference:
+def compare(a: tuple[str, Bundle], b: tuple[str, Bundle]) -> dict[str, Any]:
     """Two bundles, each with what it is called."""
+    annexes = [{target: annex.digest for target, annex in x.annexes.items()} for _, x in (a, b)]
     sides = [
-        Side(ref, bundle.digest, {target: annex.digest for target, annex in bundle.annexes.items()})
-        for ref, bundle in (a, b)
+        {"ref": ref, "digest": bundle.digest, "annexes": built}
+        for (ref, bundle), built in zip((a, b), annexes, strict=True)
     ]
     one, two = a[1], b[1]
     subjects_a, subjects_b = _subjects(one), _subjects(two)
-    records = {what: tuple(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
-    return Difference(
-        sides[0],
-        sides[1],
-        _weights(one, two),
-        {subject: changes for subject, changes in records.items() if changes},
-        tuple(_speed(one.manifest, two.manifest)),
-        tuple(_deviations(one.manifest, two.manifest)),
+    records = {what: list(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
+    found: dict[str, Any] = _finite(
+        {
+            "a": sides[0],
+            "b": sides[1],
+            "weights": _weights(one, two),
+            "records": {subject: changes for subject, changes in records.items() if changes},
+            **_measured(one.manifest, two.manifest),
+            "same": one.digest == two.digest and annexes[0] == annexes[1],
+        }
     )
+    return found
 
 
-def _weights(one: Bundle, two: Bundle) -> Weights:
+def _weights(one: Bundle, two: Bundle) -> dict[str, Any]:
     try:
         a, b = _tensors(one), _tensors(two)
     except (EngineError, BundleError) as error:
-        return Weights(0, (), str(error))
-    names = dict.fromkeys((*a, *b))
-    found = [_compare(name, a.get(name), b.get(name)) for name in names]
-    changes = tuple(change for change in found if change is not None)
-    return Weights(len(found) - len(changes), changes)
+        return {"same": 0, "changes": [], "unreadable": str(error)}
+    found = [tensor_change(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
+    changes = [change for change in found if change is not None]
+    return {"same": len(found) - len(changes), "changes": changes, "unreadable": ""}
 
 
 def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
@@ -174,36 +91,31 @@ def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
     return {name: t.detach() for name, t in both.items() if isinstance(t, torch.Tensor)}
 
 
-def _compare(name: str, a: torch.Tensor | None, b: torch.Tensor | None) -> TensorChange | None:
-    kind_a, kind_b = _kind(a), _kind(b)
+def tensor_change(
+    name: str, a: torch.Tensor | None, b: torch.Tensor | None
+) -> dict[str, Any] | None:
+    """None where both are the same bit by bit: NaN is then equal to itself, and 0 is not -0."""
+
+    def kind(tensor: torch.Tensor | None) -> str | None:
+        if tensor is None:
+            return None
+        return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+    def bits(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+    found = {"name": name, "a": kind(a), "b": kind(b), "elements": None}
     if a is None or b is None or a.shape != b.shape:
-        return TensorChange(name, kind_a, kind_b)
-    if a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)):
+        return found | dict.fromkeys(_NUMBERS)
+    if a.dtype == b.dtype and torch.equal(bits(a), bits(b)):
         return None
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     x, y = a.to(wide), b.to(wide)
     difference = (x - y).abs()
-    return TensorChange(
-        name,
-        kind_a,
-        kind_b,
-        int((x != y).sum()),
-        float(difference.max()) if difference.numel() else 0.0,
-        float(torch.linalg.vector_norm(x)),
-        float(torch.linalg.vector_norm(y)),
-        float(torch.linalg.vector_norm(difference)),
-    )
-
-
-def _kind(tensor: torch.Tensor | None) -> str | None:
-    if tensor is None:
-        return None
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """NaN is equal to itself here, and 0 is not -0."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    largest = float(difference.max()) if difference.numel() else 0.0
+    norms = (float(torch.linalg.vector_norm(each)) for each in (x, y, difference))
+    numbers = dict(zip(_NUMBERS, (largest, *norms), strict=True))
+    return found | {"elements": int((x != y).sum())} | numbers
 
 
 def _subjects(bundle: Bundle) -> dict[str, Any]:
@@ -244,21 +156,21 @@ def _target(bundle: Bundle, name: str) -> dict[str, Any]:
     }
 
 
-def _changes(a: Any, b: Any, at: str = "") -> Iterator[Change]:
+def _changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
     """Values that differ, by the path that leads to them; list items that have names, by name."""
     left, right = _named(a), _named(b)
     if left is None or right is None:
         if a != b:
-            yield Change(at, a, b)
+            yield {"what": at, "a": a, "b": b}
         return
     if isinstance(a, list) and left.keys() == right.keys() and list(left) != list(right):
-        yield Change(f"{at}, order", list(left), list(right))
+        yield {"what": f"{at}, order", "a": list(left), "b": list(right)}
     for key in dict.fromkeys((*left, *right)):
         place = f"{at}.{key}" if at else str(key)
         if key in left and key in right:
             yield from _changes(left[key], right[key], place)
         else:
-            yield Change(place, left.get(key), right.get(key))
+            yield {"what": place, "a": left.get(key), "b": right.get(key)}
 
 
 def _named(value: Any) -> dict[str, Any] | None:
@@ -270,31 +182,28 @@ def _named(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _pairs(one: Manifest, two: Manifest) -> Iterator[tuple[str, str, Candidate, Candidate]]:
-    """Each target and engine of either side; one without a record for the side that has none."""
+def _measured(one: Manifest, two: Manifest) -> dict[str, Any]:
+    """Median times of a call, and largest deviations, of each target and engine of either side."""
     a, b = (
         {(t, e): c for t, record in side.targets.items() for e, c in record.candidates.items()}
         for side in (one, two)
     )
     none = Candidate(status="failed")
+    speed, deviations = [], []
     for target, engine in dict.fromkeys((*a, *b)):
-        yield target, engine, a.get((target, engine), none), b.get((target, engine), none)
-
-
-def _speed(one: Manifest, two: Manifest) -> Iterator[Speed]:
-    for target, engine, a, b in _pairs(one, two):
-        for rows in dict.fromkeys((*a.benchmark, *b.benchmark)):
-            times = [c.benchmark[rows].median_us if rows in c.benchmark else None for c in (a, b)]
-            yield Speed(target, engine, rows, *times)
-
-
-def _deviations(one: Manifest, two: Manifest) -> Iterator[Deviation]:
-    for target, engine, a, b in _pairs(one, two):
-        for output in dict.fromkeys((*a.worst, *b.worst)):
-            found = [c.worst.get(output) for c in (a, b)]
-            largest = (None if worst is None else worst.max_abs for worst in found)
-            outside = (None if worst is None else worst.outside for worst in found)
-            yield Deviation(target, engine, output, *largest, *outside)
+        whose = {"target": target, "engine": engine}
+        x, y = a.get((target, engine), none), b.get((target, engine), none)
+        for rows in dict.fromkeys((*x.benchmark, *y.benchmark)):
+            s, t = (c.benchmark[rows].median_us if rows in c.benchmark else None for c in (x, y))
+            ratio = t / s if s and t else None
+            speed.append({**whose, "rows": rows, "a_us": s, "b_us": t, "ratio": ratio})
+        for output in dict.fromkeys((*x.worst, *y.worst)):
+            found: dict[str, Any] = {**whose, "output": output}
+            for side, worst in (("a", x.worst.get(output)), ("b", y.worst.get(output))):
+                found[f"{side}_max_abs"] = worst.max_abs if worst else None
+                found[f"{side}_outside"] = worst.outside if worst else None
+            deviations.append(found)
+    return {"speed": speed, "deviations": deviations}
 
 
 def _finite(value: Any) -> Any:
@@ -307,65 +216,65 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def describe_difference(found: Difference) -> Iterator[Part]:
-    """The same for people: lines and tables."""
-    for letter, side in (("A", found.a), ("B", found.b)):
-        yield f"{letter} {side.ref}  {side.digest[:12]}"
-    if found.same:
+def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
+    """What `diff` found, for people: lines and tables."""
+    for side in ("a", "b"):
+        yield f"{side.upper()} {found[side]['ref']}  {found[side]['digest'][:12]}"
+    if found["same"]:
         yield "the same files, byte for byte"
         return
-    yield from _describe_weights(found.weights)
-    for subject, changes in found.records.items():
+    yield from _describe_weights(**found["weights"])
+    for subject, changes in found["records"].items():
         if subject == "files":
-            names = ", ".join(change.what for change in changes[:6])
+            names = ", ".join(change["what"] for change in changes[:6])
             more = f", … ({len(changes)})" if len(changes) > 6 else ""
             yield f"files that differ: {names}{more}"
             continue
-        rows = ((c.what, _value(c.a), _value(c.b)) for c in changes[:_MOST_ROWS])
+        rows = ((c["what"], _value(c["a"]), _value(c["b"])) for c in changes[:_MOST_ROWS])
         yield new_table(subject, "", "A", "B", rows=rows)
         yield from _more(len(changes))
-    if found.deviations:
-        table = new_table(
-            "deviation from the model's own answers: max abs (fraction outside the tolerance)",
-            "target", "engine", "output", "A", "B",
-        )  # fmt: skip
-        for d in found.deviations:
-            sides = ((d.a_max_abs, d.a_outside), (d.b_max_abs, d.b_outside))
-            cells = ("—" if worst is None else f"{worst:.2e} ({out:.2%})" for worst, out in sides)
-            table.add_row(d.target, d.engine, d.output, *cells)
+    if found["deviations"]:
+        title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
+        table = new_table(title, "target", "engine", "output", "A", "B")
+        for d in found["deviations"]:
+            cells = (
+                "—" if d[f"{side}_max_abs"] is None
+                else f"{float(d[f'{side}_max_abs']):.2e} ({float(d[f'{side}_outside']):.2%})"
+                for side in "ab"
+            )  # fmt: skip
+            table.add_row(d["target"], d["engine"], d["output"], *cells)
         yield table
-    if found.speed:
-        table = new_table(
-            "median of a call, as measured when each was built", "target", "engine", "rows", "A",
-            "B", "B / A",
-        )  # fmt: skip
-        for s in found.speed:
-            times = ("—" if t is None else microseconds(t) for t in (s.a_us, s.b_us))
-            ratio = "" if s.ratio is None else f"{s.ratio:.2f}"
-            table.add_row(s.target, s.engine, s.rows, *times, ratio)
+    if found["speed"]:
+        title = "median of a call, as measured when each was built"
+        table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
+        for s in found["speed"]:
+            cells = ("—" if s[t] is None else microseconds(float(s[t])) for t in ("a_us", "b_us"))
+            ratio = "" if s["ratio"] is None else f"{float(s['ratio']):.2f}"
+            table.add_row(s["target"], s["engine"], s["rows"], *cells, ratio)
         yield table
 
 
-def _describe_weights(weights: Weights) -> Iterator[Part]:
-    if weights.unreadable or not weights.changes:
-        why = f"not compared: {weights.unreadable}"
-        yield f"weights: {why if weights.unreadable else f'all {weights.same} tensors are equal'}"
+def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str) -> Iterator[Part]:
+    if unreadable or not changes:
+        what = f"not compared: {unreadable}" if unreadable else f"all {same} tensors are equal"
+        yield f"weights: {what}"
         return
     table = new_table(
-        f"weights: {len(weights.changes)} tensors differ, {weights.same} are equal",
+        f"weights: {len(changes)} tensors differ, {same} are equal",
         "tensor", "A", "B", "elements", "max |A-B|", "norm A", "norm B", "norm A-B",
     )  # fmt: skip
-    for change in weights.changes[:_MOST_ROWS]:
-        numbers = (change.max_abs, change.norm_a, change.norm_b, change.norm_difference)
+    for change in changes[:_MOST_ROWS]:
+        a, b, elements = change["a"], change["b"], change["elements"]
+        numbers = (change[number] for number in _NUMBERS)
         table.add_row(
-            change.name,
-            change.a or "—",
-            "=" if change.a == change.b else change.b or "—",
-            "" if change.elements is None else str(change.elements),
-            *("" if n is None else f"{n:.3g}" for n in numbers),
+            change["name"],
+            a or "—",
+            "=" if a == b else b or "—",
+            "" if elements is None else str(elements),
+            *("" if n is None else f"{float(n):.3g}" for n in numbers),
         )
     yield table
-    yield from _more(len(weights.changes))
+    yield from _more(len(changes))
 
 
 def _more(count: int) -> Iterator[str]:

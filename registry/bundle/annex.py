@@ -9,14 +9,14 @@ of its target. `attach` joins a bundle and its annexes: an annex's files are the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from registry.bundle.bundle import ANNEXES, Bundle, Identity, open_sealed
+from registry.bundle.bundle import ANNEXES, Bundle, Sealed, open_sealed
 from registry.bundle.manifest import (
     ModelName,
     Record,
@@ -65,16 +65,11 @@ class AnnexRecord(Record):
         return record_to_json(self)
 
 
-@dataclass(frozen=True)
-class Annex:
-    """An opened annex. `files` maps each file's path in its folder to its listed sha256."""
+@dataclass(frozen=True, kw_only=True)
+class Annex(Sealed):
+    """An opened annex."""
 
-    path: Path
     record: AnnexRecord
-    digest: str
-    files: Mapping[str, str] = field(repr=False)
-    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
-    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def target(self) -> str:
@@ -85,18 +80,11 @@ class Annex:
         return prefix_of(self.target)
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: bool = True) -> Annex:
+    def open(cls, path: str | Path, *, verify: bool = True) -> Self:
         """As `Bundle.open`: whatever is not the sealed folder is refused with a BundleError."""
-        root = Path(path).absolute()
-        if not root.is_dir():
-            raise BundleError(f"{root}: no such annex")
-        sealed = open_sealed(root, ANNEX, verify=verify)
-        record = record_from_json(AnnexRecord, sealed.content, str(root / ANNEX), ANNEX_SCHEMA)
-        return cls(root, record, sealed.digest, sealed.files, sealed.hashed)
-
-    def verify(self) -> None:
-        if Annex.open(self.path).digest != self.digest:
-            raise BundleError(f"{self.path}: sealed anew since it was opened")
+        content, sealed = open_sealed(path, ANNEX, verify=verify)
+        record = record_from_json(AnnexRecord, content, str(sealed["path"] / ANNEX), ANNEX_SCHEMA)
+        return cls(record=record, **sealed)
 
 
 def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
@@ -145,7 +133,14 @@ def open_folder(
     `only`: of these targets and with these digests, all of which must be there; None: all.
     """
     bundle = Bundle.open(path, verify=verify)
-    found = {target: bundle.path / ANNEXES / target for target in _targets_in(bundle.path)}
+    root = bundle.path / ANNEXES
+    found: dict[str, Path] = {}
+    for device in sorted(root.iterdir()) if root.exists() else ():
+        for place in sorted(device.iterdir()) if device.is_dir() else [device]:
+            if not place.is_dir() or place == device:
+                name = place.relative_to(bundle.path).as_posix()
+                raise BundleError(f"{bundle.path}: {name} is not an annex")
+            found[place.relative_to(root).as_posix()] = place
     if only is not None and (missing := sorted(only.keys() - found.keys())):
         raise BundleError(f"{bundle.path}: {prefix_of(missing[0])} is missing")
     annexes = []
@@ -161,18 +156,3 @@ def open_folder(
                 f"({only[target][:12]}…)"
             )
     return attach(bundle, annexes)
-
-
-def _targets_in(root: Path) -> list[str]:
-    """`<device>/<arch>` of every folder under `annexes/`; a file in their place is refused."""
-    place = root / ANNEXES
-    if not place.exists():
-        return []
-    found = []
-    for device in sorted(place.iterdir()):
-        for arch in sorted(device.iterdir()) if device.is_dir() else [device]:
-            name = arch.relative_to(place).as_posix()
-            if not arch.is_dir() or name == device.name:
-                raise BundleError(f"{root}: {ANNEXES}/{name} is not an annex")
-            found.append(name)
-    return found

@@ -16,12 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from registry.bundle.manifest import Manifest, safe_relative
 from registry.bundle.pulled import PROMOTED
 from registry.errors import BundleError
-from soa.files import open_plain, parse_json, read_plain
+from soa.files import as_record, open_plain, parse_json, read_plain
 from soa.options import known_options
 
 if TYPE_CHECKING:
@@ -53,58 +53,62 @@ def identity(handle: int) -> Identity:
     return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sealed:
-    """What a sealed folder lists, its digest, the content of its main file, and what was hashed."""
+    """An opened folder with a seal: a bundle or an annex."""
 
-    files: Mapping[str, str]
+    path: Path
     digest: str
-    content: bytes
-    hashed: Mapping[str, Identity]
+    """The sha256 of `SHA256SUMS`."""
+    files: Mapping[str, str] = field(repr=False)
+    """Each file's path in the folder, and its listed sha256."""
+    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
+    """What each file was when its digest was checked: see registry/bundle/pinned.py."""
+    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
+    """Keeps what lies in the cache there: see registry/store/cache.py."""
+
+    @classmethod
+    def open(cls, path: str | Path, *, verify: bool = True) -> Self:
+        """Refuse, with a BundleError naming the file, whatever is not such a folder."""
+        raise NotImplementedError
+
+    def verify(self) -> None:
+        """Check again that the folder is what was opened, every byte of it."""
+        if self.open(self.path).digest != self.digest:
+            raise BundleError(f"{self.path}: sealed anew since it was opened")
 
 
-@dataclass(frozen=True)
-class Bundle:
-    """An opened bundle. `files` maps each file's path in the bundle to its listed sha256.
+@dataclass(frozen=True, kw_only=True)
+class Bundle(Sealed):
+    """An opened bundle.
 
     With annexes (`registry.bundle.annex.attach`), the targets of the manifest, the files and the
     reports are those of the bundle and of its annexes together; `digest` is always that of the
-    bundle. `hashed` is what each file was when its digest was checked, empty where none was: see
-    registry/bundle/pinned.py. `holds` keeps what lies in the cache there: see
-    registry/store/cache.py.
+    bundle.
     """
 
-    path: Path
     manifest: Manifest
-    digest: str
-    files: Mapping[str, str] = field(repr=False)
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
     """By target."""
-    hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
-    holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
-    def open(cls, path: str | Path, *, verify: bool = True) -> Bundle:
+    def open(cls, path: str | Path, *, verify: bool = True) -> Self:
         """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.
 
         The structure and the manifest are always checked; `verify=False` leaves out only the
         digests of the other files. With `verify=True` every file is read once. Annexes in the
         folder are left aside: `registry.bundle.annex.open_folder` takes them too.
         """
-        root = Path(path).absolute()
-        if not root.is_dir():
-            raise BundleError(f"{root}: no such bundle folder")
-        sealed = open_sealed(root, MANIFEST, aside=(ANNEXES,), verify=verify)
-        manifest = Manifest.from_json(sealed.content, where=str(root / MANIFEST))
+        content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)
+        root = sealed["path"]
+        manifest = Manifest.from_json(content, where=str(root / MANIFEST))
         for name, where in manifest.files().items():
-            if name not in sealed.files:
+            if name not in sealed["files"]:
                 raise BundleError(f"{root}: {MANIFEST} names {name} ({where}), which is not there")
-        return cls(root, manifest, sealed.digest, sealed.files, hashed=sealed.hashed)
+        return cls(manifest=manifest, **sealed)
 
     def verify(self) -> None:
-        """Check again that the folder is what was opened, every byte of it."""
-        if Bundle.open(self.path).digest != self.digest:
-            raise BundleError(f"{self.path}: sealed anew since it was opened")
+        super().verify()
         for annex in self.annexes.values():
             annex.verify()
 
@@ -123,11 +127,11 @@ class Bundle:
         return self.path, name
 
     def validation(self) -> dict[str, Any] | None:
-        """`reports/validation.json`, or None where the bundle has no such report."""
+        """`reports/validation.json`, or None where the bundle has none."""
         return self._report(VALIDATION)
 
     def benchmark(self) -> dict[str, Any] | None:
-        """`reports/benchmark.json`, or None where the bundle has no such report."""
+        """`reports/benchmark.json`, or None where the bundle has none."""
         return self._report(BENCHMARK)
 
     def signature(self) -> bytes | None:
@@ -137,17 +141,26 @@ class Bundle:
     def _report(self, name: str) -> dict[str, Any] | None:
         """By target; an annex's word about its target counts."""
         places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
-        found = [_json_object(place, name) for place, files in places if name in files]
-        return {key: value for report in found for key, value in report.items()} if found else None
+        found = [place for place, files in places if name in files]
+        report: dict[str, Any] = {}
+        for place in found:
+            try:
+                report |= as_record(dict[str, Any], parse_json(_read(place, name)))
+            except ValueError as error:
+                raise BundleError(f"{place / name}: not a JSON object: {error}") from error
+        return report if found else None
 
 
 def open_sealed(
-    root: Path, main: str, *, aside: Collection[str] = (), verify: bool = True
-) -> Sealed:
-    """Check a sealed folder, of which `main` is the file that names the others.
+    path: str | Path, main: str, *, aside: Collection[str] = (), verify: bool = True
+) -> tuple[bytes, dict[str, Any]]:
+    """Check a sealed folder: the content of `main`, which names the others, and fields of `Sealed`.
 
     `aside` names folders in it that the seal does not cover. Raises BundleError.
     """
+    root = Path(path).absolute()
+    if not root.is_dir():
+        raise BundleError(f"{root}: no such {'annex' if main == 'annex.json' else 'bundle'} folder")
     text = _read(root, SUMS)
     listed = _parse_sums(root, text, main)
     _compare_listing(root, listed, aside)
@@ -158,8 +171,12 @@ def open_sealed(
     for name, (found, was) in zip(names, _hashes(root, names), strict=True):
         _require_digest(root, name, listed, found, was[2])
         hashed[name] = was
-    digest = hashlib.sha256(text).hexdigest()
-    return Sealed(MappingProxyType(listed), digest, content, MappingProxyType(hashed))
+    return content, {
+        "path": root,
+        "digest": hashlib.sha256(text).hexdigest(),
+        "files": MappingProxyType(listed),
+        "hashed": MappingProxyType(hashed),
+    }
 
 
 @known_options()
@@ -244,16 +261,6 @@ def _require_safe(root: Path, name: str) -> None:
         safe_relative(name)
     except ValueError as error:
         raise BundleError(f"{root}: {error}") from None
-
-
-def _json_object(root: Path, name: str) -> dict[str, Any]:
-    try:
-        report = parse_json(_read(root, name))
-    except ValueError as error:
-        raise BundleError(f"{root / name}: not JSON: {error}") from error
-    if not isinstance(report, dict):
-        raise BundleError(f"{root / name}: a JSON object is needed")
-    return report
 
 
 def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from registry.errors import BundleError
 from soa.options import known_options
 
-# What stands in the user's way, as against what is wrong in the program that writes.
+# Errors that a user can do something about; others are faults of the program.
 _FULL_OR_FAILING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG)
 

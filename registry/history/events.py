@@ -14,7 +14,7 @@ Invariants, while only this code writes:
   one before it left: after it, or before it where it is void.
 - Only the last event can be open, and only while its writer is at work or after that was killed.
 
-A run deleted in MLflow's page is still read. `mlflow gc` ends it for good: a gap in the numbers.
+A run deleted in MLflow's page is still read. After `mlflow gc` its number is missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pydantic import Field
 
 from registry import stamp
 from registry.errors import RegistryError
-from registry.mlflow import all_pages
+from registry.mlflow import models
 from registry.promotion import Decision
 from soa.files import as_record, parse_json
 from soa.text import in_markdown, plain
@@ -45,7 +45,7 @@ version. `removal`: of a version. `import`: what happened in another registry.""
 State = Literal["open", "done", "void"]
 
 Number = Annotated[int, Field(ge=0, le=10**6)]
-"""Of a version or an event: beyond this, none that we wrote."""
+"""Of a version or an event; this code writes none that is larger."""
 
 _EVENT = "soa.event"
 _RECORD = "soa.record."
@@ -200,7 +200,8 @@ class History:
                 page_token=page_token,
             )
 
-        return [_read(run, self._model) for run in (all_pages(search) if pages else search(None))]
+        runs = models.all_pages(search) if pages else search(None)
+        return [_read(run, self._model) for run in runs]
 
 
 def _read(run: Any, model: str) -> Event:

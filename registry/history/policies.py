@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from registry import stamp
 from registry.errors import RegistryError
 from registry.history.lock import write_lock
-from registry.mlflow import experiment_of
+from registry.mlflow import models
 from registry.promotion import Asked, Policy, ReferenceFile
 from soa.files import open_plain
 from soa.text import plain
@@ -43,7 +43,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
         with write_lock(access, client, _EXPERIMENT):
-            experiment = experiment_of(access, client, _EXPERIMENT)
+            experiment = models.experiment_of(access, client, _EXPERIMENT)
             if experiment is None:
                 place = access.artifact_location("soa-pipeline.policy")
                 experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
@@ -81,7 +81,7 @@ def kept(access: Access, model: str | None, into: Path | None = None) -> list[As
     if not access.exists:
         return []
     with access.client() as client:
-        experiment = experiment_of(access, client, _EXPERIMENT)
+        experiment = models.experiment_of(access, client, _EXPERIMENT)
         if experiment is None:
             return []
         scopes = [None] if model is None else [None, model]

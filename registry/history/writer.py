@@ -46,8 +46,7 @@ from registry.mlflow import (
     TARGET,
     Promotion,
     Version,
-    aliases_of,
-    has_code,
+    models,
     tag_of,
 )
 from registry.promotion import Decision
@@ -101,7 +100,7 @@ def _tags(client: MlflowClient, model: str, number: int | None) -> Mapping[str, 
     try:
         found: Mapping[str, str] = client.get_model_version(model, str(number)).tags
     except Exception as error:
-        if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+        if models.has_code(error, "RESOURCE_DOES_NOT_EXIST"):
             return None
         raise
     return found
@@ -258,7 +257,7 @@ class ModelWriter:
             self._tag(event.version, kind + tag_of(target), value)
 
     def _aliases(self) -> dict[str, int]:
-        return aliases_of(self.client.get_registered_model(self.model))
+        return models.aliases_of(self.client.get_registered_model(self.model))
 
 
 def promotion_of(event: Event) -> Promotion:

@@ -3,10 +3,10 @@
 These are the files of registrations that failed or were killed, of versions that were removed, of
 annexes that never came to be known, and files that a killed process was writing.
 
-Nothing that somebody is writing is lost: a run is ended, and an annex removed, under the model's
-write lock and after another look; and those who register or build look, under the same lock,
-whether all is still there before they make it known. The age that is asked for only keeps slow ones
-from having to begin again.
+A run is ended, and an annex removed, under the model's write lock and after a second look. Who
+registers or builds checks, under the same lock, that all files are still there before a tag or a
+version names them. So nothing is lost that somebody writes; an age only spares slow writers from
+starting again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
-from registry.mlflow import ANNEX, DIGEST, all_pages
+from registry.mlflow import ANNEX, DIGEST, models
 from registry.reference import NAME_PATTERN
 from registry.store import UPLOADING, Registry, artifacts, cache_root
 
@@ -63,14 +63,18 @@ def collect(
     found: list[Garbage] = []
     folders: list[Path] = []
     if registry.exists:
-        with registry.access.client(write=not dry_run) as client:
+        with registry.client(write=not dry_run) as client:
             collector = _Collector(registry, client, before, dry_run)
             found += collector.collect()
             folders = collector.folders
     for path in _temporary(registry, folders, cache, before):
-        size = _bytes(path)
-        if not dry_run:
-            _delete(path)
+        size = path.lstat().st_size
+        if path.is_dir():
+            size = sum(artifacts.stored(registry, str(path)).values())
+        if not dry_run and path.is_dir() and not path.is_symlink():
+            artifacts.remove_tree(path)
+        elif not dry_run:
+            path.unlink(missing_ok=True)
         found.append(Garbage("temporary", "left by a killed process", str(path), size))
     return found
 
@@ -81,7 +85,7 @@ class _Collector:
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
     ) -> None:
-        self.registry, self.client, self.access = registry, client, registry.access
+        self.registry, self.client = registry, client
         self.before, self.dry_run = before, dry_run
         self.folders: list[Path] = []
 
@@ -100,7 +104,7 @@ class _Collector:
         """Every run of ours that holds, or was to hold, a version's files, and its model."""
         from mlflow.entities import ViewType
 
-        for experiment in all_pages(self.client.search_experiments, view_type=ViewType.ALL):
+        for experiment in models.all_pages(self.client.search_experiments, view_type=ViewType.ALL):
             if not re.fullmatch(NAME_PATTERN, experiment.name):
                 continue
 
@@ -112,14 +116,14 @@ class _Collector:
                     page_token=page_token,
                 )
 
-            for run in all_pages(search):
+            for run in models.all_pages(search):
                 yield experiment.name, run
 
     def _versions(self, run: Any) -> Sequence[Any]:
         search, info = self.client.search_model_versions, run.info
         # Somebody may have made a version of the files alone, with MLflow's own means.
         source = f"{info.artifact_uri.rstrip('/')}/{artifacts.FOLDER}"
-        return all_pages(search, f"run_id = '{info.run_id}'") or all_pages(
+        return models.all_pages(search, f"run_id = '{info.run_id}'") or models.all_pages(
             search, f"source_path = '{source}'"
         )
 
@@ -131,16 +135,16 @@ class _Collector:
         where, size = run.info.artifact_uri.rstrip("/"), 0
         kind, why = verdict
         if self.dry_run:
-            size = sum(artifacts.stored(self.access, where).values())
+            size = sum(artifacts.stored(self.registry, where).values())
         else:
-            with write_lock(self.access, self.client, model) as lock:
+            with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
                 if self._versions(now) or self._verdict(now) is None:
                     return None
                 if now.info.status in _UNFINISHED:
                     lock.check()
                     self.client.set_terminated(run.info.run_id, "FAILED")
-            size = artifacts.remove_run(self.access, self.client, run.info.run_id)
+            size = artifacts.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # it was collected before
         return Garbage(kind, f"{model}: {why}", where, size)
@@ -167,7 +171,7 @@ class _Collector:
         if (local := artifacts.local_folder(root)) is not None:
             self.folders.append(local)
         sizes: dict[str, int] = {}
-        for name, size in artifacts.stored(self.access, f"{root}/{ANNEXES}").items():
+        for name, size in artifacts.stored(self.registry, f"{root}/{ANNEXES}").items():
             place = "/".join(name.split("/")[:2])
             sizes[place] = sizes.get(place, 0) + size
         for place, size in sizes.items():
@@ -175,11 +179,11 @@ class _Collector:
                 continue
             where = f"{root}/{ANNEXES}/{place}"
             if not self.dry_run:
-                with write_lock(self.access, self.client, model) as lock:
+                with write_lock(self.registry, self.client, model) as lock:
                     if not self._unknown(self.client.get_run(run.info.run_id), place):
                         continue
                     lock.check()
-                    artifacts.remove_files(self.access, where)
+                    artifacts.remove_files(self.registry, where)
             what = f"{model}: an annex ({place}) that was never finished"
             yield Garbage("annex", what, where, size)
 
@@ -207,7 +211,7 @@ def _temporary(
     """
     ours = (".bundle.*.sig", ".artifact.uploading.*")
     candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
-    if (sqlite := registry.access.sqlite) is not None:
+    if (sqlite := registry.sqlite) is not None:
         candidates += sqlite.parent.glob(f".{sqlite.name}.*.partial*")
     for folder, names, files in os.walk(cache_root(cache)):
         found = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
@@ -229,16 +233,3 @@ def _last_change(path: Path) -> datetime:
             except FileNotFoundError:
                 changes.append(datetime.now(UTC).timestamp())  # somebody is at work
     return datetime.fromtimestamp(max(changes), UTC)
-
-
-def _bytes(path: Path) -> int:
-    if not path.is_dir():
-        return path.lstat().st_size
-    return sum(file.lstat().st_size for file in path.rglob("*") if not file.is_dir())
-
-
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        artifacts.remove_tree(path)
-    else:
-        path.unlink(missing_ok=True)

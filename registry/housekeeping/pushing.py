@@ -15,7 +15,7 @@ from typing import Literal
 from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
-from registry.mlflow import DIGEST, ORIGIN, Version, all_pages
+from registry.mlflow import DIGEST, ORIGIN, Version, models
 from registry.reference import Ref
 from registry.store import Registry, artifacts
 from soa.options import known_options
@@ -69,9 +69,9 @@ def push(
             kept.append(annex.target)
     signature: Literal["none", "carried", "kept"] = "none"
     if (ours := whole.signature()) is not None:
-        theirs = artifacts.signature_of(registry.access, version)
+        theirs = artifacts.signature_of(registry, version)
         if theirs is None:
-            artifacts.publish_signature(registry.access, version, whole.path / SIGNATURE)
+            artifacts.publish_signature(registry, version, whole.path / SIGNATURE)
         signature = "carried" if theirs in (None, ours) else "kept"
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
@@ -79,8 +79,8 @@ def push(
 def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
     if not registry.exists:
         return None
-    with registry.access.client() as client:
-        found = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
+    with registry.client() as client:
+        found = models.all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
     first = Ref(name or bundle.manifest.name).name
     places = [(str(v.name), int(v.version)) for v in found if name is None or v.name == name]
     places.sort(key=lambda place: (place[0] != first, place))

@@ -52,5 +52,5 @@ def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
         client.set_tag(run, REMOVED, version.ref)
         event = writer.event("removal", version, annexes=version.annexes, reason=reason)
         event = writer.apply(event)
-    with registry.access.client(write=True) as client:
-        return Removal(version, event, artifacts.remove_run(registry.access, client, run))
+    with registry.client(write=True) as client:
+        return Removal(version, event, artifacts.remove_run(registry, client, run))

@@ -109,7 +109,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     ]
     export = Export(
         name=ref.name,
-        registry=registry.access.shown,
+        registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
         versions={
@@ -171,7 +171,7 @@ def _foreign(event: Event, registry: Registry) -> ForeignEvent:
     """One that was imported stays what it was, of the registry where it happened."""
     if event.kind == "import":
         return _imported(event)
-    said = {"registry": registry.access.shown, "model": event.model, "event": event.to_json()}
+    said = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
     return ForeignEvent.model_validate(said)
 
 
@@ -250,8 +250,8 @@ def _as_folder(source: Path) -> Iterator[Path]:
 def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
     """Plain files inside the archive's own folder, all checked before anything is written, and
     together no larger than the archive, which has `size` bytes."""
-    members = []
-    for member in tar:
+    members = tar.getmembers()
+    for member in members:
         safe_relative(member.name)
         plain_file = member.isreg() and not member.issparse()  # a sparse one may grow to anything
         if not plain_file and not member.isdir():
@@ -259,12 +259,4 @@ def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
         size -= member.size
         if member.size < 0 or size < 0:
             raise ValueError(f"{member.name} is larger than the archive")
-        members.append(member)
-    for member in members:
-        content = tar.extractfile(member)
-        if content is None:  # a folder: made with what is in it
-            continue
-        path = folder / member.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with content, path.open("xb") as file:
-            shutil.copyfileobj(content, file)
+    tar.extractall(folder, members, filter="data")

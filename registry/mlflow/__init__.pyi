@@ -1,5 +1,5 @@
 from . import description as description
-from . import tables as tables
+from . import models as models
 from .access import Access as Access
 from .access import sent_once as sent_once
 from .access import translated as translated
@@ -10,15 +10,6 @@ from .mlmodel import fields as fields
 from .mlmodel import in_short as in_short
 from .mlmodel import is_frame as is_frame
 from .mlmodel import write_mlmodel as write_mlmodel
-from .models import aliases_of as aliases_of
-from .models import all_pages as all_pages
-from .models import experiment_of as experiment_of
-from .models import has_code as has_code
-from .models import mlflow_versions as mlflow_versions
-from .models import model_of as model_of
-from .models import our_versions as our_versions
-from .models import ranges as ranges
-from .models import registered as registered
 from .version import ANNEX as ANNEX
 from .version import CHOSEN as CHOSEN
 from .version import DIGEST as DIGEST

@@ -45,17 +45,24 @@ _FOREIGN = frozenset(
 
 
 class Access:
-    """One tracking URI for runs and registry alike, and where new artifacts go."""
+    """One tracking URI for runs and registry alike, and where new artifacts go.
 
-    def __init__(self, uri: str | None, artifact_root: str | Path | None) -> None:
+    `uri` is absolute, and may hold a password.
+    """
+
+    def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
         chosen = uri or os.environ.get(URI_VARIABLE)
         self.uri = _checked(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
-        self.sqlite = _sqlite_path(self.uri)
+        file = self.uri.removeprefix(_SQLITE).partition("?")[0]
+        self.sqlite = Path(file) if self.uri.startswith(_SQLITE) else None
         root = artifact_root or os.environ.get(ARTIFACTS_VARIABLE)
         if root is None and self.sqlite is not None:
             root = self.sqlite.parent / "artifacts"
         self._artifact_root = root
         self._client: MlflowClient | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.shown!r})"
 
     @property
     def shown(self) -> str:
@@ -89,32 +96,18 @@ class Access:
         the store: it asks `exists` first.
         """
         nested = _inside.get()
-        # Standard output is the command's: MLflow would print there where to see a run that ended.
-        silent = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
-        with self._errors_in_one_line(), silent:
-            if write and self.sqlite is not None:
-                self.sqlite.parent.mkdir(parents=True, exist_ok=True)
-            if not nested:
-                self._require_answer(write)
-            self._require_same_file()
-            if write and self.sqlite is not None and not self.sqlite.exists():
-                _create(self.sqlite)
-            if self._client is None:
-                _prepare()
-                from mlflow.tracking import MlflowClient
-
-                # Both URIs: with one, the other comes from the environment or is an mlflow.db in
-                # the working folder.
-                self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
-                if (found := _identity(self.sqlite)) is not None:
-                    _opened.setdefault(self.uri, found)
-            yield self._client
-
-    @contextlib.contextmanager
-    def _errors_in_one_line(self) -> Iterator[None]:
         token = _inside.set(True)
         try:
-            yield
+            # Standard output is the command's: MLflow would print there where to see an ended run.
+            with _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true"):
+                if write and self.sqlite is not None:
+                    self.sqlite.parent.mkdir(parents=True, exist_ok=True)
+                if not nested:
+                    self._require_answer(write)
+                self._require_same_file()
+                if write and self.sqlite is not None and not self.sqlite.exists():
+                    _create(self.sqlite)
+                yield self._connected()
         except SoaPipelineError:
             raise
         except Exception as error:
@@ -125,15 +118,44 @@ class Access:
         finally:
             _inside.reset(token)
 
+    def _connected(self) -> MlflowClient:
+        if self._client is None:
+            _prepare()
+            from mlflow.tracking import MlflowClient
+
+            # Both URIs: with one, the other comes from the environment or is an mlflow.db in the
+            # working folder.
+            self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+            if (found := _identity(self.sqlite)) is not None:
+                _opened.setdefault(self.uri, found)
+        return self._client
+
     def _require_answer(self, write: bool) -> None:
-        scheme = urlsplit(self.uri).scheme.partition("+")[0]
+        address = urlsplit(self.uri)
+        scheme = address.scheme.partition("+")[0]
         if self.sqlite is not None:
             if self.sqlite.exists():
-                self._ask_file(self.sqlite, write)
-        elif scheme in ("http", "https"):
-            self._ask_server()
-        elif scheme in _DEFAULT_PORTS:
-            self._ask_port(_DEFAULT_PORTS[scheme])
+                _ask_sqlite(self.sqlite, write)
+            return
+        status, what = 200, "database"
+        try:
+            if scheme in ("http", "https"):
+                import requests  # MLflow's own client, so proxies and certificates count as there
+
+                what = "server"
+                health = f"{self.uri.rstrip('/')}/health"
+                status = requests.get(health, timeout=ANSWER_WAIT_S).status_code
+            elif scheme in _DEFAULT_PORTS and address.hostname is not None:  # else a socket file
+                where = (address.hostname, address.port or _DEFAULT_PORTS[scheme])
+                socket.create_connection(where, ANSWER_WAIT_S).close()
+        except OSError as error:
+            raise RegistryUnavailableError(
+                f"registry {self.shown}: no answer from the {what}: {_reason(error)}"
+            ) from error
+        if status in (502, 503, 504):  # a proxy that has lost its server
+            raise RegistryUnavailableError(
+                f"registry {self.shown}: the server is not available (HTTP {status})"
+            )
 
     def _require_same_file(self) -> None:
         """MLflow keeps connections for the life of the process, also to a file that was deleted:
@@ -144,41 +166,6 @@ class Access:
                 f"registry {self.shown}: the file was deleted or replaced since this process "
                 "opened it: start a new process"
             )
-
-    def _ask_file(self, path: Path, write: bool) -> None:
-        try:
-            _ask_sqlite(path, write, "rw" if write else "ro")
-        except sqlite3.OperationalError as error:
-            # A killed writer left half a transaction: SQLite takes that back before it reads.
-            if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
-                raise
-            _ask_sqlite(path, write, "rw")
-
-    def _ask_server(self) -> None:
-        import requests  # MLflow's own client, so proxies and certificates count here as there
-
-        try:
-            answer = requests.get(f"{self.uri.rstrip('/')}/health", timeout=ANSWER_WAIT_S)
-        except requests.RequestException as error:
-            raise RegistryUnavailableError(
-                f"registry {self.shown}: no answer from the server: {_reason(error)}"
-            ) from error
-        if answer.status_code in (502, 503, 504):  # a proxy that has lost its server
-            raise RegistryUnavailableError(
-                f"registry {self.shown}: the server is not available (HTTP {answer.status_code})"
-            )
-
-    def _ask_port(self, default_port: int) -> None:
-        address = urlsplit(self.uri)
-        if address.hostname is None:  # a socket file, named in the options
-            return
-        try:
-            where = (address.hostname, address.port or default_port)
-            socket.create_connection(where, ANSWER_WAIT_S).close()
-        except OSError as error:
-            raise RegistryUnavailableError(
-                f"registry {self.shown}: no answer from the database: {_reason(error)}"
-            ) from error
 
 
 # By URI, as MLflow's own cache of connections is: the file that this process has opened.
@@ -210,22 +197,23 @@ def _checked(uri: str) -> str:
     return uri
 
 
-def _sqlite_path(uri: str) -> Path | None:
-    if not uri.startswith(_SQLITE):
-        return None
-    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
-
-
-def _ask_sqlite(path: Path, write: bool, mode: str) -> None:
+def _ask_sqlite(path: Path, write: bool) -> None:
     """One short transaction of the kind that is to come."""
-    where = f"file:{quote(str(path))}?mode={mode}"
-    with contextlib.closing(
-        sqlite3.connect(where, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
-    ) as connection:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if write:
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
+    where = f"file:{quote(str(path))}?mode="
+    for mode in ("rw",) if write else ("ro", "rw"):
+        try:
+            with contextlib.closing(
+                sqlite3.connect(where + mode, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
+            ) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+                if write:
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.execute("ROLLBACK")
+            return
+        except sqlite3.OperationalError as error:
+            # A killed writer left half a transaction: SQLite takes that back before it reads.
+            if mode == "rw" or error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                raise
 
 
 def _create(path: Path) -> None:

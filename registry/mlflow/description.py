@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from registry.bundle import Bundle, Manifest, TargetRecord
-from registry.mlflow import tables
 from registry.mlflow.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
-from soa.text import plain
+from soa.text import in_html, in_markdown, plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
 _PARAMETER_LIMIT = 6000
+_CELL_LIMIT = 200
+_STYLE = """body { font: 14px/1.5 sans-serif; margin: 2em; max-width: 60em }
+table { border-collapse: collapse; margin: 0.5em 0 1.5em }
+th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: left }"""
+_CANDIDATES = ("target", "status", "engine", "candidate", "largest deviation", "median of a call")
+
+Targets = Mapping[str, TargetRecord]
+Rows = Sequence[tuple[str, ...]]
 
 
 def tags(bundle: Bundle) -> dict[str, str]:
@@ -45,35 +52,24 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def metrics(targets: Mapping[str, TargetRecord]) -> dict[str, float]:
-    """`<target>.<engine>.n<rows>.median_us`, `<target>.<engine>.worst.<output>.max_abs`, ..."""
-    found: dict[str, float] = {}
+def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
+    """Name, value and MLflow's step: `<target>.<engine>.n<rows>.median_us`,
+    `<target>.<engine>.worst.<output>.max_abs`, ... at step 0; and `<target>.<engine>.median_us`
+    with the rows as its step, which MLflow plots. Of several row dimensions the largest counts.
+    """
     for target, record in targets.items():
         for engine, candidate in record.candidates.items():
             prefix = f"{tag_of(target)}.{engine}"
-            for rows, stats in candidate.benchmark.items():
+            for case, stats in candidate.benchmark.items():
+                rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
                 for name, value in stats.model_dump().items():
-                    found[f"{prefix}.n{rows}.{name}"] = value
+                    yield _key(f"{prefix}.n{case}.{name}"), value, 0
+                    yield _key(f"{prefix}.{name}"), value, rows
             for output, worst in candidate.worst.items():
                 for name, value in worst.model_dump().items():
-                    found[f"{prefix}.worst.{output}.{name}"] = value
+                    yield _key(f"{prefix}.worst.{output}.{name}"), value, 0
             if candidate.compile_seconds is not None:
-                found[f"{prefix}.compile_seconds"] = candidate.compile_seconds
-    return {_key(name): value for name, value in found.items()}
-
-
-def curves(targets: Mapping[str, TargetRecord]) -> list[tuple[str, float, int]]:
-    """`<target>.<engine>.median_us` and its like, with the rows as MLflow's step: MLflow plots it.
-
-    Of several row dimensions the largest counts.
-    """
-    return [
-        (_key(f"{tag_of(target)}.{engine}.{name}"), value, rows_of(case))
-        for target, record in targets.items()
-        for engine, candidate in record.candidates.items()
-        for case, stats in candidate.benchmark.items()
-        for name, value in stats.model_dump().items()
-    ]
+                yield _key(f"{prefix}.compile_seconds"), candidate.compile_seconds, 0
 
 
 def markdown(bundle: Bundle) -> str:
@@ -85,11 +81,9 @@ def markdown(bundle: Bundle) -> str:
         made += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
         made += " with uncommitted changes"
-    table = tables.candidates(manifest.targets)
-    head = [tables.markdown_cell(manifest.description), ""] if manifest.description else []
-    head += [tables.markdown_cell(made), ""]
-    head += [*tables.markdown_rows([table.head]), f"|{' --- |' * len(table.head)}"]
-    rows = tables.markdown_rows(table.rows)
+    head = [_cell(manifest.description), ""] if manifest.description else []
+    head += [_cell(made), "", *_lines([_CANDIDATES]), f"|{' --- |' * len(_CANDIDATES)}"]
+    rows = _lines(_candidates(manifest.targets))
     room = _DESCRIPTION_LIMIT - len("\n".join(head)) - 40
     kept: list[str] = []
     for row in rows:
@@ -104,30 +98,97 @@ def markdown(bundle: Bundle) -> str:
 
 def with_target(text: str, target: str, record: TargetRecord) -> str:
     """A description with what was built later as further rows of its table, where there is room."""
-    rows = tables.markdown_rows(tables.candidates({target: record}).rows)
-    longer = "\n".join([text, *rows])
+    longer = "\n".join([text, *_lines(_candidates({target: record}))])
     return longer if len(longer) <= _DESCRIPTION_LIMIT else text
 
 
-def page(title: str, manifest: Manifest, targets: Mapping[str, TargetRecord], digest: str) -> str:
-    """The whole report as HTML, for MLflow's artifact viewer.
+def page(title: str, manifest: Manifest, targets: Targets, digest: str) -> str:
+    """The whole report as HTML, without scripts and other files: MLflow's viewer loads none.
 
     `targets`: of the manifest, or one that was built later; `digest`: of the folder with it.
     """
-    return tables.html_page(
-        title,
-        [
-            tables.facts(manifest, digest),
-            tables.candidates(targets),
-            tables.deviations(targets),
-            tables.times(targets),
-        ],
-    )
+    made = [(t, e, c) for t, record in targets.items() for e, c in record.candidates.items()]
+    deviations = [
+        (target, engine, output, f"{w.max_abs:.3g}", f"{w.max_rel:.3g}", f"{w.outside:.3g}")
+        for target, engine, candidate in made
+        for output, w in candidate.worst.items()
+    ]
+    times = [
+        (target, engine, case, f"{t.median_us:.3g}", f"{t.p05_us:.3g}", f"{t.p95_us:.3g}")
+        for target, engine, candidate in made
+        for case, t in candidate.benchmark.items()
+    ]
+    tables: list[tuple[str, tuple[str, ...], Rows]] = [
+        ("version", ("", ""), _facts(manifest, digest)),
+        ("candidates", _CANDIDATES, _candidates(targets)),
+        (
+            "largest deviations from the reference",
+            ("target", "engine", "output", "max abs", "max rel", "outside"),
+            deviations,
+        ),
+        (
+            "times of a call",
+            ("target", "engine", "rows", "median µs", "p05 µs", "p95 µs"),
+            times,
+        ),
+    ]
+    shown = in_html(title)
+    lines = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>{shown}</title><style>{_STYLE}</style></head>\n<body>\n<h1>{shown}</h1>"
+    ]
+    for name, head, rows in tables:
+        lines.append(f"<h2>{in_html(name)}</h2>\n<table>")
+        for tag, row in [("th", head), *(("td", row) for row in rows)]:
+            cells = "".join(f"<{tag}>{in_html(cell)}</{tag}>" for cell in row)
+            lines.append(f"<tr>{cells}</tr>")
+        lines.append("</table>")
+    return "\n".join([*lines, "</body></html>\n"])
 
 
-def rows_of(case: str) -> int:
-    """The largest row count of a benchmark's case: `1000`, or `nodes=5,edges=20`."""
-    return max(int(part.rpartition("=")[2]) for part in case.split(","))
+def _facts(manifest: Manifest, digest: str) -> Rows:
+    provenance = manifest.provenance
+    dirty = " with uncommitted changes" if provenance.git_dirty else ""
+    found = {
+        "description": manifest.description,
+        "digest": digest,
+        "created": provenance.created,
+        "git commit": (provenance.git_commit or "") + dirty,
+        "config": provenance.config_sha256,
+        "tools": ", ".join(f"{tool} {version}" for tool, version in provenance.tools.items()),
+        "host": ", ".join(f"{key} {value}" for key, value in provenance.host.items()),
+    }
+    return [(key, value) for key, value in found.items() if value]
+
+
+def _candidates(targets: Targets) -> Rows:
+    """A row for each candidate; for a target without one, a row for the target."""
+    rows = []
+    for target, record in sorted(targets.items()):
+        if not record.candidates:
+            rows.append((target, record.status, "", "", "", ""))
+        for engine, candidate in record.candidates.items():
+            timed = sorted(candidate.benchmark.items(), key=lambda item: (len(item[0]), item[0]))
+            rows.append(
+                (
+                    target,
+                    record.status,
+                    f"{engine} (chosen)" if engine == record.chosen else engine,
+                    candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
+                    ", ".join(f"{name} {w.max_abs:.2g}" for name, w in candidate.worst.items()),
+                    ", ".join(f"{t.median_us:.3g} us at n={case}" for case, t in timed),
+                )
+            )
+    return rows
+
+
+def _lines(rows: Rows) -> list[str]:
+    return [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+
+
+def _cell(text: str) -> str:
+    flat = " ".join(text.split())
+    return in_markdown(flat if len(flat) <= _CELL_LIMIT else f"{flat[: _CELL_LIMIT - 1]}…")
 
 
 def _key(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import yaml
 
-from registry.bundle import Manifest, Provenance
+from registry.bundle import Manifest
 from soa.layout import Column
 from soa.signature import Signature
 
@@ -82,30 +82,29 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     `example`: by field name, arrays of the fields' shapes. NumPy has no bfloat16: a model with such
     a column gets no `MLmodel`, and MLflow keeps it as files.
     """
-    signature = Signature.from_dict(manifest.signature)
+    signature, provenance = Signature.from_dict(manifest.signature), manifest.provenance
     inputs, outputs = fields(signature, "input"), fields(signature, "output")
     if any(field.column.dtype == "bfloat16" for field in (*inputs, *outputs)):
         return
-    _write_json(folder / _EXAMPLE, _split(example) if is_frame(inputs) else _lists(example))
-    served = {"dataframe_split": _split(example)} if is_frame(inputs) else {}
-    _write_json(folder / _SERVING_EXAMPLE, served or {"inputs": _lists(example)})
-    provenance = manifest.provenance
-    (folder / _REQUIREMENTS).write_text("\n".join(_requirements(manifest)) + "\n")
+    frame, lists = is_frame(inputs), {name: values.tolist() for name, values in example.items()}
+    data: dict[str, Any] = lists
+    if frame:
+        data = {
+            "columns": list(lists),
+            "data": [list(r) for r in zip(*lists.values(), strict=True)],
+        }
+    (folder / _EXAMPLE).write_text(json.dumps(data) + "\n")
+    served = {"dataframe_split" if frame else "inputs": data}
+    (folder / _SERVING_EXAMPLE).write_text(json.dumps(served) + "\n")
+    made_with = provenance.tools.get("mlflow-skinny")  # of the same version as mlflow, always
+    requirements = [f"mlflow=={made_with}" if made_with else "mlflow", *_requirements(manifest)]
+    (folder / _REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     environment = {
         "python": provenance.python,
         "build_dependencies": ["pip", "setuptools", "wheel"],
         "dependencies": [f"-r {_REQUIREMENTS}"],
     }
     (folder / _PYTHON_ENV).write_text(yaml.safe_dump(environment, sort_keys=False))
-    described = _described(manifest, inputs, outputs)
-    (folder / MLMODEL).write_text(yaml.safe_dump(described))
-
-
-def _described(
-    manifest: Manifest, inputs: Sequence[Field], outputs: Sequence[Field]
-) -> dict[str, Any]:
-    provenance = manifest.provenance
-    frame = is_frame(inputs)
     described = {
         "artifact_path": "bundle",
         **in_short(manifest),
@@ -120,10 +119,8 @@ def _described(
             "outputs": json.dumps(_schema(outputs)),
             "params": None,
         },
-    }
-    if made_with := _mlflow(provenance):
-        described["mlflow_version"] = made_with
-    return described
+    } | ({"mlflow_version": made_with} if made_with else {})
+    (folder / MLMODEL).write_text(yaml.safe_dump(described))
 
 
 def in_short(manifest: Manifest) -> dict[str, Any]:
@@ -163,31 +160,8 @@ def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
 
 def _requirements(manifest: Manifest) -> list[str]:
     """What made and proved the artifacts, as pip takes it."""
-    tools = manifest.provenance.tools
-    names = ["soa-pipeline", "torch", "numpy"]
-    chosen = {name for record in manifest.targets.values() for name in record.engines()}
-    if "onnxruntime" in chosen:
+    tools, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
+    if any("onnxruntime" in record.engines() for record in manifest.targets.values()):
         names.append("onnxruntime")
     # A local part such as +cpu is of one index only, and no index is named here.
-    pinned = {name: tools[name].partition("+")[0] for name in names if name in tools}
-    mlflow = _mlflow(manifest.provenance)
-    return [f"mlflow=={mlflow}" if mlflow else "mlflow"] + [
-        f"{name}=={pinned[name]}" if name in pinned else name for name in names
-    ]
-
-
-def _mlflow(provenance: Provenance) -> str | None:
-    return provenance.tools.get("mlflow-skinny")  # of the same version as mlflow, always
-
-
-def _lists(example: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: values.tolist() for name, values in example.items()}
-
-
-def _split(example: Mapping[str, Any]) -> dict[str, Any]:
-    rows = zip(*_lists(example).values(), strict=True)
-    return {"columns": list(example), "data": [list(row) for row in rows]}
-
-
-def _write_json(path: Path, data: Any) -> None:
-    path.write_text(json.dumps(data) + "\n")
+    return [f"{n}=={tools[n].partition('+')[0]}" if n in tools else n for n in names]

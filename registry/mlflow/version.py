@@ -41,7 +41,7 @@ def target_of(tag: str) -> str:
 class Promotion:
     """The record of one promotion: who let the version pass, when, and by which decisions.
 
-    It is of one version, by `model`, `number` and `digest`; records of old name none of the three.
+    For the version that `model`, `number` and `digest` name; old records have none of the three.
     """
 
     alias: str

@@ -1,7 +1,7 @@
 from .decision import Decision as Decision
 from .decision import check_override as check_override
+from .decision import decide as decide
 from .decision import override as override
-from .every_gate import decide as decide
 from .findings import Findings as Findings
 from .findings import Proof as Proof
 from .findings import SetResult as SetResult

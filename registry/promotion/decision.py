@@ -1,11 +1,22 @@
-"""A gate's answer, and how a refusal is overridden by name."""
+"""A gate's answer, how all gates are asked, and how a refusal is overridden by name.
+
+A gate is a file in `gates/`; nothing else lists them.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
 
 from registry.errors import RegistryError
+from registry.promotion import gates
+from soa.options import known_options
+
+if TYPE_CHECKING:
+    from registry.promotion.findings import Findings
 
 # Loading in production checks these two again, so overriding them here would gain nothing.
 NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
@@ -32,6 +43,28 @@ class Decision:
         if self.passed:
             return "passed"
         return "overridden" if self.lets_pass else "REFUSED"
+
+
+class Gate(Protocol):
+    """What a module in `gates/` has."""
+
+    ORDER: int
+    """Its place in the table."""
+
+    def decide(self, found: Findings) -> Iterable[Decision]:
+        """A decision for each thing asked; none where nobody asks."""
+
+
+def every_gate() -> list[Gate]:
+    names = [each.name for each in pkgutil.iter_modules(gates.__path__)]
+    found = [importlib.import_module(f"{gates.__name__}.{name}") for name in names]
+    return sorted((cast(Gate, module) for module in found), key=lambda gate: gate.ORDER)
+
+
+@known_options()
+def decide(found: Findings) -> list[Decision]:
+    """Every gate's decisions, also after one has refused: the user sees all that is in the way."""
+    return [decision for gate in every_gate() for decision in gate.decide(found)]
 
 
 def check_override(gates: Iterable[str], reason: str) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import shutil
 import tempfile
-import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from registry import trust
 from registry.bundle import (
     ANNEXES,
     PROMOTED,
@@ -24,7 +23,7 @@ from registry.bundle import (
 )
 from registry.errors import BundleError, NotCachedError
 from registry.mlflow import Access, Version, tag_of
-from registry.store.cache import Cache, Fill
+from registry.store.cache import Cache
 from soa.files import read_plain
 from soa.text import logger
 
@@ -70,117 +69,88 @@ class Source:
     in_place: bool = True
     fetch: bool = True
 
-    def bundle(self, verify: bool) -> Bundle:
-        """Without its annexes."""
-        version = self.version
-        return self._opened(
-            version.digest,
-            existing_folder(version),
-            lambda path: _bundle_at(version, path, verify),
-            lambda into: _fetch_bundle(self.access, version, into),
-        )
-
-    def annex(self, target: str, verify: bool) -> Annex:
+    def open(self, kind: type[T], target: str | None, verify: bool) -> T:
+        """The bundle without its annexes, or the annex for a target."""
         version, folder = self.version, existing_folder(self.version)
-        return self._opened(
-            version.annexes[target],
-            _beside(folder, version, target) if folder else None,
-            lambda path: _annex_at(version, target, path, verify),
-            lambda into: _fetch_annex(self.access, version, into, target),
-        )
-
-    def _opened(
-        self, digest: str, local: Path | None, open_at: Callable[[Path], T], fill: Fill
-    ) -> T:
+        local = None if folder is None else _beside(folder, version, target)
         if local is not None and self.in_place and self.fetch:
-            return open_at(local)
+            return _opened(kind, version, target, local, verify)
+
+        def fill(into: Path) -> None:
+            _fetched(kind, self.access, version, target, into)
+
         try:
-            held = self.cache.hold(digest, fill if self.fetch else None)
+            held = self.cache.hold(_digest(version, target), fill if self.fetch else None)
         except NotCachedError:
             if local is None:
                 raise
-            return open_at(local)
+            return _opened(kind, version, target, local, verify)
         try:
-            opened = open_at(held.path)
+            opened = _opened(kind, version, target, held.path, verify)
         except BundleError as error:
             if not self.fetch:
                 raise
             log.warning("the cache has a damaged copy, which is fetched again: %s", str(error))
             held = self.cache.refill(held, fill)
-            opened = open_at(held.path)
+            opened = _opened(kind, version, target, held.path, verify)
         return replace(opened, holds=(held,))
 
 
 def fetch(access: Access, version: Version, dest: Path) -> None:
     """Copy the bundle and its annexes to the new folder `dest`, verified, or nothing."""
     with write_atomically(dest) as partly:
-        bundle = _fetch_bundle(access, version, partly)
+        bundle = _fetched(Bundle, access, version, None, partly)
         annexes = []
         for target in version.annexes:
             (partly / ANNEXES / target).mkdir(parents=True)
-            annexes.append(_fetch_annex(access, version, partly / ANNEXES / target, target))
+            annexes.append(_fetched(Annex, access, version, target, partly / ANNEXES / target))
         attach(bundle, annexes)
 
 
-def _fetch_bundle(access: Access, version: Version, into: Path) -> Bundle:
-    """The bundle alone, into an empty folder, verified."""
-    _download(access, version, into)
-    # A note of promotion or annexes that lie there are of another registry: only this one can say
-    # whether this version is promoted, and what was built for it.
-    (into / PROMOTED).unlink(missing_ok=True)
-    shutil.rmtree(into / ANNEXES, ignore_errors=True)
-    return _bundle_at(version, into)
-
-
-def _fetch_annex(access: Access, version: Version, into: Path, target: str) -> Annex:
-    _download(access, version, into, target)
-    return _annex_at(version, target, into)
-
-
-def _download(access: Access, version: Version, into: Path, target: str | None = None) -> None:
-    """The bundle, or the annex of a target."""
+def _fetched(kind: type[T], access: Access, version: Version, target: str | None, into: Path) -> T:
+    """The bundle alone, or the annex for a target, into an empty folder, verified."""
     local = local_folder(version.source)
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        if target is None:
-            copy_sealed(Bundle.open(local, verify=False), into)
-        else:
-            copy_sealed(Annex.open(_beside(local, version, target), verify=False), into)
-        return
-    with access.client() as client:
-        if target is None:
-            where = client.get_model_version_download_uri(version.name, str(version.number))
-        else:
-            where = _run_uri(client, str(version.run_id))
-            where = f"{where}/{annex_place(target, version.annexes[target])}"
-        repository(access, where).download_artifacts("", str(into))
+        copy_sealed(kind.open(_beside(local, version, target), verify=False), into)
+    else:
+        with access.client() as client:
+            if target is None:
+                where = client.get_model_version_download_uri(version.name, str(version.number))
+            else:
+                run = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+                where = f"{run}/{annex_place(target, version.annexes[target])}"
+            repository(access, where).download_artifacts("", str(into))
+    if target is None:
+        # A note of promotion or annexes that lie there are of another registry: only this one can
+        # say whether this version is promoted, and what was built for it.
+        (into / PROMOTED).unlink(missing_ok=True)
+        shutil.rmtree(into / ANNEXES, ignore_errors=True)
+    return _opened(kind, version, target, into, True)
 
 
-def _beside(bundle: Path, version: Version, target: str) -> Path:
-    return bundle.parent / annex_place(target, version.annexes[target])
-
-
-def _bundle_at(version: Version, path: Path, verify: bool = True) -> Bundle:
-    bundle = Bundle.open(path, verify=verify)
+def _opened(kind: type[T], version: Version, target: str | None, path: Path, verify: bool) -> T:
+    found, registered = kind.open(path, verify=verify), _digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
-    if bundle.digest != version.digest:
+    another = found.digest != registered
+    if another or (isinstance(found, Annex) and found.target != target):
+        what = "bundle" if target is None else "annex"
         raise BundleError(
-            f"{version.ref}: the files in {bundle.path} are another bundle ({bundle.digest[:12]}…) "
-            f"than the one registered ({version.digest[:12]}…)"
+            f"{version.ref}: the files in {path} are another {what} ({found.digest[:12]}…) than "
+            f"the one registered ({registered[:12]}…)"
         )
-    return bundle
+    return found
 
 
-def _annex_at(version: Version, target: str, path: Path, verify: bool = True) -> Annex:
-    annex = Annex.open(path, verify=verify)
-    if annex.target != target or annex.digest != version.annexes[target]:
-        raise BundleError(
-            f"{version.ref}: the files in {path} are another annex ({annex.target}, "
-            f"{annex.digest[:12]}…) than the one registered ({target}, "
-            f"{version.annexes[target][:12]}…)"
-        )
-    return annex
+def _digest(version: Version, target: str | None) -> str:
+    return version.digest if target is None else version.annexes[target]
+
+
+def _beside(bundle: Path, version: Version, target: str | None) -> Path:
+    if target is None:
+        return bundle
+    return bundle.parent / annex_place(target, version.annexes[target])
 
 
 def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
@@ -220,20 +190,10 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
     """Put `bundle.sig` beside the version's files."""
     local = existing_folder(version)
     if local is not None:
-        put_signature(read_plain(signature), local)
+        trust.put_signature(read_plain(signature), local)
         return
     with access.client(write=True) as client:
         client.log_artifact(str(version.run_id), str(signature), FOLDER)
-
-
-def put_signature(signature: bytes, folder: Path) -> None:
-    # Written beside the folder: in it would lie a file that does not belong there.
-    partly = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
-    try:
-        partly.write_bytes(signature)
-        partly.replace(folder / SIGNATURE)
-    finally:
-        partly.unlink(missing_ok=True)
 
 
 # The artifact store
@@ -245,10 +205,6 @@ def repository(access: Access, where: str) -> Any:
 
     # With one of the two URIs left out, MLflow would take it from the environment.
     return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
-
-
-def _run_uri(client: MlflowClient, run: str) -> str:
-    return str(client.get_run(run).info.artifact_uri).rstrip("/")
 
 
 def stored(access: Access, uri: str) -> dict[str, int]:

@@ -29,21 +29,7 @@ from registry.history import (
     write_lock,
 )
 from registry.history import policies as policy_store
-from registry.mlflow import (
-    ORIGIN,
-    Access,
-    Promotion,
-    Version,
-    aliases_of,
-    all_pages,
-    description,
-    experiment_of,
-    mlflow_versions,
-    model_of,
-    our_versions,
-    ranges,
-    registered,
-)
+from registry.mlflow import ORIGIN, Access, Promotion, Version, description, models
 from registry.promotion import Asked, Decision, Policy
 from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.store import artifacts, upload
@@ -66,48 +52,37 @@ class ModelSummary:
     aliases: Mapping[str, int]
 
 
-class Registry:
+class Registry(Access):
     """Any MLflow tracking URI; by default an SQLite file in the working folder, without a server.
 
     `uri`: else the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
     `artifact_root`: folder or URI for the bundles of models that are new; else PIPELINE_ARTIFACTS,
     else `artifacts` beside the SQLite file, else what the tracking server decides.
 
-    Making one touches nothing. A method that only reads never creates a registry.
+    Making one touches nothing. A method that only reads never creates a registry. `client` is for
+    what is built on the registry, as is `writing`.
     """
-
-    def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
-        self.access = Access(uri, artifact_root)
-        """MLflow itself: for what is built on the registry, as is `writing`."""
-
-    @property
-    def uri(self) -> str:
-        """Absolute, and possibly with a password."""
-        return self.access.uri
-
-    @property
-    def exists(self) -> bool:
-        """False only for an SQLite file that is not there: nothing registered yet, or moved."""
-        return self.access.exists
-
-    def __repr__(self) -> str:
-        return f"Registry({self.access.shown!r})"
 
     # Reading
 
     def list(self) -> Sequence[ModelSummary]:
         """All models that have a version of ours, by name."""
-        if not self.access.exists:
+        if not self.exists:
             return []
-        with self.access.client() as client:
-            models = all_pages(client.search_registered_models)
-            summaries = (self._summary(client, model) for model in models)
-            return sorted((s for s in summaries if s is not None), key=lambda s: s.name)
+        found = []
+        with self.client() as client:
+            for model in models.all_pages(client.search_registered_models):
+                # One of another name cannot be ours, whatever was copied into it.
+                named = re.fullmatch(NAME_PATTERN, model.name)
+                if ours := models.our_versions(client, model) if named else []:
+                    text, aliases = model.description or "", models.aliases_of(model)
+                    found.append(ModelSummary(model.name, text, len(ours), ours[-1], aliases))
+        return sorted(found, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
         """All versions of ours of a model, oldest first."""
         with self._model(name) as (client, model):
-            return our_versions(client, model)
+            return models.our_versions(client, model)
 
     def find(self, ref: str | Ref) -> Version:
         """`name/3`, `name@alias`, or `name` for the latest version."""
@@ -115,7 +90,7 @@ class Registry:
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
         with self._model(wanted.name) as (client, model):
-            aliases = aliases_of(model)
+            aliases = models.aliases_of(model)
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
@@ -123,15 +98,15 @@ class Registry:
                 )
             number = wanted.version if wanted.alias is None else aliases[wanted.alias]
             if number is None:
-                ours = our_versions(client, model)
+                ours = models.our_versions(client, model)
                 if not ours:
                     raise NotFoundError(f"{wanted}: the model has no versions")
                 return ours[-1]
-            found = [v for v in mlflow_versions(client, wanted.name) if int(v.version) == number]
-            if not found:
-                numbers = sorted(int(v.version) for v in mlflow_versions(client, wanted.name))
-                raise NotFoundError(f"{wanted}: no such version; there are: {ranges(numbers)}")
-            return Version.from_mlflow(found[0], aliases)
+            there = {int(v.version): v for v in models.mlflow_versions(client, wanted.name)}
+            if number not in there:
+                have = models.ranges(sorted(there))
+                raise NotFoundError(f"{wanted}: no such version; there are: {have}")
+            return Version.from_mlflow(there[number], aliases)
 
     # Files
 
@@ -142,7 +117,7 @@ class Registry:
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
         """Copy the version's bundle and its annexes to the new folder `dest`, verified, or
         nothing."""
-        artifacts.fetch(self.access, version, Path(dest))
+        artifacts.fetch(self, version, Path(dest))
         return open_folder(dest, verify=False)
 
     def open(
@@ -164,10 +139,10 @@ class Registry:
         files would have to be fetched.
         """
         place = Cache(cache_root(cache))
-        source = artifacts.Source(self.access, version, place, in_place, fetch)
-        bundle = source.bundle(verify)
-        wanted = version.annexes if annexes is None else annexes
-        return attach(bundle, [source.annex(t, verify) for t in version.annexes if t in wanted])
+        source = artifacts.Source(self, version, place, in_place, fetch)
+        wanted = [t for t in version.annexes if annexes is None or t in annexes]
+        bundle = source.open(Bundle, None, verify)
+        return attach(bundle, [source.open(Annex, target, verify) for target in wanted])
 
     def sign(
         self,
@@ -179,7 +154,7 @@ class Registry:
         """Sign the version's files, which are verified first; returns the key it is good for."""
         public = trust.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
-            artifacts.publish_signature(self.access, version, bundle.path / SIGNATURE)
+            artifacts.publish_signature(self, version, bundle.path / SIGNATURE)
         return public
 
     def require_signature(
@@ -192,9 +167,9 @@ class Registry:
         except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
-            newest = artifacts.signature_of(self.access, version)
+            newest = artifacts.signature_of(self, version)
             if newest is not None:
-                artifacts.put_signature(newest, bundle.path)
+                trust.put_signature(newest, bundle.path)
             return trust.require_signature(bundle, keys)
 
     # Writing
@@ -218,22 +193,22 @@ class Registry:
         bundle.verify()
         # Without the annexes that lie in its folder: they were built for another version.
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
-        with self.access.client(write=True) as client:
-            with write_lock(self.access, client, model):
-                known = registered(client, model, bundle.digest)
+        with self.client(write=True) as client:
+            with write_lock(self, client, model):
+                known = models.registered(client, model, bundle.digest)
                 experiment = self.experiment(client, model)
             if known is not None:
                 return known
             run = upload.begin(client, experiment, model, bundle)
             try:
                 source = upload.upload(client, run, bundle)
-                with write_lock(self.access, client, model) as lock:
-                    known = registered(client, model, bundle.digest)
+                with write_lock(self, client, model) as lock:
+                    known = models.registered(client, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
-                    upload.require_open(self.access, client, run, bundle)
-                    if model_of(client, model) is None:
+                    upload.require_open(self, client, run, bundle)
+                    if models.model_of(client, model) is None:
                         client.create_registered_model(
                             model,
                             description=in_markdown(bundle.manifest.description)[:5000] or None,
@@ -260,7 +235,7 @@ class Registry:
         leaves files that nothing names, or a target that is whole.
         """
         version.require_free(annex.target)
-        with self.access.client(write=True) as client:
+        with self.client(write=True) as client:
             bundle = self.open(version, verify=False, annexes=())
             attach(bundle, [annex])
             annex.verify()
@@ -268,7 +243,7 @@ class Registry:
                 upload.upload_annex(client, str(version.run_id), annex)
                 with self._changing(version) as (writer, found):
                     found.require_free(annex.target)
-                    upload.require_annex(self.access, client, str(version.run_id), annex)
+                    upload.require_annex(self, client, str(version.run_id), annex)
                     built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
                     writer.apply(writer.event("build", found, annexes=built, engine=engine))
                     upload.describe_annex(client, found, bundle, annex)
@@ -279,10 +254,10 @@ class Registry:
 
     def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
         """Take back the files of an annex, unless the version has it all the same."""
-        with contextlib.suppress(Exception), write_lock(self.access, client, version.name):
+        with contextlib.suppress(Exception), write_lock(self, client, version.name):
             has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
             if has.get(version.number) != annex.digest:  # or the version was removed meanwhile
-                upload.discard_annex(self.access, client, version, annex)
+                upload.discard_annex(self, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
         """Point an alias at a version, without a gate: not for `production` and `previous`."""
@@ -320,7 +295,11 @@ class Registry:
             asked = (
                 *decisions,
                 *writer.still_in_place(alias, replacing),
-                *self._not_asked(version.name, policies),
+                *(
+                    Decision("policy", False, "not asked", p.origin, f"{p.origin}, was not asked")
+                    for p in self.policies(version.name)
+                    if p.origin not in policies
+                ),
             )
             passed = bool(decisions) and all(d.lets_pass for d in asked)
             before = writer.promotion(found.number, alias) if found.annexes else None
@@ -369,10 +348,10 @@ class Registry:
     def writing(self, name: str) -> Iterator[ModelWriter]:
         """The writer of a model, under its lock, with everything before it settled."""
         with (
-            self.access.client(write=True) as client,
-            write_lock(self.access, client, name) as lock,
+            self.client(write=True) as client,
+            write_lock(self, client, name) as lock,
         ):
-            if model_of(client, name) is None:
+            if models.model_of(client, name) is None:
                 self.find(Ref(name))  # says which models there are
             history = History(client, self.experiment(client, name), name)
             writer = ModelWriter(client, name, history, lock)
@@ -390,10 +369,10 @@ class Registry:
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of MLflow's experiment of a model, made if there is none."""
-        found = experiment_of(self.access, client, name)
+        found = models.experiment_of(self, client, name)
         if found is not None:
             return found
-        location = self.access.artifact_location(name)
+        location = self.artifact_location(name)
         return str(client.create_experiment(name, artifact_location=location))
 
     # Looking back
@@ -404,20 +383,20 @@ class Registry:
         One that a killed writer left open is given as the next writer will close it.
         """
         with self._model(name) as (client, model):
-            experiment = experiment_of(self.access, client, name)
+            experiment = models.experiment_of(self, client, name)
             if experiment is None:
                 return []
             events = History(client, experiment, name).events()
-            return as_settled(client, events, aliases_of(model))
+            return as_settled(client, events, models.aliases_of(model))
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
         """The promotions to `alias` that have happened to the version by the history of its own
         model, oldest first: those of the time that its tag names, if there are any; none without
         that tag."""
         said = version.promotion(alias)
-        if said is None or not self.access.exists:
+        if said is None or not self.exists:
             return []
-        with self.access.client() as client:
+        with self.client() as client:
             experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
             if experiment is None:
                 return []
@@ -443,41 +422,23 @@ class Registry:
         """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
         if model is not None:
             self.versions(model)  # there has to be such a model
-        policy_store.keep(self.access, policy, model, reference)
+        policy_store.keep(self, policy, model, reference)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """What this registry asks for: of every model, and of `model`."""
-        return policy_store.kept(self.access, model, into)
-
-    def _not_asked(self, name: str, asked: Sequence[str]) -> Sequence[Decision]:
-        """A refusal for each policy of this registry that the gates did not go by."""
-        return [
-            Decision("policy", False, "not asked", each.origin, f"{each.origin}, was not asked")
-            for each in self.policies(name)
-            if each.origin not in asked
-        ]
+        return policy_store.kept(self, model, into)
 
     # Looking up
-
-    def _summary(self, client: MlflowClient, model: Any) -> ModelSummary | None:
-        # One of another name cannot be ours, whatever was copied into it.
-        ours = our_versions(client, model) if re.fullmatch(NAME_PATTERN, model.name) else []
-        if not ours:
-            return None
-        text = model.description or ""
-        return ModelSummary(model.name, text, len(ours), ours[-1], aliases_of(model))
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
         """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
         name = Ref(name).name
-        if not self.access.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {self.access.shown} yet")
-        with self.access.client() as client:
-            model = model_of(client, name)
+        if not self.exists:
+            raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")
+        with self.client() as client:
+            model = models.model_of(client, name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
-                raise NotFoundError(
-                    f"{name}: no such model in {self.access.shown}; its models: {have}"
-                )
+                raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {have}")
             yield client, model

@@ -68,14 +68,14 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
 
 
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
-    """Copy an annex beside the run's bundle. Nobody sees it before its tag is there."""
+    """Copy an annex beside the run's bundle. It counts once a tag of the version names it."""
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
     _upload(client, run, annex, annex_place(annex.target, annex.digest))
 
 
 def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
-    """Another process may be copying the same: it comes into its place whole, or file by file where
-    the store does no less. Returns its URI."""
+    """Copy a sealed folder, as one where the store is a folder of this host, else file by file;
+    another process may be copying the same. Returns its URI."""
     uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}"
     local = local_folder(uri)
     if local is None:
@@ -101,8 +101,7 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
     from mlflow.entities import Metric
 
     now = int(datetime.now(UTC).timestamp() * 1000)
-    found = [Metric(k, v, now, 0) for k, v in description.metrics(targets).items()]
-    found += [Metric(k, v, now, step) for k, v, step in description.curves(targets)]
+    found = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
     for start in range(0, len(found), 1000):
         client.log_batch(run, found[start : start + 1000])
 
@@ -119,7 +118,8 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
 
 
 def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle) -> None:
-    """The same of a whole registration, whose run `gc` ends before it removes a file."""
+    """BundleError if `gc` has ended the run of a registration, which it does before it removes a
+    file, or if an annex is not whole."""
     if client.get_run(run.info.run_id).info.status != "RUNNING":
         raise BundleError(
             f"{bundle.path}: it took so long to be registered that `pipeline gc` took it for "
@@ -130,8 +130,8 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
 
 
 def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
-    """Numbers, report and description of what was built for a version later: for people, after the
-    tag that counts, and as far as it succeeds."""
+    """Show people what was built for a version later: numbers, report, description. It comes after
+    the tag that counts, so a failure is ignored."""
     record, run = annex.record.record, str(version.run_id)
     title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
     text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
@@ -145,14 +145,14 @@ def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex
 
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Remove what is there of an annex that came to nothing, as far as it succeeds."""
+    """Remove the files of an annex that was not added; a failure is ignored."""
     with contextlib.suppress(Exception):
         where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
         remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:
-    """Remove what is there of a version that came to nothing, as far as it succeeds."""
+    """Remove the files of a version that was not made; a failure is ignored."""
     with contextlib.suppress(Exception):
         # Broken off just after the version was made (Ctrl-C, a lost answer), it owns the files.
         if client.search_model_versions(f"run_id = '{run.info.run_id}'"):

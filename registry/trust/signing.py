@@ -31,7 +31,7 @@ from registry.trust.keys import (
     require_library,
     trusted,
 )
-from soa.files import parse_json
+from soa.files import parse_json, read_plain
 
 
 def sign(
@@ -77,25 +77,37 @@ def sign(
             certificate_chain=chain[1:] or chain,  # none at all is refused; itself adds nothing
         )
     config.set_hashing_config(_Hashed(bundle))
-    # Beside the folder, for in it would lie a file that does not belong there.
-    partial = bundle.path.parent / f".{bundle.path.name}.{uuid.uuid4().hex[:8]}.sig"
+    with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
+        config.sign(bundle.path, Path(folder, SIGNATURE))
+        put_signature(read_plain(Path(folder, SIGNATURE)), bundle.path)
+    return made
+
+
+def put_signature(signature: bytes, folder: Path) -> None:
+    """Into the folder of a bundle, in place of one that is there."""
+    # Written beside the folder: in it would lie a file that does not belong there.
+    partial = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.sig"
     try:
-        config.sign(bundle.path, partial)
-        partial.replace(bundle.path / SIGNATURE)
+        partial.write_bytes(signature)
+        partial.replace(folder / SIGNATURE)
     finally:
         partial.unlink(missing_ok=True)
-    return made
 
 
 def _require_chain(files: Sequence[Path], public: Any) -> None:
     """TrustError if a signature made with these could never be verified: the certificate of
     the key `public`, and those on the way to the root."""
+    from cryptography import x509
+
     own, *others = (read_certificates(read_file(path), str(path)) for path in files)
     if len(own) != 1:
         raise TrustError(f"{files[0]}: {len(own)} certificates: the chain goes apart")
     if own[0].public_key() != public:
         raise TrustError(f"{files[0]}: the certificate of another key ({name_of(own[0])})")
-    if not _may_sign(own[0]):
+    usages = {type(each.value): each.value for each in own[0].extensions}
+    usage, extended = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage, ())
+    signs = usage is not None and usage.digital_signature
+    if not signs and x509.oid.ExtendedKeyUsageOID.CODE_SIGNING not in extended:
         raise TrustError(
             f"{files[0]}: not for signing: it needs the key usage digitalSignature, or the "
             "extended one codeSigning"
@@ -104,16 +116,6 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
     if chain and own[0].issuer not in [each.subject for each in chain]:
         issuer = own[0].issuer.rfc4514_string()
         raise TrustError(f"{files[0]}: its issuer, {issuer}, is not in the chain")
-
-
-def _may_sign(certificate: Any) -> bool:
-    from cryptography import x509
-
-    usages = {type(each.value): each.value for each in certificate.extensions}
-    extended = usages.get(x509.ExtendedKeyUsage, ())
-    usage = usages.get(x509.KeyUsage)
-    signs = usage is not None and usage.digital_signature
-    return signs or x509.oid.ExtendedKeyUsageOID.CODE_SIGNING in extended
 
 
 def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
@@ -125,9 +127,8 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted]) -> Trusted:
     content = bundle.signature()
     if content is None:
         raise TrustError(f"{bundle.path}: not signed; trusted keys: {names}")
-    signer = _certified_signer(content)
+    signer, hint = _said_of(bundle, content)
     if signer is None:
-        hint = _hint(bundle, content)
         able = [key for key in allowed if not key.is_root and key.fingerprint == hint]
         said = f"with the key {hint[:16]}, which is none of those trusted: {names}"
     else:
@@ -168,27 +169,22 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
         config.verify(bundle.path, signature)
 
 
-def _certified_signer(signature: bytes) -> str | None:
-    """Whose certificate a signature says it was made with; None where it names none."""
+def _said_of(bundle: Bundle, content: bytes) -> tuple[str | None, str]:
+    """What a signature says of itself: whose certificate it was made with, or None and the
+    fingerprint of the key."""
     from cryptography import x509
 
     try:
-        chain = parse_json(signature)["verificationMaterial"]["x509CertificateChain"]
-        content = base64.b64decode(chain["certificates"][0]["rawBytes"])
-        return name_of(x509.load_der_x509_certificate(content))
+        material = parse_json(content)["verificationMaterial"]
+        if "x509CertificateChain" in material:
+            raw = base64.b64decode(material["x509CertificateChain"]["certificates"][0]["rawBytes"])
+            return name_of(x509.load_der_x509_certificate(raw)), ""
+        hint = material["publicKey"]["hint"]
+        if isinstance(hint, str) and hint.isalnum():
+            return None, hint
     except (ValueError, KeyError, TypeError, IndexError):
-        return None
-
-
-def _hint(bundle: Bundle, content: bytes) -> str:
-    """The fingerprint of the key that a signature says it was made with."""
-    try:
-        found = parse_json(content)["verificationMaterial"]["publicKey"]["hint"]
-    except (ValueError, KeyError, TypeError):
-        found = None
-    if not isinstance(found, str) or not found.isalnum():
-        raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
-    return found
+        pass
+    raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
 
 
 class _Hashed:

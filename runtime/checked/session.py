@@ -157,21 +157,10 @@ class _CheckedBinding(Binding):
     def _run_reference(self, given: Mapping[str, Collection]) -> dict[str, Collection]:
         fresh: dict[str, Collection] = {}
         for name, collection in given.items():
-            copy = poisoned(
-                collection.layout,
-                collection.n,
-                collection.n + _SPARE_ROWS,
-                _CANARY,
-                collection.device,
-            )
+            n, layout = collection.n, collection.layout
+            fresh[name] = poisoned(layout, n, n + _SPARE_ROWS, _CANARY, collection.device)
             if name in self.inputs:
-                for column in collection.layout.columns:
-                    for k in range(column.components):
-                        n = 1 if column.kind == "scalar" else collection.n
-                        copy.component(column.name, k)[:n] = collection.component(column.name, k)[
-                            :n
-                        ]
-            fresh[name] = copy
+                fresh[name].copy_from(collection)
         self._session.reference(argument_tensors(self.signature, fresh, self.rows))
         return fresh
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from engines.base import Executable
 from engines.errors import RunError
@@ -13,6 +11,9 @@ from engines.processes import Lock
 from runtime.session import Binding, Collections, Session, data_device
 from soa.memory import Collection, Device
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MultiDeviceSession(Session):
@@ -41,7 +42,7 @@ class MultiDeviceSession(Session):
 
     def on(self, device: torch.device | str) -> Session:
         """The session of a device, deployed there now if it is not yet."""
-        where = _indexed(torch.device(device))
+        where = _indexed(device)
         with self._lock:
             if self._closed:
                 raise RunError("the session is closed")
@@ -100,10 +101,12 @@ class _OnDevice:
         self.session: Session | None = None
 
 
-def _indexed(device: torch.device) -> torch.device:
+def _indexed(device: torch.device | str) -> torch.device:
     """`cuda` is the current GPU: a device has one name here."""
-    if device.type == "cpu":
+    import torch
+
+    where = torch.device(device)
+    if where.type == "cpu":
         return torch.device("cpu")
-    return torch.device(
-        device.type, torch.cuda.current_device() if device.index is None else device.index
-    )
+    index = torch.cuda.current_device() if where.index is None else where.index
+    return torch.device(where.type, index)

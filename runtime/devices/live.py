@@ -17,8 +17,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import torch
-
 from engines.base import Executable
 from engines.processes import Lock, OwnProcess
 from registry.store import Lookup
@@ -218,6 +216,8 @@ class LiveBinding(Binding):
         moved = self.bound_on(session)
         moved.resize(left.rows)
         if left.device.type != "cpu":
+            import torch
+
             torch.cuda.synchronize(left.device)  # before the old artifact may go
         self.inner, self._at = moved, session
         return moved

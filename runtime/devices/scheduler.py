@@ -9,18 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
-
-import torch
 
 from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.devices.staging import Staging
 from runtime.errors import QueueFullError
-from runtime.session import Collections, Session, by_name, check_memory, data_device, same_device
+from runtime.session import Collections, Session, by_name, check_memory, data_device
 from soa.memory import Device
 
 WhenFull = Literal["wait", "spill", "raise"]
@@ -123,6 +121,8 @@ class Scheduler:
         device = data_device(inputs, outputs)
         ready = None
         if device.type != "cpu":
+            import torch
+
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(device))
         event = _Event(inputs, outputs, Future(), ready)
@@ -163,7 +163,7 @@ class Scheduler:
 
     def _choose(self, device: Device) -> _Lane | None:
         """The lane for an event's data, or None to wait for one."""
-        local = [lane for lane in self._lanes if same_device(lane.session.device, device)]
+        local = [lane for lane in self._lanes if lane.session.device == device]
         first = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
         if not first and self._when_full == "raise":
             raise QueueFullError(
@@ -175,7 +175,7 @@ class Scheduler:
         return min(first, key=_Lane.delay, default=None)
 
     def _serve(self, lane: _Lane) -> None:
-        worker = _Worker(lane.session)
+        run = _runner(lane.session)
         while True:
             with self._changed:
                 while not lane.waiting and not self._closed:
@@ -189,7 +189,7 @@ class Scheduler:
             wanted = event.done.set_running_or_notify_cancel()
             if wanted:
                 try:
-                    worker.run(event)
+                    run(event)
                 except BaseException as error:
                     event.done.set_exception(error)
                 else:
@@ -202,29 +202,32 @@ class Scheduler:
                 self._changed.notify_all()
 
 
-class _Worker:
-    """One thread's stream and staging memory."""
+def _runner(session: Session) -> Callable[[_Event], None]:
+    """What one thread runs its events with: it has staging memory, and a stream on a GPU."""
+    staging = Staging(session)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._staging = Staging(session)
-        device = session.device
-        self._stream = torch.cuda.Stream(device) if device.type != "cpu" else None
+    def run(event: _Event) -> None:
+        local = data_device(event.inputs, event.outputs) == session.device
+        (session if local else staging).run(event.inputs, event.outputs)
 
-    def run(self, event: _Event) -> None:
-        if self._stream is None:
+    if session.device.type == "cpu":
+
+        def when_ready(event: _Event) -> None:
             if event.ready is not None:
                 event.ready.synchronize()
-            self._run(event)
-            return
-        with torch.cuda.stream(self._stream):
-            if event.ready is not None:
-                self._stream.wait_event(event.ready)
-            self._run(event)
-            self._stream.synchronize()
+            run(event)
 
-    def _run(self, event: _Event) -> None:
-        if same_device(data_device(event.inputs, event.outputs), self._session.device):
-            self._session.run(event.inputs, event.outputs)
-        else:
-            self._staging.run(event.inputs, event.outputs)
+        return when_ready
+
+    import torch
+
+    stream = torch.cuda.Stream(session.device)
+
+    def in_stream(event: _Event) -> None:
+        with torch.cuda.stream(stream):
+            if event.ready is not None:
+                stream.wait_event(event.ready)
+            run(event)
+            stream.synchronize()
+
+    return in_stream

@@ -7,12 +7,14 @@ are written back, so the caller's other columns and padding stay untouched.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from runtime.session import Collections, Session, by_name, check_memory
-from soa.layout import Layout
-from soa.memory import Collection, Device, allocate
+from soa.memory import Collection, Device, Span, allocate, span_of
 from soa.signature import BoundBlock
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Staging:
@@ -24,7 +26,7 @@ class Staging:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._buffers: dict[tuple[str, str], _Buffer] = {}
+        self._memory: dict[tuple[str, Device], Collection | Span] = {}
 
     def run(self, inputs: Collections, outputs: Collections) -> None:
         """Copy in, run, copy out; the outputs are ready when this returns.
@@ -34,95 +36,65 @@ class Staging:
         signature = self.session.signature
         given = by_name(inputs, signature.input_collections, "input")
         written = by_name(outputs, signature.output_collections, "output")
-        every = {**given, **written}
         rows = check_memory(signature, given, written)
         there = {
-            name: self._buffer(name, "device").collection(rows[signature.rows_of[name]])
-            for name in every
+            name: self._collection(name, rows[signature.rows_of[name]], self.session.device)
+            for name in {**given, **written}
         }
-        for name, theirs in every.items():
-            if name in given:
-                self._copy_in(name, theirs, there[name])
+        for name, theirs in given.items():
+            pinned = self._pinned(theirs, there[name], name)
+            _copy_blocks(signature.inputs, name, theirs, pinned or there[name])
+            if pinned is None:
+                _wait(theirs, there[name])
+            else:
+                _bytes(there[name]).copy_(_bytes(pinned), non_blocking=True)
         self.session.run(
             {name: there[name] for name in given}, {name: there[name] for name in written}
         )
         for name, theirs in written.items():
-            self._copy_out(name, there[name], theirs)
+            pinned = self._pinned(theirs, there[name], name)
+            if pinned is not None:
+                _bytes(pinned).copy_(_bytes(there[name]), non_blocking=True)
+                _wait(there[name])
+            _copy_blocks(signature.outputs, name, pinned or there[name], theirs)
+            _wait(there[name], theirs)
 
-    def _copy_in(self, name: str, theirs: Collection, mine: Collection) -> None:
-        blocks = self.session.signature.inputs
-        pinned = self._pinned(name, theirs, mine)
-        _copy_blocks(blocks, name, theirs, pinned or mine)
-        if pinned is not None:
-            _bytes(mine).copy_(_bytes(pinned), non_blocking=True)
-        else:
-            _wait(theirs, mine)
-
-    def _copy_out(self, name: str, mine: Collection, theirs: Collection) -> None:
-        blocks = self.session.signature.outputs
-        pinned = self._pinned(name, theirs, mine)
-        if pinned is not None:
-            _bytes(pinned).copy_(_bytes(mine), non_blocking=True)
-            _wait(mine)
-        _copy_blocks(blocks, name, pinned or mine, theirs)
-        _wait(mine, theirs)
-
-    def _pinned(self, name: str, theirs: Collection, mine: Collection) -> Collection | None:
+    def _pinned(self, theirs: Collection, mine: Collection, name: str) -> Collection | None:
         """What a copy between host and GPU goes through, in one transfer."""
         one_side = theirs.device.type == "cpu" and mine.device.type != "cpu"
-        return (
-            self._buffer(name, "pinned").collection(mine.n)
-            if one_side and mine.buffer is not None
-            else None
-        )
+        if not one_side or mine.layout.storage != "buffer":
+            return None
+        return self._collection(name, mine.n, Device())
 
-    def _buffer(self, name: str, where: str) -> _Buffer:
-        key = (name, where)
-        if key not in self._buffers:
-            layout = self.session.layout(name)
-            device = self.session.device if where == "device" else Device()
-            pinned = device.type == "cpu" and torch.cuda.is_available()
-            self._buffers[key] = _Buffer(layout, device, pinned)
-        return self._buffers[key]
+    def _collection(self, name: str, n: int, device: Device) -> Collection:
+        """A collection of exactly n rows, so that no more are transferred; in memory that is made
+        larger when an event needs it."""
+        layout, found = self.session.layout(name), self._memory.get((name, device))
+        if layout.storage != "buffer":
+            if not isinstance(found, Collection) or found.capacity < n:
+                found = self._memory[name, device] = Collection(layout, n, device)
+            return found.rows(n)
+        need = layout.nbytes(n)
+        if not isinstance(found, Span) or found.nbytes < need:
+            found = self._memory[name, device] = _allocate(need, layout.alignment, device)
+        return Collection.wrap(layout, found.first(need).tensor(), n)
 
 
-class _Buffer:
-    """Memory for one collection, made larger when an event needs it."""
+def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
+    """Pinned memory on a host with a GPU."""
+    import torch
 
-    def __init__(self, layout: Layout, device: Device, pinned: bool) -> None:
-        self._layout = layout
-        self._device = device
-        self._pinned = pinned
-        self._memory: torch.Tensor | None = None
-        self._columns: Collection | None = None
-
-    def collection(self, n: int) -> Collection:
-        """A collection of exactly n rows, so that no more than those are transferred."""
-        if self._layout.storage != "buffer":
-            if self._columns is None or self._columns.capacity < n:
-                self._columns = Collection(self._layout, n, self._device)
-            return self._columns.rows(n)
-        need = self._layout.nbytes(n)
-        if self._memory is None or self._memory.numel() < need:
-            self._memory = self._allocate(need)
-        return Collection.wrap(self._layout, self._memory.narrow(0, 0, need), n)
-
-    def _allocate(self, nbytes: int) -> torch.Tensor:
-        if self._pinned:
-            return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-        return allocate(nbytes, self._layout.alignment, self._device).tensor()
+    if device.type == "cpu" and torch.cuda.is_available():
+        return span_of(torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True))
+    return allocate(nbytes, alignment, device)
 
 
 def _copy_blocks(
     blocks: tuple[BoundBlock, ...], name: str, source: Collection, into: Collection
 ) -> None:
     for bound in blocks:
-        if bound.block.collection != name:
-            continue
-        n = 1 if bound.plan.kind == "scalars" else source.n
-        for column, k in bound.plan.components:
-            piece = into.component(column, k).narrow(0, 0, n)
-            piece.copy_(source.component(column, k).narrow(0, 0, n), non_blocking=True)
+        if bound.block.collection == name:
+            into.copy_from(source, bound.plan.components)
 
 
 def _bytes(collection: Collection) -> torch.Tensor:
@@ -133,4 +105,6 @@ def _bytes(collection: Collection) -> torch.Tensor:
 def _wait(*ends: Collection) -> None:
     """Until copies between the collections have arrived; on a CPU they have."""
     for device in {c.device for c in ends if c.device.type != "cpu"}:
+        import torch
+
         torch.cuda.current_stream(device).synchronize()

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from engines.base import Executable, engine
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
@@ -22,6 +20,8 @@ from runtime.errors import LoadError
 from runtime.opening.ranged import RangedExecutable
 
 if TYPE_CHECKING:  # a process that only validates imports no registry
+    import torch
+
     from registry.bundle import Bundle, Pinned
     from runtime.opening.opening import Opened
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-
-import torch
+from typing import TYPE_CHECKING
 
 from engines.base import Executable
 from engines.errors import TargetError
@@ -15,6 +14,9 @@ from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
 from runtime.opening.opening import Builder, Opened
 from runtime.process import settle_tf32
+
+if TYPE_CHECKING:
+    import torch
 
 
 def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str]:

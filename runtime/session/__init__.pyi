@@ -5,8 +5,6 @@ from .rules import Collections as Collections
 from .rules import by_name as by_name
 from .rules import check_memory as check_memory
 from .rules import data_device as data_device
-from .rules import layout_of as layout_of
-from .rules import same_device as same_device
 from .session import Origin as Origin
 from .session import Session as Session
 from .streams import raw_stream as raw_stream

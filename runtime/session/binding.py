@@ -19,7 +19,7 @@ from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
-from runtime.session.rules import Collections, by_name, check_memory, require_device
+from runtime.session.rules import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream, torch_stream
 from soa.memory import Collection, Device, Span, argument_spans, carrier
 from soa.signature import Signature
@@ -207,7 +207,12 @@ def _check(
     device: Device,
 ) -> _Checked:
     every = {**inputs, **outputs}
-    require_device(every, device)
+    for name, collection in every.items():
+        if collection.device != device:
+            raise BindError(
+                f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
+                "load the model on the device where the data is"
+            )
     rows = check_memory(signature, inputs, outputs)
     limits = {dim: signature.ranges[dim].max for dim in signature.dims}
     for name, collection in every.items():

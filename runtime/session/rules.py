@@ -6,27 +6,19 @@ An artifact checks none of it when it runs; all of it is checked here, once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from runtime.errors import BindError
 from soa.layout import Layout
 from soa.memory import Collection, Device
 from soa.signature import Signature
 
-if TYPE_CHECKING:
-    import torch
-
 Collections = Collection | Mapping[str, Collection]
-
-
-def as_mapping(given: Collections) -> Mapping[str, Collection]:
-    """Collections by name; one alone has none yet."""
-    return {"": given} if isinstance(given, Collection) else given
 
 
 def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
-    found = {c.device for part in given for c in as_mapping(part).values()}
+    every = ([part] if isinstance(part, Collection) else part.values() for part in given)
+    found = {collection.device for part in every for collection in part}
     if len(found) != 1:
         names = ", ".join(sorted(map(str, found))) or "no device"
         raise BindError(f"the collections lie on {names}: they must all lie on one device")
@@ -54,24 +46,6 @@ def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, 
     return dict(given)
 
 
-def layout_of(signature: Signature, name: str) -> Layout:
-    """The layout of one of the model's collections; BindError if it has none of that name."""
-    if name not in signature.layouts:
-        have = ", ".join(signature.layouts)
-        raise BindError(f"the model has no collection {name!r}; it has: {have}")
-    return signature.layouts[name]
-
-
-def require_device(collections: Mapping[str, Collection], device: Device) -> None:
-    """Raise BindError unless every collection lies on `device`."""
-    for name, collection in collections.items():
-        if not same_device(collection.device, device):
-            raise BindError(
-                f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
-                "load the model on the device where the data is"
-            )
-
-
 def check_memory(
     signature: Signature, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
 ) -> dict[str, int]:
@@ -93,10 +67,6 @@ def check_memory(
     rows = _common_rows(signature, {**inputs, **outputs})
     _check_range(signature, rows)
     return rows
-
-
-def same_device(one: Device | torch.device, other: Device | torch.device) -> bool:
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
 
 
 def _check_layout(name: str, found: Layout, signature: Signature) -> None:

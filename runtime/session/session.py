@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from engines.base import Executable
 from engines.native import PreparedCall, run_many
+from runtime.errors import BindError
 from runtime.session.binding import Binding
-from runtime.session.rules import Collections, by_name, layout_of
+from runtime.session.rules import Collections, by_name
 from runtime.session.streams import raw_stream
 from soa.layout import Layout
 from soa.memory import Collection, Device
@@ -62,8 +63,11 @@ class Session:
         return self._executable
 
     def layout(self, collection: str) -> Layout:
-        """The layout of one of the model's collections."""
-        return layout_of(self.signature, collection)
+        """The layout of one of the model's collections; BindError if it has none of that name."""
+        if collection not in self.signature.layouts:
+            have = ", ".join(self.signature.layouts)
+            raise BindError(f"the model has no collection {collection!r}; it has: {have}")
+        return self.signature.layouts[collection]
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
         """A new, zeroed collection of the model's layout on the session's device."""

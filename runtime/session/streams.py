@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from runtime.errors import BindError
-from runtime.session.rules import same_device
 from soa.memory import Device
 
 if TYPE_CHECKING:
@@ -53,5 +52,5 @@ def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Strea
 
 
 def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:
-    if not same_device(found, device):
+    if Device(found) != Device(device):
         raise BindError(f"the stream is of {found}, the model runs on {device}")

@@ -51,6 +51,9 @@ class Region:
 class Pool(ABC):
     """A client's regions of one kind. Any number of threads may take one at once."""
 
+    freed_first = True
+    """Whether our side may be freed while the server still has its own open."""
+
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
@@ -120,7 +123,8 @@ class Pool(ABC):
 
     def _let_go(self, region: Region) -> None:
         """It is never used again."""
-        self._left(region)
+        if self.freed_first:
+            self._release(region)
         self._tell(region)
 
     def _tell(self, region: Region) -> None:
@@ -131,17 +135,19 @@ class Pool(ABC):
             else:
                 self._leaving[region.name] = (region, answer, time.monotonic())
 
-    def _look_after(self, after_s: float = _REMIND_S) -> None:
+    def _look_after(self, after_s: float | None = None) -> None:
         """Free what the server has forgotten, and tell it again of the rest."""
         if not self._leaving:
             return
+        after_s = _REMIND_S if after_s is None else after_s
         with self._lock:  # each of them is this thread's now
             answered = [each for each in self._leaving.values() if each[1].done()]
             for region, _, _ in answered:
                 del self._leaving[region.name]
         for region, answer, since in answered:
             if answer.code() is grpc.StatusCode.OK and self._is_forgotten(region):
-                self._forgotten(region)
+                if not self.freed_first:
+                    self._release(region)
             elif time.monotonic() - since >= after_s:
                 self._tell(region)
             else:
@@ -164,16 +170,9 @@ class Pool(ABC):
     def _release(self, region: Region) -> None:
         """Free our side."""
 
-    def _left(self, region: Region) -> None:
-        """It was let go of: our side is freed now, the server's when it gets to it."""
-        self._release(region)
-
     def _is_forgotten(self, region: Region) -> bool:
         """Whether the server's OK means that no request uses it any more."""
         return True
-
-    def _forgotten(self, region: Region) -> None:
-        return
 
 
 class Regions(Pool):
@@ -239,9 +238,6 @@ class CudaRegions(Pool):
     def _release(self, region: Region) -> None:
         region.owner.free()
 
-    def _left(self, region: Region) -> None:
-        return
-
     def _is_forgotten(self, region: Region) -> bool:
         try:
             self._client.cuda_status(region.name, _CLOSE_S)
@@ -250,6 +246,3 @@ class CudaRegions(Pool):
         except RemoteError:
             pass
         return False
-
-    def _forgotten(self, region: Region) -> None:
-        self._release(region)

@@ -87,7 +87,7 @@ def manifests(needs: Needs) -> dict[str, list[Object]]:
         [(triton, 8001)],
         grpc=("0.0.0.0", 8001),
         stats=("0.0.0.0", 9902),
-        connections_per_s=needs.connections_per_s,
+        connections_per_s=needs.options.connections_per_s,
     )
     files["envoy.yaml"] = _render("envoy.yaml", **_shared(needs), **_config(config))
     if needs.prometheus is None:

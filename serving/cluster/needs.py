@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
 from engines.target import Target
-from registry.bundle import Bundle, TargetRecord
+from registry.bundle import Bundle
 from serving.errors import ServingError
-from serving.triton import Service
+from serving.triton import Service, run_times
 from serving.wire import Wire
 
 Vendor = Literal["cpu", "nvidia", "amd"]
@@ -134,23 +135,29 @@ class Needs:
     version: str
     digest: str
     target: Target
-    vendor: Vendor
-    image: str
     cpus: int
     memory_gib: int
     shm_mib: int
     gpus: int
-    storage: Storage
-    min_servers: int
-    max_servers: int
     queue_ms: int
-    prometheus: str | None
-    connections_per_s: int
+    options: ClusterOptions
+
+    @property
+    def vendor(self) -> Vendor:
+        return _VENDORS[self.target.device]
+
+    @property
+    def storage(self) -> Storage:
+        return Storage.parse(self.options.models)
+
+    @property
+    def prometheus(self) -> str | None:
+        return prometheus_at(self.options.prometheus)
 
     @property
     def scales(self) -> bool:
         """Whether the number of servers changes with the load."""
-        return self.max_servers > self.min_servers
+        return self.options.max_servers > self.options.min_servers
 
     @property
     def resources(self) -> dict[str, int | str]:
@@ -180,10 +187,12 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
     """Of what `pipeline deploy` wrote as `service` from `bundle`."""
     target = Target.parse(service.target)
     vendor = _VENDORS[target.device]
-    record = bundle.manifest.targets[service.target]
     processes = service.instances * len(service.devices)
     tensors = _tensor_bytes(service)
-    each = _PROCESS_GIB[vendor] + (_COPIES * _artifact_bytes(bundle, record) + 2 * tensors) / _GIB
+    each = (
+        _PROCESS_GIB[vendor]
+        + (_COPIES * _artifact_bytes(bundle, service.target) + 2 * tensors) / _GIB
+    )
     shm_mib = max(SHM_MIB, processes + math.ceil(2 * tensors * processes / 2**20))
     memory = math.ceil(_SERVER_GIB + processes * each + shm_mib / 1024)
     return Needs(
@@ -192,18 +201,12 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
         version=f"{service.name}/{service.number}",
         digest=service.digest,
         target=target,
-        vendor=vendor,
-        image=options.image,
         cpus=processes * bundle.manifest.session.threads + 1,
         memory_gib=options.memory_gib or memory,
         shm_mib=shm_mib,
         gpus=0 if vendor == "cpu" else len(service.devices),
-        storage=Storage.parse(options.models),
-        min_servers=options.min_servers,
-        max_servers=options.max_servers,
-        queue_ms=options.queue_ms or _queue_ms(record),
-        prometheus=prometheus_at(options.prometheus),
-        connections_per_s=options.connections_per_s,
+        queue_ms=options.queue_ms or _queue_ms(run_times(bundle.manifest, service.target)),
+        options=options,
     )
 
 
@@ -214,8 +217,11 @@ def object_name(model: str) -> str:
     return name[:_NAME_LENGTH].strip("-")
 
 
-def _artifact_bytes(bundle: Bundle, record: TargetRecord) -> int:
-    names = {name for each in record.engines() for name in record.candidates[each].files}
+def _artifact_bytes(bundle: Bundle, target: str) -> int:
+    """Of the target's artifacts; of all targets where a plan is built for one that is not there."""
+    targets = bundle.manifest.targets
+    records = [targets[target]] if target in targets else list(targets.values())
+    names = {n for r in records for each in r.engines() for n in r.candidates[each].files}
     return sum(bundle.file(name).stat().st_size for name in names)
 
 
@@ -226,13 +232,8 @@ def _tensor_bytes(service: Service) -> int:
     return sum(t.nbytes(most[t.rows]) for t in (*wire.inputs, *wire.outputs))
 
 
-def _queue_ms(record: TargetRecord) -> int:
+def _queue_ms(times: Mapping[int, float]) -> int:
     """The time of some runs of the largest size that the version was timed at."""
-    times: dict[int, float] = {}
-    for engine in record.engines():
-        for rows, stats in record.candidates[engine].benchmark.items():
-            if rows.isdecimal():
-                times[int(rows)] = min(times.get(int(rows), math.inf), stats.median_us)
     if not times:
         return _QUEUE_MS
     return max(_LEAST_QUEUE_MS, math.ceil(_QUEUED_RUNS * times[max(times)] / 1000))

@@ -11,24 +11,37 @@ Triton would feed it. A TensorRT plan is of the ONNX file: see serving/native/te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 
 from engines.base import Executable
 from engines.errors import EngineError, RunError
-from registry.bundle import Bundle, Candidate
+from registry.bundle import Bundle
+from serving.arrays import Arrays
 from serving.errors import ServingError
-from serving.wire import Program, Wire, locations
+from serving.wire import Array, Wire, locations
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    from serving.native.tensorrt import PlanTuning
 
 Backend = Literal["python", "onnxruntime", "pytorch", "tensorrt"]
 
-ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
+Program = Callable[[Sequence[Array]], Sequence[Array]]
+"""A model on the arrays of a request in order, to those of the answer."""
+
+ENGINES: dict[Backend, str] = {
+    "onnxruntime": "onnxruntime",
+    "pytorch": "torchscript",
+    "tensorrt": "onnxruntime",
+}
+"""The engine whose artifact each is given; a TensorRT plan is made of the ONNX file."""
+
 FILES: dict[Backend, str] = {
     "python": "model.py",
     "onnxruntime": "model.onnx",
@@ -45,56 +58,54 @@ class Native:
     program: Program
 
 
-def artifact_of(bundle: Bundle, target: str, backend: Backend) -> str:
-    """The engine whose artifact a backend can be given; ServingError where none is valid."""
+def artifact_of(bundle: Bundle, target: str, backend: Backend) -> tuple[str, str]:
+    """The target and the engine of the artifact that a backend is given; ServingError for none.
+
+    For a TensorRT plan that of any target will do: the ONNX file is exported from the program
+    without a look at the target, and the plan is tried on its own.
+    """
     name, targets = ENGINES[backend], bundle.manifest.targets
-    candidate = targets[target].candidates.get(name)
-    if candidate is not None and _is_valid(candidate):
-        return name
+    found = {each: record.candidates.get(name) for each, record in targets.items()}
+    valid = [each for each, c in found.items() if c is not None and c.status == "valid" and c.files]
+    if target in valid:
+        return target, name
+    if backend == "tensorrt":
+        if valid:
+            return valid[0], name
+        raise ServingError(
+            f"{bundle.manifest.name} has no valid artifact of {name} for any target, of which a "
+            "plan for Triton's tensorrt backend would be made"
+        )
+    candidate = found.get(target)
     why = candidate.reason or candidate.status if candidate else "it was built without it"
-    others = [
-        each
-        for each, record in targets.items()
-        if name in record.candidates and _is_valid(record.candidates[name])
-    ]
-    more = f"; {others[0]} has one: --target {others[0]}" if others else ""
+    more = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
         f"{backend} backend would run: {why}{more}"
     )
 
 
-def _is_valid(candidate: Candidate) -> bool:
-    return candidate.status == "valid" and bool(candidate.files)
-
-
-def graph_of(bundle: Bundle, target: str) -> str:
-    """The target whose ONNX file a plan for `target` is made of; ServingError where none is valid.
-
-    That of the target itself, else of any other: the file is exported from the program without a
-    look at the target, and the plan is tried on its own.
-    """
-    targets = bundle.manifest.targets
-    for name in (target, *targets):
-        record = targets.get(name)
-        candidate = record.candidates.get("onnxruntime") if record else None
-        if candidate is not None and _is_valid(candidate):
-            return name
-    raise ServingError(
-        f"{bundle.manifest.name} has no valid artifact of onnxruntime for any target, of which a "
-        "plan for Triton's tensorrt backend would be made"
-    )
-
-
 def make_native(
-    artifact: Path, backend: Backend, signature: Signature, wire: Wire, folder: Path
+    artifact: Path,
+    backend: Backend,
+    signature: Signature,
+    wire: Wire,
+    folder: Path,
+    tuning: PlanTuning | None = None,
 ) -> Native:
     """Write the file that Triton's `backend` would load into `folder`, and open it.
 
-    Raises ServingError where that backend cannot carry a dtype, or the file cannot be made.
+    `tuning` is what a TensorRT plan needs. Raises ServingError where that backend cannot carry a
+    dtype, or the file cannot be made.
     """
     file = folder / FILES[backend]
     try:
+        if tuning is not None:
+            from serving.native.tensorrt import OpenPlan, write_plan
+
+            graph = folder / FILES["onnxruntime"]
+            write_plan(artifact, signature, wire, tuning, graph, file)
+            return Native(file, OpenPlan(file, wire, tuning.plan.gpu))
         if backend == "onnxruntime":
             from serving.native.onnx import open_onnx, write_onnx
 
@@ -108,8 +119,8 @@ def make_native(
         raise ServingError(f"no model for Triton's {backend} backend: {error}") from None
 
 
-class NativeExecutable(Executable):
-    """The program in the place of an opened artifact, so that an artifact's rules validate it."""
+class ProgramExecutable(Executable):
+    """A program in the place of an opened artifact, so that an artifact's rules validate it."""
 
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program
@@ -119,9 +130,10 @@ class NativeExecutable(Executable):
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
+        memory = Arrays().of(arguments)
         given = [
             np.ascontiguousarray(
-                t.gather(self._given[t.name].parts(arguments), 0, rows[t.rows])
+                t.gather(self._given[t.name].parts(memory), 0, rows[t.rows])
             ).reshape(t.shape(rows[t.rows]))
             for t in self._wire.inputs
         ]
@@ -130,4 +142,4 @@ class NativeExecutable(Executable):
             wanted = (t.dtype, t.shape(rows[t.rows]))
             if (values.dtype, values.shape) != wanted:
                 raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")
-            t.scatter(self._written[t.name].parts(arguments), 0, values)
+            t.scatter(self._written[t.name].parts(memory), 0, values)

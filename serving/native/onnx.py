@@ -8,8 +8,9 @@ from typing import Any
 
 from engines.errors import EngineError, first_line
 from engines.onnx import OUTPUTS, input_name, read_outputs
-from serving.wire import Array, Program, Wire, WireTensor
-from soa.signature import Argument, Signature
+from serving.native.artifact import Program
+from serving.wire import Array, Wire, WireTensor, argument_columns
+from soa.signature import Signature
 
 _INNER = "artifact/"  # of the names in the artifact: a block may have one of them
 _LARGEST = 2**31 - 1
@@ -26,7 +27,7 @@ def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> 
             error
         )
     model = onnx.compose.add_prefix(onnx.load(artifact), _INNER)
-    _Shell(model, signature, wire).put_on()
+    _put_on(model, signature, wire)
     if model.ByteSize() > _LARGEST:
         raise EngineError(f"{artifact.name} with its weights is larger than 2 GB")
     onnx.save(model, file)
@@ -55,123 +56,84 @@ def open_onnx(file: Path, wire: Wire) -> Program:
     return run
 
 
-class _Shell:
-    """Adds steps before and after a graph, in place."""
+def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
+    """Add steps before and after the graph, in place."""
+    from onnx import helper
 
-    def __init__(self, model: Any, signature: Signature, wire: Wire) -> None:
-        self._graph = model.graph
-        self._signature, self._wire = signature, wire
-        described = {entry.key: entry.value for entry in model.metadata_props}
-        self._outputs = read_outputs(described.get(OUTPUTS, ""))
-        self._before: list[Any] = []
-        self._after: list[Any] = []
-        self._given = {given.name for given in self._graph.input}
-        self._steps = 0
-
-    def put_on(self) -> None:
-        from onnx import helper
-
-        graph = self._graph
-        flat = {t.name: self._flat(t) for t in self._wire.inputs}
-        for i, argument in enumerate(self._signature.arguments):
-            if (name := _INNER + input_name(i)) in self._given:
-                self._argument(name, argument, flat)
-        for t in self._wire.outputs:
-            self._answer(t)
-        steps = [*self._before, *graph.node, *self._after]
-        del graph.node[:], graph.input[:], graph.output[:]
-        graph.node.extend(steps)
-        for tensors, entries in (
-            (self._wire.inputs, graph.input),
-            (self._wire.outputs, graph.output),
-        ):
-            for t in tensors:
-                shape = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
-                kind = helper.np_dtype_to_tensor_dtype(t.dtype)
-                entries.append(helper.make_tensor_value_info(t.name, kind, shape))
-
-    def _flat(self, t: WireTensor) -> str:
-        """An input as rows of entries, (n, F)."""
-        if t.scalar:
-            return self._step(self._before, "Reshape", [t.name, self._ints([1, -1])])
-        if t.rows_last:
-            return self._step(self._before, "Transpose", [t.name], perm=[1, 0])
-        return self._step(self._before, "Flatten", [t.name], axis=1)
-
-    def _argument(self, name: str, argument: Argument, flat: dict[str, str]) -> None:
-        """What the artifact calls `name`, made of the inputs."""
+    graph = model.graph
+    described = {entry.key: entry.value for entry in model.metadata_props}
+    outputs = read_outputs(described.get(OUTPUTS, ""))
+    before, after = _Steps(graph, "before"), _Steps(graph, "after")
+    rows = {t.name: _flat(before, t) for t in wire.inputs}
+    places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
+    taken = {given.name for given in graph.input}
+    held = argument_columns(signature)
+    for i, argument in enumerate(signature.arguments):
+        if (name := _INNER + input_name(i)) not in taken:
+            continue
         if argument.kind == "carrier":
-            t = next(
-                (t for t in self._wire.inputs if t.rows == argument.rows and not t.scalar), None
-            )
-            if t is None:
+            long = [rows[t.name] for t in wire.inputs if t.rows == argument.rows and not t.scalar]
+            if not long:
                 raise EngineError(f"no input has rows of {argument.rows!r}")
-            none = self._step(
-                self._before, "Slice", [flat[t.name], *map(self._ints, ([0], [0], [1]))]
-            )
-            self._step(self._before, "Cast", [none], into=name, to=1)  # float32
-            return
-        bound = next(b for b in self._signature.inputs if b.name == argument.block)
-        if argument.kind != "matrix":
-            column = self._entry(argument.collection, (argument.column, argument.component), flat)
-            self._step(self._before, "Reshape", [column, self._ints([-1])], into=name)
-            return
-        entries = [self._entry(argument.collection, c, flat) for c in bound.plan.components]
-        joined = self._step(self._before, "Concat", entries, axis=1)
-        self._step(self._before, "Transpose", [joined], into=name, perm=[1, 0])
-
-    def _entry(self, collection: str, component: tuple[str, int], flat: dict[str, str]) -> str:
-        """One physical column of the inputs, (n, 1)."""
-        for t in self._wire.inputs:
-            if t.collection == collection and component in t.components:
-                place = t.order.index(t.components.index(component))
-                return self._step(
-                    self._before, "Gather", [flat[t.name], self._ints([place])], axis=1
-                )
-        raise EngineError(f"{collection}.{component[0]} is in no input")
-
-    def _answer(self, t: WireTensor) -> None:
-        places: dict[tuple[str, str, int], str] = {}
-        for output in self._outputs:
-            argument = self._signature.arguments[output.argument]
-            bound = next(b for b in self._signature.outputs if b.name == argument.block)
-            name, k = (argument.column, argument.component)
-            if argument.kind == "matrix":
-                name, k = bound.plan.components[output.component]
-            places[argument.collection, name, k] = _INNER + output.name
+            none = before.add("Slice", [long[0], *map(before.ints, ([0], [0], [1]))])
+            before.add("Cast", [none], into=name, to=1)  # float32
+            continue
         columns = [
-            self._step(
-                self._after,
-                "Reshape",
-                [places[(t.collection, *t.components[k])], self._ints([-1, 1])],
-            )
-            for k in t.order
+            before.add("Gather", [places[key][0], before.ints([places[key][1]])], axis=1)
+            for key in held[i]
         ]
-        joined = self._step(self._after, "Concat", columns, axis=1)
+        if argument.kind == "matrix":
+            joined = before.add("Concat", columns, axis=1)
+            before.add("Transpose", [joined], into=name, perm=[1, 0])
+        else:
+            before.add("Reshape", [columns[0], before.ints([-1])], into=name)
+    made = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
+    for t in wire.outputs:
+        columns = [after.add("Reshape", [made[e], after.ints([-1, 1])]) for e in t.entries]
+        joined = after.add("Concat", columns, axis=1)
         if t.rows_last:
-            self._step(self._after, "Transpose", [joined], into=t.name, perm=[1, 0])
-            return
-        shape = list(t.dims) if t.scalar else [-1, *t.dims]
-        self._step(self._after, "Reshape", [joined, self._ints(shape)], into=t.name)
+            after.add("Transpose", [joined], into=t.name, perm=[1, 0])
+        else:
+            shape = list(t.dims) if t.scalar else [-1, *t.dims]
+            after.add("Reshape", [joined, after.ints(shape)], into=t.name)
+    nodes = [*before.nodes, *graph.node, *after.nodes]
+    del graph.node[:], graph.input[:], graph.output[:]
+    graph.node.extend(nodes)
+    for tensors, entries in ((wire.inputs, graph.input), (wire.outputs, graph.output)):
+        for t in tensors:
+            named = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
+            kind = helper.np_dtype_to_tensor_dtype(t.dtype)
+            entries.append(helper.make_tensor_value_info(t.name, kind, named))
 
-    def _step(
-        self, where: list[Any], op: str, inputs: list[str], into: str = "", **attributes: Any
-    ) -> str:
+
+def _flat(before: _Steps, t: WireTensor) -> str:
+    """An input as rows of entries, (n, F)."""
+    if t.scalar:
+        return before.add("Reshape", [t.name, before.ints([1, -1])])
+    if t.rows_last:
+        return before.add("Transpose", [t.name], perm=[1, 0])
+    return before.add("Flatten", [t.name], axis=1)
+
+
+class _Steps:
+    """Nodes to be added to a graph, and their constants, which are in it at once."""
+
+    def __init__(self, graph: Any, name: str) -> None:
+        self.nodes: list[Any] = []
+        self._graph, self._name = graph, name
+
+    def add(self, op: str, inputs: list[str], into: str = "", **attributes: Any) -> str:
+        """The name of its result: `into`, or a new one."""
         from onnx import helper
 
-        self._steps += 1
-        result = into or f"shell_{self._steps}"
-        where.append(
-            helper.make_node(op, inputs, [result], f"shell_{op}_{self._steps}", **attributes)
-        )
+        result = into or f"shell/{self._name}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [result], f"node/{result}", **attributes))
         return result
 
-    def _ints(self, values: list[int]) -> str:
+    def ints(self, values: list[int]) -> str:
         from onnx import TensorProto, helper
 
-        self._steps += 1
-        name = f"shell_{self._steps}"
-        self._graph.initializer.append(
-            helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-        )
+        name = f"shell/constant_{len(self._graph.initializer)}"
+        made = helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+        self._graph.initializer.append(made)
         return name

@@ -20,7 +20,6 @@ import torch
 from engines.errors import EngineError, RunError, first_line
 from engines.target import Target, gpu_target
 from serving.errors import ServingError
-from serving.native.artifact import FILES, Native
 from serving.native.onnx import write_onnx
 from serving.wire import Array, Wire
 from soa.dtypes import torch_dtype
@@ -31,6 +30,8 @@ from soa.signature import RowRange, Signature
 CARRIED = ("bool", "int32", "int64", "float16", "float32")
 
 _POISON = 0xA5  # in the outputs: memory that is used again may hold the right answers
+
+_SAID = "TensorRT has printed why"
 
 Shape = tuple[int, ...]
 
@@ -53,6 +54,15 @@ class PlanFor:
         }
 
 
+@dataclass(frozen=True)
+class PlanTuning:
+    """How a plan is built: for what, for which numbers of rows, and with TF32 or without."""
+
+    plan: PlanFor
+    preferred: tuple[int, ...] = ()
+    tf32: bool = False
+
+
 def require_gpus(devices: Sequence[str]) -> None:
     """Raise ServingError for what Triton's tensorrt backend does not run on."""
     if not devices or "cpu" in devices:
@@ -61,39 +71,38 @@ def require_gpus(devices: Sequence[str]) -> None:
         )
 
 
-def plan_for(devices: Sequence[str], wanted: str | None) -> PlanFor:
+def plan_for(
+    devices: Sequence[str], wanted: str | None, here: Sequence[Target] | None = None
+) -> PlanFor:
     """What a plan built here runs on; ServingError where none can be built for target `wanted`.
 
-    `devices` are the server's. The GPU here is any of the target, or of the one kind there is.
+    `devices` are the server's. It is built on the first GPU `here` of that target, or of the one
+    kind there is.
     """
     require_gpus(devices)
     if wanted is not None:
         Target.parse(wanted)
     try:
-        library = _library()
+        version = str(_library().__version__)
     except EngineError as error:
         raise ServingError(str(error)) from None
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = [gpu_target(index) for index in range(count)]
-    gpu = choose_gpu(wanted, found)
-    return PlanFor(found[gpu], gpu, str(library.__version__))
-
-
-def choose_gpu(wanted: str | None, found: Sequence[Target]) -> int:
-    """The first of the GPUs here that builds a plan for a target; ServingError where none does."""
-    kinds = list(dict.fromkeys(str(target) for target in found))
+    if here is None:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        here = [gpu_target(index) for index in range(count)]
+    kinds = list(dict.fromkeys(map(str, here)))
     if wanted is None and len(kinds) > 1:
         raise ServingError(
             f"a TensorRT plan is for one kind of GPU, and here are {', '.join(kinds)}: name one "
             "with --target"
         )
-    for index, target in enumerate(found):
-        if target.device == "cuda" and wanted in (None, str(target)):
-            return index
-    raise ServingError(
-        f"a TensorRT plan for {wanted or 'an NVIDIA GPU'} is built and tried on such a GPU: torch "
-        f"sees {', '.join(kinds) or 'none'} here"
-    )
+    name = wanted or next(iter(kinds), "an NVIDIA GPU")
+    if name not in kinds or Target.parse(name).device != "cuda":
+        raise ServingError(
+            f"a TensorRT plan for {wanted or 'an NVIDIA GPU'} is built and tried on such a GPU: "
+            f"torch sees {', '.join(kinds) or 'none'} here"
+        )
+    gpu = [str(target) for target in here].index(name)
+    return PlanFor(here[gpu], gpu, version)
 
 
 def profile(
@@ -144,58 +153,36 @@ def check_tensors(wire: Wire, found: Mapping[str, tuple[np.dtype[np.generic], Sh
             )
 
 
-def make_plan(
-    artifact: Path,
-    signature: Signature,
-    wire: Wire,
-    plan: PlanFor,
-    preferred: Sequence[int],
-    tf32: bool,
-    folder: Path,
-) -> Native:
-    """Write the plan of an ONNX artifact into `folder`, and open it. Raises ServingError."""
-    graph, file = folder / FILES["onnxruntime"], folder / FILES["tensorrt"]
-    try:
-        require_carried(wire)
-        write_onnx(artifact, signature, wire, graph)
-        with torch.cuda.device(plan.gpu):
-            file.write_bytes(_built(graph, profile(wire, signature.ranges, preferred), tf32))
-        return Native(file, OpenPlan(file, wire, plan.gpu))
-    except EngineError as error:
-        raise ServingError(f"no model for Triton's tensorrt backend: {error}") from None
-
-
-def _built(graph: Path, shapes: Mapping[str, tuple[Shape, Shape, Shape]], tf32: bool) -> Any:
-    """The plan of an ONNX file, for the current GPU."""
-    library, log = _library(), _log()
-    builder = library.Builder(log)
-    # In TensorRT 11 every network is.
-    typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
-    network = builder.create_network(typed)
-    parser = library.OnnxParser(network, log)
-    if not parser.parse_from_file(str(graph)):
-        if not parser.num_errors:
-            raise EngineError(f"TensorRT's ONNX parser failed: {log.last()}")
-        error = parser.get_error(0)
-        why = (error.desc().strip().splitlines() or ["no reason given"])[0]
-        raise EngineError(
-            f"TensorRT's ONNX parser refuses node {error.node_name()!r} ({error.node_operator()}): "
-            f"{why}"
-        )
-    config = builder.create_builder_config()
-    if tf32:
-        config.set_flag(library.BuilderFlag.TF32)
-    else:  # it would take TF32 by itself
-        config.clear_flag(library.BuilderFlag.TF32)
-    if shapes:
-        chosen = builder.create_optimization_profile()
-        for name, each in shapes.items():
-            chosen.set_shape(name, *each)
-        config.add_optimization_profile(chosen)
-    built = builder.build_serialized_network(network, config)
+def write_plan(
+    artifact: Path, signature: Signature, wire: Wire, tuning: PlanTuning, graph: Path, file: Path
+) -> None:
+    """Write the plan of an ONNX artifact, by way of the ONNX file `graph`. Raises EngineError."""
+    require_carried(wire)
+    write_onnx(artifact, signature, wire, graph)
+    library = _library()
+    with torch.cuda.device(tuning.plan.gpu):
+        builder = library.Builder(_log())
+        # In TensorRT 11 every network is.
+        typed = 1 << int(library.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        network = builder.create_network(typed)
+        parser = library.OnnxParser(network, _log())
+        if not parser.parse_from_file(str(graph)):
+            why = parser.get_error(0).desc() if parser.num_errors else _SAID
+            raise EngineError(f"TensorRT's ONNX parser refuses it: {why.strip().splitlines()[0]}")
+        config = builder.create_builder_config()
+        if tuning.tf32:
+            config.set_flag(library.BuilderFlag.TF32)
+        else:  # it would take TF32 by itself
+            config.clear_flag(library.BuilderFlag.TF32)
+        if shapes := profile(wire, signature.ranges, tuning.preferred):
+            chosen = builder.create_optimization_profile()
+            for name, each in shapes.items():
+                chosen.set_shape(name, *each)
+            config.add_optimization_profile(chosen)
+        built = builder.build_serialized_network(network, config)
     if built is None:
-        raise EngineError(f"TensorRT built no plan: {log.last()}")
-    return built
+        raise EngineError(f"TensorRT built no plan: {_SAID}")
+    file.write_bytes(built)
 
 
 class OpenPlan:
@@ -207,16 +194,16 @@ class OpenPlan:
 
     def __init__(self, file: Path, wire: Wire, gpu: int) -> None:
         library = _library()
-        self._wire, self._device, self._log = wire, torch.device("cuda", gpu), _log()
+        self._wire, self._device = wire, torch.device("cuda", gpu)
         with torch.cuda.device(gpu):
-            self._runtime = library.Runtime(self._log)  # outlives the engine, as that the context
+            self._runtime = library.Runtime(_log())  # outlives the engine, as that the context
             self._engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
             if self._engine is None:
-                raise EngineError(f"TensorRT does not open the plan: {self._log.last()}")
+                raise EngineError(f"TensorRT does not open the plan: {_SAID}")
             check_tensors(wire, _tensors(library, self._engine))
             self._context = self._engine.create_execution_context()
             if self._context is None:
-                raise EngineError(f"TensorRT cannot run the plan: {self._log.last()}")
+                raise EngineError(f"TensorRT cannot run the plan: {_SAID}")
             self._stream = torch.cuda.Stream(self._device)
 
     def __call__(self, given: Sequence[Array]) -> Sequence[Array]:
@@ -228,7 +215,7 @@ class OpenPlan:
                 room[: values.size].copy_(torch.from_numpy(values.reshape(-1)))
                 held.append(room)
                 if not context.set_input_shape(t.name, values.shape):
-                    raise RunError(f"{t.name} of {values.shape} is refused: {self._log.last()}")
+                    raise RunError(f"{t.name} of {values.shape} is refused: {_SAID}")
                 context.set_tensor_address(t.name, room.data_ptr())
             written = []
             for t in wire.outputs:
@@ -238,7 +225,7 @@ class OpenPlan:
                 written.append((self._room(shape, t.column_dtype), shape))
                 context.set_tensor_address(t.name, written[-1][0].data_ptr())
             if not context.execute_async_v3(stream.cuda_stream):
-                raise RunError(f"TensorRT failed: {self._log.last()}")
+                raise RunError(f"TensorRT failed: {_SAID}")
             stream.synchronize()
             return [
                 room[: math.prod(shape)].cpu().numpy().reshape(shape) for room, shape in written
@@ -269,28 +256,9 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
 
 @cache
 def _log() -> Any:
-    """TensorRT's logger, quiet, which keeps the last error: its calls return none.
-
-    It takes one logger a process, the first: where something else of this process has set one, the
-    errors are there.
-    """
-    from tensorrt import ILogger
-
-    errors = (ILogger.Severity.ERROR, ILogger.Severity.INTERNAL_ERROR)
-
-    class Log(ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            ILogger.__init__(self)
-            self._last = "it gives no reason"
-
-        def log(self, level: Any, message: str) -> None:
-            if level in errors:
-                self._last = message
-
-        def last(self) -> str:
-            return self._last.strip().splitlines()[0]
-
-    return Log()
+    """TensorRT's logger, which prints errors alone. A process has one: the first that was made."""
+    library = _library()
+    return library.Logger(library.Logger.ERROR)
 
 
 def _library() -> Any:

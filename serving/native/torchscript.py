@@ -10,9 +10,10 @@ from torch.jit._fuser import optimized_execution
 
 from engines.errors import EngineError, first_line
 from engines.exported import quiet_torch
-from serving.wire import Array, Program, Wire, WireTensor
+from serving.native.artifact import Program
+from serving.wire import Array, PhysicalColumn, Wire, WireTensor, argument_columns
 from soa.dtypes import torch_dtype
-from soa.signature import Argument, Signature
+from soa.signature import Signature
 
 _NOT_THERE = ("uint16", "uint32")  # Triton's PyTorch backend has no such tensors
 _TRACED_AT = 3  # rows; every other number is tried afterwards
@@ -24,58 +25,43 @@ class _Shell(torch.nn.Module):
         self.training = False
         self.inner = inner
         self._signature, self._wire = signature, wire
-        self._plans = {b.name: b.plan for b in (*signature.inputs, *signature.outputs)}
 
     def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        flat = {t.name: _flat(t, x) for t, x in zip(self._wire.inputs, given, strict=True)}
-        carriers = {
-            t.rows: flat[t.name].narrow(1, 0, 0).to(torch.float32)
-            for t in self._wire.inputs
-            if not t.scalar
-        }
-        inputs: dict[tuple[str, str, int], torch.Tensor] = {}
-        for t in self._wire.inputs:
-            for i, k in enumerate(t.order):
-                inputs[(t.collection, *t.components[k])] = flat[t.name].select(1, i)
-        outputs: dict[tuple[str, str, int], torch.Tensor] = {}
-        arguments = [
-            self._argument(argument, carriers, inputs, outputs)
-            for argument in self._signature.arguments
-        ]
+        columns: dict[PhysicalColumn, torch.Tensor] = {}
+        carriers: dict[str, torch.Tensor] = {}
+        for t, values in zip(self._wire.inputs, given, strict=True):
+            flat = _flat(t, values)
+            columns.update((entry, flat.select(1, i)) for i, entry in enumerate(t.entries))
+            if not t.scalar:
+                carriers[t.rows] = flat.narrow(1, 0, 0).to(torch.float32)
+        written: dict[PhysicalColumn, torch.Tensor] = {}
+        arguments = []
+        held = argument_columns(self._signature)
+        for argument, keys in zip(self._signature.arguments, held, strict=True):
+            if argument.kind == "carrier":
+                arguments.append(carriers[argument.rows])
+                continue
+            if argument.role == "input":
+                made = torch.stack([columns[key] for key in keys])
+            else:
+                long = 1 if argument.kind == "scalar" else carriers[argument.rows].shape[0]
+                made = torch.zeros((len(keys), long), dtype=torch_dtype(argument.dtype))
+                written.update((key, made[i]) for i, key in enumerate(keys))
+            arguments.append(made if argument.kind == "matrix" else made[0])
         self.inner(*arguments)
-        return tuple(_answer(t, outputs) for t in self._wire.outputs)
-
-    def _argument(
-        self,
-        argument: Argument,
-        carriers: dict[str, torch.Tensor],
-        inputs: dict[tuple[str, str, int], torch.Tensor],
-        outputs: dict[tuple[str, str, int], torch.Tensor],
-    ) -> torch.Tensor:
-        if argument.kind == "carrier":
-            return carriers[argument.rows]
-        components = ((argument.column, argument.component),)
-        if argument.kind == "matrix":
-            components = self._plans[argument.block].components  # type: ignore[assignment]
-        keys = [(argument.collection, name, k) for name, k in components]
-        if argument.role == "input":
-            made = torch.stack([inputs[key] for key in keys])
-        else:
-            n = carriers[argument.rows].shape[0]
-            long = 1 if argument.kind == "scalar" else n
-            made = torch.zeros((len(keys), long), dtype=torch_dtype(argument.dtype))
-            outputs.update({key: made[i] for i, key in enumerate(keys)})
-        return made if argument.kind == "matrix" else made[0]
+        return tuple(
+            _answer(t, [written[entry] for entry in t.entries]) for t in self._wire.outputs
+        )
 
 
 def _flat(t: WireTensor, given: torch.Tensor) -> torch.Tensor:
+    """An input as rows of entries, (n, F)."""
     if t.scalar:
         return given.reshape(1, len(t.order))
     return given.transpose(0, 1) if t.rows_last else given.reshape(given.shape[0], len(t.order))
 
 
-def _answer(t: WireTensor, outputs: dict[tuple[str, str, int], torch.Tensor]) -> torch.Tensor:
-    columns = [outputs[(t.collection, *t.components[k])] for k in t.order]
+def _answer(t: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
     if t.rows_last:
         return torch.stack(columns)
     if t.scalar:

@@ -9,68 +9,51 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from serving.wire import Form, Wire, WireTensor, locations
+from serving.arrays import Arrays
+from serving.wire import Form, Wire, locations
 from soa.signature import Signature
 
 _ALIGNMENT = 64  # of each array in shared memory
 
 
 class Codec:
-    """The tensors that a server takes and gives, for arguments in CPU memory, as NumPy arrays.
+    """The tensors that a server takes and gives, for arguments in memory that `arrays` views.
 
     `merge`: rows are independent, so that more of them than a message carries go in several.
     """
 
-    library: Any = np
-    """What the arrays are of: it has `isnan` and `isfinite`."""
-
-    def __init__(self, signature: Signature, form: Form, merge: bool) -> None:
+    def __init__(
+        self, signature: Signature, form: Form, merge: bool, arrays: Arrays | None = None
+    ) -> None:
         """Raises ServingError for a signature that does not travel in that form."""
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
         self.outputs = {t.name: t for t in self.wire.outputs}
+        self._arrays = arrays or Arrays()
         self._columns = {
             **locations(signature, self.wire.inputs, "input"),
             **locations(signature, self.wire.outputs, "output"),
         }
         self._least = max(1, *(limits.min for limits in signature.ranges.values()))
 
-    # -- arrays; serving/remote/cuda.py has these for a GPU's memory -------------------------------
-
     def encode(
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
         """The inputs of so many rows from row `at` on; views where the memory allows it."""
+        memory = self._arrays.of(arguments)
         return {
-            t.name: t.gather(self._columns[t.name].parts(arguments), at, rows[t.rows])
+            t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
             for t in self.wire.inputs
         }
 
     def decode(self, arguments: Sequence[torch.Tensor], at: int, found: Mapping[str, Any]) -> None:
+        memory = self._arrays.of(arguments)
         for t in self.wire.outputs:
-            t.scatter(self._columns[t.name].parts(arguments), at, found[t.name])
-
-    def view(self, t: WireTensor, memory: Any, n: int) -> Any:
-        """Bytes as an array of the wire's dtype and shape."""
-        return memory.view(t.dtype).reshape(t.shape(n))
-
-    def copy(self, values: Any) -> Any:
-        return values.copy()
-
-    def to_bytes(self, values: Any) -> bytes:
-        return bytes(values.tobytes())
-
-    def from_bytes(self, t: WireTensor, raw: bytes, n: int) -> Any:
-        return self.view(t, np.frombuffer(raw, np.uint8), n)
-
-    def wait(self) -> None:
-        """Until what was written to arrays is there for another process."""
-
-    # -- sizes ------------------------------------------------------------------------------------
+            t.scatter(self._columns[t.name].parts(memory), at, found[t.name])
+        self._arrays.wait()
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The rows of the next message, whose arrays may have `room` bytes: `left` if all fit.

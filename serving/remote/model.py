@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,22 +10,20 @@ import torch
 from engines.base import Executable
 from engines.processes import OwnProcess
 from runtime.opening import Opened
+from serving.arrays import Arrays, Tensors
 from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.remote.codec import Codec, Progress
 from serving.triton import DIGEST, REQUESTS, TARGET
-from serving.wire import FORMS, Form
+from serving.wire import FORMS
 from soa.dtypes import is_float
-from soa.signature import Signature
 
 if TYPE_CHECKING:
     from serving.client import Client
 
-_CPU = torch.device("cpu")
-
 
 class RemoteModel(Executable):
-    """Argument tensors on `device` to a server, answers into them.
+    """Argument tensors, where `arrays` lie, to a server, and answers into them.
 
     Nothing is written unless the whole answer is in order. How the server takes requests is found
     by `look`, to be called first. `regions` of shared memory are the model's to close, as `client`.
@@ -36,14 +34,14 @@ class RemoteModel(Executable):
         opened: Opened,
         client: Client,
         regions: Any = None,
-        device: torch.device = _CPU,
-        codec: Callable[[Signature, Form, bool], Codec] = Codec,
+        arrays: Arrays | None = None,
     ) -> None:
-        self.opened, self.client, self.device = opened, client, device
+        self.opened, self.client = opened, client
+        self.arrays = arrays or Arrays()
         self.target = ""
         """What the server runs, as its configuration says."""
         self._signature = opened.signature
-        self._regions, self._make_codec = regions, codec
+        self._regions = regions
         self._codec: Codec | None = None
         self._process = OwnProcess()
 
@@ -89,7 +87,7 @@ class RemoteModel(Executable):
         merge, now = config.max_batch_size > 0, self._codec
         self.target = config.parameters[TARGET].string_value
         if now is None or (now.form, now.merge) != (form, merge):
-            self._codec = self._make_codec(self._signature, form, merge)
+            self._codec = Codec(self._signature, form, merge, self.arrays)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self._process.require()
@@ -149,7 +147,8 @@ class RemoteModel(Executable):
         self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
         request = self._request(codec, rows)
-        request.raw_input_contents.extend(codec.to_bytes(given[t.name]) for t in codec.wire.inputs)
+        raws = (self.arrays.to_bytes(given[t.name]) for t in codec.wire.inputs)
+        request.raw_input_contents.extend(raws)
         answer = self.client.infer(request)
         self._check_shapes(codec, answer, rows)
         if len(answer.raw_output_contents) != len(answer.outputs):
@@ -162,7 +161,7 @@ class RemoteModel(Executable):
                 raise AnswerError(
                     f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
                 )
-            found[t.name] = codec.from_bytes(t, raw, n)
+            found[t.name] = self.arrays.view(t, self.arrays.from_bytes(raw), n)
         return found
 
     def _ask_shared(
@@ -190,15 +189,15 @@ class RemoteModel(Executable):
                 parameters["shared_memory_offset"].int64_param = where.start
                 parameters["shared_memory_byte_size"].int64_param = where.stop - where.start
             arrays = {
-                t.name: codec.view(t, region.memory[slices[t.name]], rows[t.rows])
+                t.name: self.arrays.view(t, region.memory[slices[t.name]], rows[t.rows])
                 for t in codec.tensors
             }
             for t in codec.wire.inputs:
                 arrays[t.name][...] = given[t.name]
-            codec.wait()
+            self.arrays.wait()
             self._check_shapes(codec, self.client.infer(request, region.doubt), rows)
-            found = {name: codec.copy(arrays[name]) for name in codec.outputs}
-            codec.wait()
+            found = {name: self.arrays.copy(arrays[name]) for name in codec.outputs}
+            self.arrays.wait()
             return found
 
     def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
@@ -223,12 +222,13 @@ class RemoteModel(Executable):
         """Of the rows from row `at` of the request on."""
         if self.client.options.allow_nan:
             return
+        library = self.arrays.library
         for t in codec.wire.outputs:
-            if not is_float(t.column_dtype) or not codec.library.isnan(found[t.name]).any():
+            if not is_float(t.column_dtype) or not library.isnan(found[t.name]).any():
                 continue
             floats = [given[each.name] for each in codec.wire.inputs if is_float(each.column_dtype)]
-            if all(codec.library.isfinite(values).all() for values in floats):
-                nan = codec.library.isnan(found[t.name])
+            if all(library.isfinite(values).all() for values in floats):
+                nan = library.isnan(found[t.name])
                 by_row = nan.T if t.rows_last else nan
                 by_row = by_row.reshape(1 if t.scalar else len(by_row), -1).any(1)
                 raise AnswerError(
@@ -244,10 +244,11 @@ class RemoteModel(Executable):
 def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
     """A connection to `host:port`; nothing is asked yet, but for a region of a GPU's memory.
 
-    Raises ServingError where tritonclient or a certificate is missing.
+    Raises ServingError where tritonclient or a certificate is missing, or the GPU; RemoteError
+    where the server cannot open the GPU's memory.
     """
     try:
-        from serving.client import Client, Regions
+        from serving.client import Client, CudaRegions, Regions, require_cuda
     except ImportError as error:
         raise ServingError(
             f"a remote session needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
@@ -255,10 +256,12 @@ def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteMo
     client = Client(address, options)
     if options.cuda is None:
         return RemoteModel(opened, client, Regions(client) if options.shared_memory else None)
-    from serving.remote.cuda import open_on_gpu
-
     try:
-        return open_on_gpu(opened, client)
+        device = require_cuda(torch.device(options.cuda))
+        regions = CudaRegions(client, device)
+        with regions.taken(1):
+            pass  # refused now rather than by the first event
+        return RemoteModel(opened, client, regions, Tensors(device))
     except BaseException:
         client.close()
         raise

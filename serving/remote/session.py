@@ -118,5 +118,5 @@ def connect(
         raise
     origin = opened.origin(model.target, f"triton at {address}")
     if not opened.production:
-        return checked(opened, model, model.device, origin)
-    return RemoteSession(opened.signature, model, options.in_flight, origin, model.device)
+        return checked(opened, model, model.arrays.device, origin)
+    return RemoteSession(opened.signature, model, options.in_flight, origin, model.arrays.device)

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Mapping
 
 from serving.errors import DeadlineError, ServingError
-from serving.metrics import get, model_counters
+from serving.metrics import get, sums
 from serving.remote import RemoteModel
 from serving.site.options import Policy
+from serving.site.place import Place
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST = 4  # times the time between two looks, while it is bad
@@ -34,21 +35,16 @@ _Counters = tuple[float, Mapping[str, float]]
 class HealthCheck:
     """Looks at one place. `tell` hears what is wrong, or None, and what requests wait there in µs.
 
-    A device of this host has no `model` on a server: it is well, and comes back when its penalty is
-    over. `pause` says how long a bad place is to be left alone at least; None where it is not bad.
+    A device of this host has no server to ask: it is well, and comes back when its penalty is over.
     """
 
     def __init__(
-        self,
-        model: RemoteModel | None,
-        metrics: str | None,
-        policy: Policy,
-        tell: Callable[[str | None, float | None], None],
-        pause: Callable[[], float | None],
+        self, place: Place, policy: Policy, tell: Callable[[str | None, float | None], None]
     ) -> None:
-        self._model, self._metrics = model, metrics
+        executable = place.executable
+        self._model = executable if isinstance(executable, RemoteModel) else None
+        self._place, self._tell = place, tell
         self._every_s, self._within_s = policy.health_s, policy.attempt_s
-        self._tell, self._pause = tell, pause
         self._before: _Counters | None = None
         self._silent = 0
         self._random = random.Random()  # its own: a program may have seeded the common one
@@ -78,7 +74,7 @@ class HealthCheck:
         self._tell(problem, None if problem else self._queue_us())
 
     def _run(self) -> None:
-        pause = self._every_s if self._pause() is None else _FIRST_PAUSE_S
+        pause = self._every_s if self._place.rest_s() is None else _FIRST_PAUSE_S
         while True:
             self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
             if self._ended:
@@ -86,7 +82,7 @@ class HealthCheck:
             woken = self._woken.is_set()
             self._woken.clear()
             self.look()
-            least = self._pause()
+            least = self._place.rest_s()
             if least is None:
                 pause = self._every_s
             else:
@@ -134,10 +130,11 @@ class HealthCheck:
         return (at - then) * 1e6 if stuck else 0.0
 
     def _counters(self) -> _Counters | None:
-        if self._metrics is None or self._model is None:
+        page = self._place.metrics
+        if page is None or self._model is None:
             return None
         try:
-            text = get(self._metrics, self._within_s).decode("utf-8", "replace")
-            return time.monotonic(), model_counters(text, self._model.opened.name)
+            text = get(page, self._within_s).decode("utf-8", "replace")
+            return time.monotonic(), sums(text, model=self._model.opened.name)
         except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
             return None

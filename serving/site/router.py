@@ -12,19 +12,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
 from engines.processes import OwnProcess
-from runtime.devices import Workload
 from runtime.session import tie
 from serving.errors import (
     AnswerError,
@@ -34,9 +30,10 @@ from serving.errors import (
     RemoteError,
     TooLargeError,
 )
-from serving.remote import Progress, RemoteModel
+from serving.remote import Progress
 from serving.site.health import HealthCheck
 from serving.site.options import Policy
+from serving.site.place import OPEN, Place, SiteReport, State
 from soa.errors import SoaPipelineError
 from soa.memory import Span, span_of
 from soa.signature import Signature
@@ -44,83 +41,7 @@ from soa.text import logger
 
 log = logger("soa_pipeline.site")
 
-State = Literal["unknown", "good", "trial", "busy", "bad"]
-"""`trial`: it was bad and looks well again; one request at a time goes there until one succeeds.
-`busy`: its queue is too long."""
-
-_OPEN: tuple[State, ...] = ("good", "trial")
 _STRIKES = 3  # in a row, of a server that answers but not well: one event may be to blame
-_MOST_PENALTY_S = 60.0
-
-
-@dataclass(eq=False)
-class Place(Workload):
-    """Where a request may run: a server, or a device here. The router locks it."""
-
-    name: str
-    executable: Executable
-    preference: int = 0
-    metrics: str | None = None
-    """The address of a server's own metrics."""
-    state: State = "unknown"
-    reason: str = "not asked yet"
-    generation: int = 0
-    """How often it has been let in; a request tries it once for each."""
-    queue_us: float | None = None
-    """What its metrics say that a request waits there; None where they say nothing."""
-    strikes: int = 0
-    penalty_s: float = 0.0
-    not_before: float = 0.0
-    answered: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    finished: int = 0
-    """Requests since the last look at it."""
-
-    def admits(self) -> bool:
-        return self.state == "good" or (self.state == "trial" and not self.running)
-
-    def delay(self, unmeasured: float) -> tuple[int, float, int]:
-        """What chooses among places: the least comes first."""
-        waits = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
-        return (self.preference, waits, self.running)
-
-    def punish(self, least_s: float) -> None:
-        """Keep it out for a while, each time longer until a request succeeds there."""
-        self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
-        self.not_before = time.monotonic() + self.penalty_s
-
-
-@dataclass(frozen=True)
-class PlaceReport:
-    """`failed` counts requests by the name of the error; `mean_us` is of those answered."""
-
-    name: str
-    state: State
-    reason: str
-    running: int
-    answered: int
-    failed: dict[str, int]
-    mean_us: float
-    queue_us: float | None
-
-
-@dataclass(frozen=True)
-class SiteReport:
-    """`fell_back`: requests run on the local CPU for want of a place; `retried`: attempts after
-    a failed one; `nowhere`: requests that ended without an answer. A place's `answered` counts the
-    messages where a request went in several."""
-
-    places: tuple[PlaceReport, ...]
-    fell_back: int
-    retried: int
-    nowhere: int
-
-    @property
-    def answered(self) -> int:
-        return self.fell_back + sum(place.answered for place in self.places)
-
-    def place(self, name: str) -> PlaceReport:
-        return next(place for place in self.places if place.name == name)
 
 
 class Router(Executable):
@@ -138,12 +59,8 @@ class Router(Executable):
         self.open: tuple[Place, ...] = ()
         """Where requests may go now; replaced as a whole."""
         self._checks = {
-            place: HealthCheck(
-                place.executable if isinstance(place.executable, RemoteModel) else None,
-                place.metrics, policy, partial(self.judge, place), partial(_look_again_in, place),
-            )
-            for place in self.places
-        }  # fmt: skip
+            place: HealthCheck(place, policy, partial(self.judge, place)) for place in self.places
+        }
         self._what = what
         self.process = OwnProcess()
         self._changed = threading.Condition()
@@ -162,13 +79,7 @@ class Router(Executable):
     def report(self) -> SiteReport:
         self.process.require()
         with self._changed, self.counting:
-            places = tuple(
-                PlaceReport(
-                    p.name, p.state, p.reason, p.running, p.answered, dict(p.failed),
-                    p.seconds * 1e6, p.queue_us,
-                )
-                for p in self.places
-            )  # fmt: skip
+            places = tuple(place.report() for place in self.places)
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
@@ -302,7 +213,7 @@ class Router(Executable):
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
             return  # no fault of the place's, or of what it was before
-        if place.state not in _OPEN:
+        if place.state not in OPEN:
             return
         if isinstance(error, BusyError):
             self._set(place, "busy", str(error))
@@ -346,14 +257,14 @@ class Router(Executable):
         place.reason = reason
         if place.state == state or self._closed:
             return
-        if state in _OPEN and place.state not in _OPEN:
+        if state in OPEN and place.state not in OPEN:
             place.generation += 1
-        level = logging.INFO if state in _OPEN else logging.WARNING
+        level = logging.INFO if state in OPEN else logging.WARNING
         log.log(
             level, "%s: %s is %s (was %s): %s", self._what, place.name, state, place.state, reason
         )
         place.state = state
-        self.open = tuple(p for p in self.places if p.state in _OPEN)
+        self.open = tuple(p for p in self.places if p.state in OPEN)
 
 
 class Call:
@@ -421,8 +332,3 @@ def close(executable: Executable | None) -> None:
     ends = getattr(executable, "close", None)
     if ends:
         ends()
-
-
-def _look_again_in(place: Place) -> float | None:
-    """Seconds until a bad place may be looked at again; None where it is not bad."""
-    return place.not_before - time.monotonic() if place.state == "bad" else None

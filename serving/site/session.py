@@ -17,7 +17,8 @@ from runtime.opening import Opened, Opening, open_version
 from runtime.session import Origin
 from serving.remote import RemoteSession, open_model
 from serving.site.options import Site
-from serving.site.router import OnDevice, Place, Router, SiteReport, close
+from serving.site.place import Place, SiteReport
+from serving.site.router import OnDevice, Router, close
 from soa.signature import Signature
 
 

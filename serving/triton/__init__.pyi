@@ -5,6 +5,7 @@ from .config import TARGET as TARGET
 from .config import Service as Service
 from .merging import preferred_sizes as preferred_sizes
 from .merging import rows_are_independent as rows_are_independent
+from .merging import run_times as run_times
 from .merging import why_merging_does_not_pay as why_merging_does_not_pay
 from .repository import write_native_repository as write_native_repository
 from .repository import write_repository as write_repository

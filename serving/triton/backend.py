@@ -14,19 +14,17 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from runtime.session import Binding, Session
-from serving.device_wire import Columns, from_wire, to_wire
+from serving.arrays import Arrays, Tensors
 from serving.errors import RequestError, WrongVersionError
-from serving.wire import Form, Parts, Wire, WireTensor, adjacent, collection_parts
-from soa.dtypes import torch_dtype
+from serving.wire import Form, Parts, Wire, WireTensor, library_of, locations
 from soa.errors import SoaPipelineError
-from soa.memory import Collection
+from soa.memory import Collection, argument_tensors
 
 Values = Any
-"""An Array; in `DeviceCore` a tensor."""
+"""NumPy's array, or torch's tensor."""
 
 _SMALLEST = 16  # rows that the smallest buffers hold
 _FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
@@ -73,6 +71,9 @@ class Core:
 
     `requests` is their form. `merge`: rows of several requests may share a run. Buffers are made
     for powers of two of rows, when first needed, and kept; answers are memory of their own.
+
+    On a GPU, `arrays` are tensors there: requests and answers stay on the device, and the answers
+    are there on return. A request of NumPy's arrays gets its answer as such.
     """
 
     def __init__(
@@ -82,7 +83,10 @@ class Core:
         merge: bool,
         digest: str | None = None,
         requests: Form = "columns",
+        arrays: Arrays | None = None,
     ) -> None:
+        on_cpu = session.device.type == "cpu"
+        self._arrays = arrays or (Arrays() if on_cpu else Tensors(torch.device(session.device)))
         self.wire = Wire.of(session.signature, requests)
         self._names = [t.name for t in self.wire.inputs]
         self._wanted = set(self._names)
@@ -92,10 +96,24 @@ class Core:
         self._merge = merge
         self._digest = digest
         self._form = requests
+        self._places = {
+            **locations(session.signature, self.wire.inputs, "input"),
+            **locations(session.signature, self.wire.outputs, "output"),
+        }
         self._buffers: dict[tuple[int, ...], tuple[dict[str, Any], Binding]] = {}
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """One entry per request, in order: its outputs by tensor name, or what is wrong with it."""
+        if not isinstance(self._arrays, Tensors):
+            return self._answer(requests)
+        answers = self._answer([_as_tensors(request) for request in requests])
+        for i, (request, found) in enumerate(zip(requests, answers, strict=True)):
+            host = not any(isinstance(v, torch.Tensor) for v in request.inputs.values())
+            if host and isinstance(found, dict):
+                answers[i] = {name: values.cpu().numpy() for name, values in found.items()}
+        return answers
+
+    def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         checked = [self._check(request) for request in requests]
         jobs = [found for found in checked if isinstance(found, _Job)]
         if self._merge:
@@ -113,9 +131,8 @@ class Core:
             return job.error
         if len(job.answers) == 1:
             return job.answers[0]
-        return {
-            name: self._together([part[name] for part in job.answers]) for name in job.answers[0]
-        }
+        together = self._arrays.library.concatenate
+        return {name: together([part[name] for part in job.answers]) for name in job.answers[0]}
 
     def _check(self, request: Request) -> _Job | RequestError:
         if request.digest is not None and request.digest != self._digest:
@@ -142,8 +159,8 @@ class Core:
         """Row counts by dimension; raises RequestError where a request of these does not fit."""
         rows: dict[str, int] = {}
         for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
-            if dtype != self._dtype(t):
-                raise RequestError(f"input {t.name} is {dtype}, the model takes {self._dtype(t)}")
+            if dtype != (wanted := self._arrays.dtype(t)):
+                raise RequestError(f"input {t.name} is {dtype}, the model takes {wanted}")
             n = t.rows_in(shape)
             if shape != t.shape(n):
                 raise RequestError(
@@ -202,24 +219,21 @@ class Core:
         except _FAILURES as error:
             job.error = _failed(error)
 
-    def _dtype(self, t: WireTensor) -> Any:
-        return t.dtype
-
-    def _together(self, parts: Sequence[Values]) -> Values:
-        return np.concatenate(parts)
-
     def _run(
         self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
         """The artifact's answer to the pieces behind one another, in memory of its own."""
         columns, binding = self._bound(rows)
         for t in self.wire.inputs:
-            _fill(t, columns[t.name], pieces[t.name], rows)
+            here = [self._arrays.here(piece) for piece in pieces[t.name]]
+            _fill(t, columns[t.name], here, rows)
         binding(rows)
-        return {
-            t.name: np.array(t.gather(columns[t.name], 0, rows[t.rows]), order="C")
+        answers = {
+            t.name: self._arrays.copy(t.gather(columns[t.name], 0, rows[t.rows]))
             for t in self.wire.outputs
         }
+        self._arrays.wait()
+        return answers
 
     def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Any], Binding]:
         """The physical columns by tensor, of collections with room for the rows, bound once."""
@@ -234,10 +248,8 @@ class Core:
                 name: Collection(layout, capacity[signature.rows_of[name]], self._session.device)
                 for name, layout in signature.layouts.items()
             }
-            columns = {
-                t.name: self._columns(made[t.collection], t)
-                for t in (*self.wire.inputs, *self.wire.outputs)
-            }
+            memory = self._arrays.of(argument_tensors(signature, made, capacity))
+            columns = {name: place.parts(memory) for name, place in self._places.items()}
             binding = self._session.bind(
                 {name: made[name] for name in signature.input_collections},
                 {name: made[name] for name in signature.output_collections},
@@ -245,63 +257,14 @@ class Core:
             self._buffers[key] = (columns, binding)
         return self._buffers[key]
 
-    def _columns(self, collection: Collection, t: WireTensor) -> Any:
-        return collection_parts(collection, t)
 
-
-class DeviceCore(Core):
-    """The same with torch's tensors, on the session's device. No GPU has run this.
-
-    Answers stay on the device, and are there on return. A request of NumPy's arrays gets its answer
-    as such.
-    """
-
-    def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
-        here = [
-            not any(isinstance(v, torch.Tensor) for v in each.inputs.values()) for each in requests
-        ]
-        given = [
-            each._replace(inputs={name: torch.tensor(v) for name, v in each.inputs.items()})
-            if host
-            else each
-            for each, host in zip(requests, here, strict=True)
-        ]
-        return [
-            {name: v.cpu().numpy() for name, v in answer.items()}
-            if host and isinstance(answer, dict)
-            else answer
-            for answer, host in zip(super().answer(given), here, strict=True)
-        ]
-
-    def _together(self, parts: Sequence[Values]) -> Values:
-        return torch.cat(list(parts))
-
-    def _dtype(self, t: WireTensor) -> torch.dtype:
-        return torch_dtype(t.column_dtype)
-
-    def _run(
-        self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
-    ) -> dict[str, Values]:
-        device = self._session.device
-        columns, binding = self._bound(rows)
-        for t in self.wire.inputs:
-            joined = torch.cat([piece.to(device) for piece in pieces[t.name]])
-            from_wire(t, columns[t.name], rows[t.rows], joined)
-        binding(rows)
-        answers = {}
-        for t in self.wire.outputs:
-            shape = t.shape(rows[t.rows])
-            answers[t.name] = torch.empty(shape, dtype=self._dtype(t), device=device)
-            to_wire(t, columns[t.name], rows[t.rows], answers[t.name])
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
-        return answers
-
-    def _columns(self, collection: Collection, t: WireTensor) -> Columns:
-        matrix = None
-        if len(t.components) > 1 and adjacent(collection.layout, t.components):
-            matrix = collection.matrix(*t.components[0], len(t.components))
-        return matrix, [collection.component(name, k) for name, k in t.components]
+def _as_tensors(request: Request) -> Request:
+    """The same in tensors, copied where they were arrays; each is where it was."""
+    inputs = {
+        name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
+        for name, v in request.inputs.items()
+    }
+    return request._replace(inputs=inputs)
 
 
 def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
@@ -326,9 +289,9 @@ def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[s
     if len(pieces) == 1:
         t.scatter(parts, 0, pieces[0])
     elif (view := t.window(parts, 0, rows[t.rows])) is not None:
-        np.concatenate(pieces, out=view)
+        library_of(view).concatenate(pieces, out=view)
     else:
-        t.scatter(parts, 0, np.concatenate(pieces))
+        t.scatter(parts, 0, library_of(pieces[0]).concatenate(pieces))
 
 
 def _failed(error: Exception) -> RequestError:

@@ -87,7 +87,7 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
     From the times of the engines that a session of this target runs, with the server's cost of a
     call added. Empty where nothing was timed at 2 rows or more.
     """
-    times = _times(manifest, target)
+    times = run_times(manifest, target)
     speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
     best = max(speeds.values(), default=0.0)
     return tuple(sorted(rows for rows, speed in speeds.items() if speed >= _GOOD * best))
@@ -100,7 +100,7 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
     and t(n) for the artifact, requests alone do 1 / (c + t(1)) rows a second, and n of them in a
     run n / (c + (n - 1) q + t(n)). A gain below a tenth is one that no benchmark shows.
     """
-    times = _times(manifest, target)
+    times = run_times(manifest, target)
     if 1 not in times or len(times) < 2:
         return None
     alone = _CALL_US + times[1]
@@ -117,7 +117,7 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
     )
 
 
-def _times(manifest: Manifest, target: str) -> Mapping[int, float]:
+def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
     """Microseconds of a run by its rows, of the fastest engine that a session may take."""
     record = manifest.targets.get(target)  # a TensorRT plan is for a GPU that the version has not
     times: dict[int, float] = {}

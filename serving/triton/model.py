@@ -34,7 +34,7 @@ from torch.utils import dlpack  # noqa: E402
 from runtime.loader import load  # noqa: E402
 from runtime.process import keep_freed_memory  # noqa: E402
 from serving.errors import RequestError, WrongVersionError  # noqa: E402
-from serving.triton.backend import Core, DeviceCore, Request, Values  # noqa: E402
+from serving.triton.backend import Core, Request, Values  # noqa: E402
 
 
 class TritonPythonModel:
@@ -54,8 +54,7 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(
                 f"{folder} is bundle {str(found)[:12]}, config.pbtxt says {digest[:12]}"
             )
-        kind = Core if self._session.device.type == "cpu" else DeviceCore
-        self._core = kind(
+        self._core = Core(
             self._session,
             merge=config["max_batch_size"] > 0,
             digest=digest,

@@ -6,7 +6,7 @@ place: `collection["pt"]` is NumPy's view of it, `collection.tensor("pt")` torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -47,17 +47,21 @@ class Collection:
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
             self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer)
             return
-        spans = {
-            c.name: [
-                allocate(rows * itemsize(c.dtype), layout.alignment_of(c.name), device).at(
-                    0, c.dtype, rows
-                )
+        spans: dict[str, list[Span]] = {}
+        for c in layout.columns:
+            rows = 1 if c.kind == "scalar" else capacity
+            nbytes, alignment = rows * itemsize(c.dtype), layout.alignment_of(c.name)
+            spans[c.name] = [
+                allocate(nbytes, alignment, device).at(0, c.dtype, rows)
                 for _ in range(c.components)
             ]
-            for c in layout.columns
-            for rows in [1 if c.kind == "scalar" else capacity]
-        }
         self._init(layout, n, capacity, spans, None)
+
+    @classmethod
+    def _over(cls, *memory: Any) -> Self:
+        made = cls.__new__(cls)
+        made._init(*memory)
+        return made
 
     def _init(
         self,
@@ -122,9 +126,7 @@ class Collection:
         if readonly is not None:
             buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
-        self = cls.__new__(cls)
-        self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer)
-        return self
+        return cls._over(layout, n, capacity, _split(layout, capacity, buffer), buffer)
 
     @classmethod
     def from_columns(
@@ -154,24 +156,25 @@ class Collection:
                     f"found {len(pieces)}"
                 )
             spans_of[member.name] = [
-                _import_column(
-                    member.name if member.kind != "eigen" else f"{member.name}[{k}]",
-                    member,
-                    piece,
-                    layout.alignment_of(member.name),
-                )
-                for k, piece in enumerate(pieces)
+                _import_column(layout, member, k, piece) for k, piece in enumerate(pieces)
             ]
-        capacity = _common_length(layout, spans_of, 0 if n is None else _count(n))
+        lengths = {
+            c.name: {span.shape[0] for span in spans_of[c.name]}
+            for c in layout.columns
+            if c.kind != "scalar"
+        }
+        every_length = set().union(*lengths.values()) or {0 if n is None else _count(n)}
+        if len(every_length) > 1:
+            shown = ", ".join(f"{name} {sorted(found)}" for name, found in lengths.items())
+            raise CollectionError(f"columns of different lengths: {shown}")
+        capacity = every_length.pop()
         every = [span for spans in spans_of.values() for span in spans]
         if len({span.device for span in every}) > 1:
             raise CollectionError("the columns lie on different devices")
         locked = any(span.readonly for span in every) if readonly is None else readonly
         for name, spans in spans_of.items():
             spans_of[name] = [span._replace(readonly=locked) for span in spans]
-        self = cls.__new__(cls)
-        self._init(layout, capacity if n is None else n, capacity, spans_of, None)
-        return self
+        return cls._over(layout, capacity if n is None else n, capacity, spans_of, None)
 
     @classmethod
     def from_arrays(
@@ -240,6 +243,20 @@ class Collection:
             else:
                 span.numpy()[...] = flat[:, i]
 
+    def copy_from(
+        self, source: Collection, components: Iterable[tuple[str, int]] | None = None
+    ) -> None:
+        """Copy the source's rows in use of physical columns (name, component), by default all.
+
+        Both have one layout. Padding and other rows stay. With a GPU, in stream order.
+        """
+        if components is None:
+            components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
+        for name, k in components:
+            n = 1 if self.layout[name].kind == "scalar" else source.n
+            given = source.span(name, k).first(n).tensor()
+            self.span(name, k).first(n).tensor().copy_(given, non_blocking=True)
+
     # -- views -------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Array:
@@ -276,10 +293,6 @@ class Collection:
     def component(self, name: str, k: int = 0) -> torch.Tensor:
         """Physical column k of a member as torch's view: `(capacity,)`, or `(1,)` for a scalar."""
         return self.span(name, k).tensor()
-
-    def matrix(self, name: str, k: int, count: int) -> torch.Tensor:
-        """`count` adjacent physical columns from component k of `name`, as a `(count, S)` view."""
-        return self.run(name, k, count).tensor()
 
     def span(self, name: str, k: int = 0) -> Span:
         """The memory of physical column k of a member, without its padding."""
@@ -322,9 +335,7 @@ class Collection:
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""
-        other = type(self).__new__(type(self))
-        other._init(self.layout, n, self.capacity, self._columns, self._whole)
-        return other
+        return self._over(self.layout, n, self.capacity, self._columns, self._whole)
 
     def to(self, device: str | torch.device) -> Collection:
         """A copy of every byte on another device, in memory of its own."""
@@ -370,7 +381,8 @@ def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
         raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
 
 
-def _import_column(label: str, member: Column, piece: Any, alignment: int) -> Span:
+def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
+    label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
     try:
         found = import_bytes(piece)
     except CollectionError as error:
@@ -383,23 +395,8 @@ def _import_column(label: str, member: Column, piece: Any, alignment: int) -> Sp
             raise CollectionError(f"scalar {label!r} has {count} values, needed 1")
     elif len(found.shape) != 1:
         raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
-    check_alignment(found.bytes, alignment, f"column {label!r}")
+    check_alignment(found.bytes, layout.alignment_of(member.name), f"column {label!r}")
     return found.bytes.at(0, member.dtype, count)
-
-
-def _common_length(
-    layout: Layout, spans: Mapping[str, Sequence[Span]], without_columns: int
-) -> int:
-    lengths = {
-        c.name: {span.shape[0] for span in spans[c.name]}
-        for c in layout.columns
-        if c.kind != "scalar"
-    }
-    every = set().union(*lengths.values()) if lengths else {without_columns}
-    if len(every) > 1:
-        shown = ", ".join(f"{name} {sorted(found)}" for name, found in lengths.items())
-        raise CollectionError(f"columns of different lengths: {shown}")
-    return every.pop()
 
 
 def _as_values(name: str, value: Any) -> Array | torch.Tensor:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from soa.errors import CollectionError
-from soa.memory.span import CPU, Array, Device, Span, is_tensor, span_of
+from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
 
 if TYPE_CHECKING:
     import torch
@@ -80,11 +80,10 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
 def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
     if nbytes and not address:
         raise CollectionError(f"null address for {nbytes} bytes")
+    raw = Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
     if device == CPU or not nbytes:
-        return Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
-    return _from_cuda_interface(_OnGpu(address, nbytes, owner), device).bytes._replace(
-        readonly=readonly
-    )
+        return raw
+    return _from_cuda_interface(At(raw, "|u1", "__cuda_array_interface__"), device).bytes
 
 
 def _require_contiguous(contiguous: bool, strides: object, shape: object, what: str) -> None:
@@ -145,113 +144,58 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
     return _from_tensor(tensor, bool(readonly))
 
 
-class _OnGpu:
-    """An address in the form that torch imports; it holds the memory's owner."""
+class _Exporter:
+    """What NumPy or torch imports from, so that DLPack's flags, which they leave, are looked at."""
 
-    def __init__(self, address: int, nbytes: int, owner: object) -> None:
-        self.owner = owner
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self.readonly = False
 
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, index = self.memory.__dlpack_device__()
+        return kind, index
 
-class _DLTensor(ctypes.Structure):
-    """`DLTensor` of dlpack.h."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+    def __dlpack__(self, **how: Any) -> Any:
+        """The capsule, through which the exporter keeps its memory until the importer dies."""
+        capsule = self.memory.__dlpack__(**how)
+        if _is_valid(capsule, b"dltensor_versioned"):
+            managed = _pointer(capsule, b"dltensor_versioned")
+            flags = ctypes.c_uint64.from_address(managed + _FLAGS_AT).value
+            if flags & _IS_COPIED:
+                raise CollectionError(
+                    f"this {type(self.memory).__name__} exports a copy of its memory"
+                )
+            self.readonly = bool(flags & _READ_ONLY)
+        return capsule
 
 
-class _Versioned(ctypes.Structure):
-    """`DLManagedTensorVersioned`; the older `DLManagedTensor` begins with its tensor."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint32 * 2),
-        ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p),
-        ("flags", ctypes.c_uint64),
-        ("tensor", _DLTensor),
-    )
-
-
+# dlpack.h: the flags of a DLManagedTensorVersioned come after its version and two pointers.
+_FLAGS_AT = 24
 _READ_ONLY, _IS_COPIED = 1, 2
-_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
-_HOSTS, _GPUS = (1, 3, 11), (2, 10)  # kDLCPU, pinned by CUDA or ROCm; kDLCUDA, kDLROCM
+_GPUS = (2, 10)  # kDLCUDA, kDLROCM
 _CAPSULE = (ctypes.py_object, ctypes.c_char_p)
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_CAPSULE)(("PyCapsule_IsValid", ctypes.pythonapi))
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_CAPSULE)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 def _from_dlpack(memory: Any) -> Foreign:
-    """Read the capsule and keep it: the exporter's memory is let go when the capsule dies."""
-    name = type(memory).__name__
+    """NumPy's import of CPU memory; torch's of a GPU's, and of bfloat16, which NumPy lacks."""
+    exporter = _Exporter(memory)
     try:
-        on_gpu = memory.__dlpack_device__()[0] in _GPUS
-        how = {"stream": _current_stream(memory.__dlpack_device__()[1])} if on_gpu else {}
-        try:
-            capsule = memory.__dlpack__(**how, max_version=(1, 0))
-        except TypeError:  # an exporter from before version 1.0
-            capsule = memory.__dlpack__(**how)
+        if exporter.__dlpack_device__()[0] not in _GPUS:
+            try:
+                found = _from_array(np.from_dlpack(exporter), memory)
+                # By itself NumPy makes all read-only that comes from before DLPack 1.0.
+                return found._replace(bytes=found.bytes._replace(readonly=exporter.readonly))
+            except RuntimeError:
+                pass
+        import torch
+
+        return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(
-            f"this {name} does not export its memory by DLPack: {error}"
+            f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
         ) from None
-    flags = 0
-    if _is_valid(capsule, b"dltensor_versioned"):
-        managed = _Versioned.from_address(_pointer(capsule, b"dltensor_versioned"))
-        if managed.version[0] != 1:
-            raise CollectionError(f"this {name} exports DLPack {managed.version[0]}; known is 1")
-        flags, found = managed.flags, managed.tensor
-    elif _is_valid(capsule, b"dltensor"):
-        found = _DLTensor.from_address(_pointer(capsule, b"dltensor"))
-    else:
-        raise CollectionError(f"this {name} does not export its memory by DLPack: no tensor in it")
-    if flags & _IS_COPIED:
-        raise CollectionError(f"this {name} exports a copy of its memory")
-    if found.device_type not in _HOSTS + _GPUS:
-        raise CollectionError(f"this {name} lies on a device of DLPack's kind {found.device_type}")
-    shape = tuple(found.shape[: found.ndim])
-    if found.strides:
-        strides = tuple(found.strides[: found.ndim])
-        _require_contiguous(_dense(shape, strides), strides, shape, "memory")
-    device = f"cuda:{found.device_id}" if found.device_type in _GPUS else CPU
-    nbytes = int(np.prod(shape, dtype=np.int64)) * -(-found.bits * found.lanes // 8)
-    address = (found.data or 0) + found.byte_offset
-    span = _at(address, nbytes, device, bool(flags & _READ_ONLY), (memory, capsule))
-    kind = _KINDS.get(found.code, f"DLPack's type {found.code} of ")
-    dtype = "bool" if (found.code, found.bits) == (6, 8) else f"{kind}{found.bits}"
-    return Foreign(span, dtype if found.lanes == 1 else f"{dtype} by {found.lanes}", shape)
-
-
-def _current_stream(index: int) -> int:
-    """The stream that an exporter makes its memory ready for, as DLPack names it."""
-    import torch
-
-    handle = int(torch.cuda.current_stream(index).cuda_stream)
-    return handle or (0 if torch.version.hip else 1)
-
-
-def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether elements lie row by row without gaps."""
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step and 0 not in shape:
-            return False
-        step *= extent
-    return True
 
 
 def check_alignment(span: Span, alignment: int, what: str) -> None:

@@ -17,21 +17,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from soa.dtypes import DTYPES, itemsize, numpy_dtype
+from soa.dtypes import DTYPES
 from soa.errors import CollectionError
 from soa.layout import Column, Layout, column
 from soa.memory.collection import Collection
-from soa.memory.span import Span
+from soa.memory.span import Array
 
 if TYPE_CHECKING:
     import awkward as ak
     import pyarrow as pa
 
-# Arrow's names where they are not ours. It has no bfloat16, and its bool is one bit.
+# Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
-_FROM_ARROW = {_ARROW_NAMES.get(d, d): d for d in DTYPES if d not in ("bool", "bfloat16")}
+_IN_PLACE = [_ARROW_NAMES.get(d, d) for d in DTYPES if d not in ("bool", "bfloat16")]
 
 
 def from_arrow(
@@ -67,27 +65,18 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
     """
     import pyarrow as pa
 
-    def array_of(name: str, span: Span) -> pa.Array:
-        dtype = span.dtype
-        if dtype not in _FROM_ARROW.values():
-            raise CollectionError(
-                f"column {name!r}: Arrow has no {dtype} of these bytes; leave it out (columns=)"
-            )
-        kind = pa.from_numpy_dtype(numpy_dtype(dtype))
-        if not span.nbytes:
-            return pa.array([], kind)
-        buffer = pa.foreign_buffer(span.address, span.nbytes, base=span)
-        return pa.Array.from_buffers(kind, span.shape[0], [None, buffer], 0)
-
-    arrays = []
-    names = []
+    arrays: dict[str, pa.Array] = {}
     for member, parts in _exported(collection, columns):
-        made = [array_of(member.name, part) for part in parts]
-        if member.kind == "eigen":
-            made = [pa.StructArray.from_arrays(made, names=_entry_names(member))]
-        arrays += made
-        names.append(member.name)
-    return pa.RecordBatch.from_arrays(arrays, names=names)
+        if member.dtype == "bool":
+            raise CollectionError(
+                f"column {member.name!r}: Arrow has no bool of a byte; leave it out (columns=)"
+            )
+        made = [pa.array(part) for part in parts]
+        eigen = member.kind == "eigen"
+        arrays[member.name] = (
+            pa.StructArray.from_arrays(made, names=_entry_names(member)) if eigen else made[0]
+        )
+    return pa.RecordBatch.from_pydict(arrays)
 
 
 def from_awkward(array: ak.Array, layout: Layout | None = None) -> Collection:
@@ -122,22 +111,16 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
     """
     import awkward as ak
 
-    def content_of(name: str, span: Span) -> Any:
-        if span.dtype == "bfloat16":
-            raise CollectionError(
-                f"column {name!r}: NumPy has no bfloat16; leave it out (columns=)"
-            )
-        return ak.contents.NumpyArray(span.numpy())
-
-    contents = []
-    names = []
+    contents: dict[str, Any] = {}
     for member, parts in _exported(collection, columns):
-        made = [content_of(member.name, part) for part in parts]
-        if member.kind == "eigen":
-            made = [ak.contents.RecordArray(made, _entry_names(member), length=collection.n)]
-        contents += made
-        names.append(member.name)
-    return ak.Array(ak.contents.RecordArray(contents, names, length=collection.n))
+        made = [ak.contents.NumpyArray(part) for part in parts]
+        eigen = member.kind == "eigen"
+        contents[member.name] = (
+            ak.contents.RecordArray(made, _entry_names(member), length=collection.n)
+            if eigen
+            else made[0]
+        )
+    return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
 
 
 def _collect(
@@ -236,18 +219,15 @@ def _refuse_nulls(name: str, array: pa.Array) -> None:
         )
 
 
-def _arrow_values(name: str, array: pa.Array) -> np.ndarray[Any, Any]:
+def _arrow_values(name: str, array: pa.Array) -> Array:
     """The values of a primitive array as a NumPy view that keeps its buffer alive."""
     _refuse_nulls(name, array)
-    dtype = _FROM_ARROW.get(str(array.type))
-    if dtype is None:
+    if str(array.type) not in _IN_PLACE:
         raise CollectionError(f"column {name!r} is {array.type}: {_arrow_advice(array.type)}")
-    values = array.buffers()[1]
-    if values is None or not len(array):
-        return np.empty(0, dtype)
-    if not values.is_cpu:
+    if not array.is_cpu:
         raise CollectionError(f"column {name!r} lies on a GPU: give it as CuPy or torch columns")
-    return np.frombuffer(values, dtype, len(array), array.offset * itemsize(dtype))
+    values: Array = array.to_numpy()
+    return values
 
 
 def _arrow_advice(kind: pa.DataType) -> str:
@@ -261,7 +241,7 @@ def _arrow_advice(kind: pa.DataType) -> str:
         return "a column has one value for each element; flatten it first"
     if pa.types.is_temporal(kind) or pa.types.is_uint64(kind):
         return "look at the same bytes as integers with view('int64') or view('int32')"
-    return f"cast it to one of {', '.join(_FROM_ARROW)}"
+    return f"cast it to one of {', '.join(_IN_PLACE)}"
 
 
 def _awkward_advice(what: str, content: Any) -> str:
@@ -285,8 +265,8 @@ def _entry_names(member: Column) -> list[str]:
 
 def _exported(
     collection: Collection, columns: Sequence[str] | None
-) -> Iterator[tuple[Column, list[Span]]]:
-    """Each member with its entries row by row, every entry of shape `(n,)`."""
+) -> Iterator[tuple[Column, list[Array]]]:
+    """Each member with views of its entries row by row, every one of shape `(n,)`."""
     if collection.device.type != "cpu":
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
@@ -298,10 +278,9 @@ def _exported(
             raise CollectionError(
                 f"{name!r} is a scalar of the collection, not a column: leave it out (columns=)"
             )
-        yield (
-            member,
-            [
-                collection.span(name, member.component_of(i)).first(collection.n)
-                for i in range(member.components)
-            ],
-        )
+        if member.dtype == "bfloat16":
+            raise CollectionError(
+                f"column {name!r}: NumPy and Arrow have no bfloat16; leave it out (columns=)"
+            )
+        places = map(member.component_of, range(member.components))
+        yield member, [collection.span(name, k).first(collection.n).numpy() for k in places]

@@ -120,16 +120,13 @@ class Span(NamedTuple):
 
 
 class At:
-    """A span in the form that NumPy imports; it holds the span's owner."""
+    """A span in the form that NumPy imports, or torch from a GPU; it holds the span's owner."""
 
-    def __init__(self, span: Span, typestr: str) -> None:
+    def __init__(self, span: Span, typestr: str, protocol: str = "__array_interface__") -> None:
         self.owner = span.owner
-        self.__array_interface__ = {
-            "shape": span.shape,
-            "typestr": typestr,
-            "data": (span.address, False),
-            "version": 3,
-        }
+        data = (span.address, False)
+        found = {"shape": span.shape, "typestr": typestr, "data": data, "version": 3}
+        setattr(self, protocol, found)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:

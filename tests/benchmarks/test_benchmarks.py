@@ -42,21 +42,8 @@ def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -
     assert "RSS over 1,000 bound events of 0 to 99 rows, MB: " in capsys.readouterr().out
 
 
-def test_the_zoo_takes_the_sizes_that_a_model_is_built_for(
-    made: Subject, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_zoo_takes_the_sizes_that_a_model_is_built_for(made: Subject) -> None:
     assert zoo.sizes(made.signature) == [{"n": 1}, {"n": 32}]
-    said = capsys.readouterr().out
-    assert said == "without 1,024, 16,384 rows: it is built for 0 to 100\n"
-
-
-def test_the_zoo_leaves_out_what_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(zoo, "_TOO_LONG_S", 0.0)
-    runs = {"ours, chosen": lambda: None, "theirs": lambda: None}
-    assert list(zoo._quick_enough(runs, {"n": 32})) == ["ours, chosen"]
-    assert capsys.readouterr().out == "without theirs at n=32: 0.0 s a call\n"
 
 
 def test_the_copying_way_of_a_graph_gives_our_answers() -> None:

@@ -4,7 +4,8 @@ from benchmarks import fallback
 from benchmarks.subject import subject
 from runtime.session.session import Origin
 from serving.site.options import Policy
-from serving.site.router import Place, Router
+from serving.site.place import Place
+from serving.site.router import Router
 from serving.site.session import SiteSession
 
 

@@ -41,8 +41,8 @@ FAULTS = (
     ),
     Fault(
         "the registry's digest is not compared with the files'",
-        "if bundle.digest != version.digest:",
-        "if False:",
+        "another = found.digest != registered",
+        "another = False",
         ("test_altered_in_the_store",),
     ),
     Fault(
@@ -68,7 +68,7 @@ FAULTS = (
         "a folder's signature is not asked for",
         "            require_signature(bundle, keys)\n    else:",
         "            pass\n    else:",
-        ("test_trust.test_a_folder",),
+        ("test_opening.test_a_folder",),
     ),
     Fault(
         "a policy's signature is not asked for",
@@ -154,8 +154,8 @@ FAULTS = (
     ),
     Fault(
         "a policy that the gates did not ask is not missed",
-        "*self._not_asked(version.name, policies),",
-        "",
+        "if p.origin not in policies",
+        "if False",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
     Fault(
@@ -240,7 +240,7 @@ FAULTS = (
     ),
     Fault(
         "a version is made of files that the collector took",
-        "                    upload.require_open(self.access, client, run, bundle)\n",
+        "                    upload.require_open(self, client, run, bundle)\n",
         "",
         ("test_a_registration_that_is_at_work",),
     ),

@@ -61,7 +61,7 @@ def test_where_plain_aotinductor_is_silently_wrong_ours_is_right(mlp: Built, pla
     for n in SIZES[1:]:
         given, written = mlp.collections({"n": n}, spare=1)
         jets = given["jets"]
-        strided = jets.matrix("a", 0, 6)[:, :n].T
+        strided = jets.run("a", 0, 6).tensor()[:, :n].T
         assert strided.shape == (n, 6)
         assert strided.stride() == (1, jets.layout.padded_length("a", jets.capacity))
         expected = mlp.model(strided)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.export import Dim
 
 from examples.particlenet import model as particlenet
-from pipeline.config.assemble import reference_inputs, signature_of, source_of
+from pipeline.config.assemble import reference_inputs, source_of
 from pipeline.config.schema import load_config
 from stages.model.preprocess import Preprocessed
 from stages.model.source import build_model
@@ -74,8 +74,8 @@ def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
     config = load_config(Path(__file__).parents[2] / "configs" / "particlenet_raw.yaml")
     whole = build_model(source_of(config))
     assert isinstance(whole, Preprocessed)
-    inputs = reference_inputs(config, signature_of(config))
-    raw = row_major_inputs(signature_of(config), inputs, {"n": 20})
+    inputs = reference_inputs(config, config.signature())
+    raw = row_major_inputs(config.signature(), inputs, {"n": 20})
     columns = {name: t[:20].double().numpy() for name, t in inputs["jets"].items()}
     exists = columns["part_pt"] > 0
     with np.errstate(divide="ignore"):

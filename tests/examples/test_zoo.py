@@ -25,7 +25,7 @@ from examples.zoo.particle_transformer import (
 )
 from examples.zoo.particle_transformer import reference as transformer_reference
 from pipeline.building.runner import run
-from pipeline.config.assemble import reference_inputs, signature_of, source_of
+from pipeline.config.assemble import reference_inputs, source_of
 from pipeline.config.schema import Config, load_config
 from registry.store.registry import Registry
 from soa.signature import Signature
@@ -43,7 +43,7 @@ class Entry:
     def __init__(self, name: str) -> None:
         folder = CONFIGS.parent if name == "demo" else CONFIGS
         self.config: Config = load_config(folder / f"{name}.yaml")
-        self.signature: Signature = signature_of(self.config)
+        self.signature: Signature = self.config.signature()
         self.model = build_model(source_of(self.config))
         self.inputs: Arrays = reference_inputs(self.config, self.signature)
 

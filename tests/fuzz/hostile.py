@@ -8,12 +8,20 @@ import io
 import json
 import unicodedata
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError
 from soa.errors import SoaPipelineError
+
+
+def put(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
 
 TEXTS = (
     "", "x", "[/foo]", "ok [only for staging], never", "\x1b[31mred\x1b]0;title\x07", "a\nb\r\nc",

@@ -21,7 +21,7 @@ from pipeline.building.target import recipe_of
 from pipeline.config.policy_file import load_policy
 from pipeline.mlflow_flavour import _version_of
 from pipeline.promotion.promoting import requirements
-from pipeline.report.difference import Difference, compare, describe_difference
+from pipeline.report.difference import compare, describe_difference
 from pipeline.report.tables import show
 from pipeline.report.versions import (
     describe_build,
@@ -61,7 +61,15 @@ from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
 from stages.benchmark import BenchmarkReport, Timing
 from stages.validate import CaseReport, ValidationReport
-from tests.fuzz.hostile import altered, altered_json, damaged, only_ours, printed, require_plain
+from tests.fuzz.hostile import (
+    altered,
+    altered_json,
+    damaged,
+    only_ours,
+    printed,
+    put,
+    require_plain,
+)
 from tests.models import bundles
 from tests.models.building import mlp_signature
 from tests.models.keys import make_keys
@@ -87,21 +95,14 @@ DECISION = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that examples write over and over."""
-    return tmp_path_factory.mktemp("records")
-
-
-def put(path: Path, content: bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
 def opened(manifest: Manifest) -> Bundle:
     """A bundle of which only the reference is there."""
-    return Bundle(Path(HOME.name), manifest, DIGEST, dict.fromkeys(manifest.files(), DIGEST))
+    return Bundle(
+        path=Path(HOME.name),
+        manifest=manifest,
+        digest=DIGEST,
+        files=dict.fromkeys(manifest.files(), DIGEST),
+    )
 
 
 # -- the bundle ------------------------------------------------------------------------------------
@@ -122,17 +123,16 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield from (
         partial(make, manifest) for make in (description.parameters, recipe_of, tolerances_of)
     )
-    yield lambda: (description.tags(bundle), description.metrics(manifest.targets))
-    yield lambda: description.curves(manifest.targets)
+    yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
     yield lambda: requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
     yield lambda: choose(opened, torch.device("cpu"), None)
     yield lambda: (preferred_sizes(manifest, V3), why_merging_does_not_pay(manifest, V3))
 
 
-def compared(one: Bundle, two: Bundle) -> Difference:
+def compared(one: Bundle, two: Bundle) -> dict[str, Any]:
     found = compare(("A", one), ("B", two))
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(found, allow_nan=False)
     return found
 
 
@@ -178,7 +178,7 @@ NOTE = {"ref": "jets/1", "digest": DIGEST, "by": "ada", "at": WHEN, "annexes": {
 def test_note_of_a_promotion(place: Path, content: bytes) -> None:
     put(place / PROMOTED, content)
     with only_ours():
-        bundle = Bundle(place, SOUND.manifest, DIGEST, {})
+        bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files={})
         note = read_note(place)
         assert isinstance(note, PulledNote)
         _origin(bundle, None)
@@ -222,7 +222,8 @@ def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
     put(place / "reports/benchmark.json", benchmark)
     files = {"reports/validation.json": "", "reports/benchmark.json": ""}
     with only_ours(), printed():
-        show(describe_build(Bundle(place, SOUND.manifest, DIGEST, files)))
+        bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files=files)
+        show(describe_build(bundle))
 
 
 def test_the_reports_are_ours() -> None:

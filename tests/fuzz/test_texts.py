@@ -197,7 +197,7 @@ def test_commands(registry: Registry, text: str, tmp_path: Path) -> None:
     run(registry, "approve", "jets/1", "--as", "ada", "--reason", text)
     run(registry, "approve", "jets/1", "--as", text)
     run(registry, "rollback", "jets", "--reason", text)
-    with registry.access.client(write=True) as client:
+    with registry.client(write=True) as client:
         for key in ("target.cpu.x86-64-v2", "chosen.cpu.x86-64-v3", "origin", "promotion.mine"):
             if text.isprintable() or text[:1] < "\ud800":
                 client.set_model_version_tag("jets", "1", key, text[:4000])

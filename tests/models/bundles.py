@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,10 @@ from registry.bundle.annex import Annex, AnnexRecord
 from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Manifest
 
+FAR = "rocm/gfx90a"
 V3 = "cpu/x86-64-v3"
+MakeBundle = Callable[..., Path]
+"""`make_bundle(seed=0, **fields of the manifest)`: see tests/registry/conftest.py."""
 
 
 def manifest_data() -> dict[str, Any]:
@@ -117,3 +121,13 @@ def write_annex(path: Path, bundle: Bundle, target: str, seed: int = 0, **fields
     (path / "annex.json").write_text(AnnexRecord.model_validate(record | fields).to_json())
     seal(path)
     return Annex.open(path)
+
+
+def elsewhere() -> Manifest:
+    """A version for a device that is somewhere else: nothing is measured, a promotion is quick."""
+    data = provable(manifest_data())
+    (record,) = data["targets"].values()
+    for engine in record["candidates"].values():
+        engine["files"] = [f.replace(V3, FAR) for f in engine.get("files", [])]
+    data["targets"] = {FAR: {**record, "status": "unverified"}}
+    return Manifest.model_validate(data)

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from registry.store.registry import Registry
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A cache of the test's own; and torch's threads as they were before."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture

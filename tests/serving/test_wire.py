@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from serving.arrays import Arrays
 from serving.errors import ServingError
 from serving.wire import (
     FORMS,
     TRITON_DTYPES,
     Array,
     Form,
+    Parts,
     Wire,
     WireTensor,
-    collection_parts,
     locations,
 )
 from soa import Block, Collection, Layout, RowRange, Signature, column, scalar
@@ -63,28 +66,34 @@ def expected(t: WireTensor, problem: Problem, n: int) -> Array:
     return stacked.reshape(t.shape(n))
 
 
+def parts_of(
+    signature: Signature, tensors: Sequence[WireTensor], role: str,
+    collections: Mapping[str, Collection], n: int,
+) -> dict[str, Parts]:  # fmt: skip
+    """Of each tensor, as a session that is bound to the collections has them."""
+    arguments = argument_tensors(signature, collections, {"n": n})
+    places = locations(signature, tensors, role)
+    return {t.name: places[t.name].parts(Arrays().of(arguments)) for t in tensors}
+
+
 @forms
 @settings(max_examples=40)
 @given(data=st.data())
-def test_both_sides_read_the_same_values(data: st.DataObject, form: Form) -> None:
+def test_what_travels_is_in_the_columns(data: st.DataObject, form: Form) -> None:
     problem = data.draw(problems_in(form))
     signature, n = problem.signature, problem.n
     wire = wire_of(signature, form)
     given_, written = reference_collections(signature, problem.inputs, {"n": n}, problem.spare)
-    arguments = argument_tensors(signature, {**given_, **written}, {"n": n})
-    places = locations(signature, wire.inputs, "input")
+    parts = parts_of(signature, wire.inputs, "input", {**given_, **written}, n)
     for t in wire.inputs:
-        theirs = t.gather(places[t.name].parts(arguments), 0, n)
-        ours = t.gather(collection_parts(given_[t.collection], t), 0, n)
-        wanted = expected(t, problem, n)
-        view = t.window(collection_parts(given_[t.collection], t), 0, n)
+        found, wanted = t.gather(parts[t.name], 0, n), expected(t, problem, n)
+        view = t.window(parts[t.name], 0, n)
         if view is not None and n:  # what is written there is in the columns
-            assert np.shares_memory(view, ours)
+            assert np.shares_memory(view, found)
             assert view.tobytes() == wanted.tobytes()
-        for found in (theirs, ours):
-            assert (found.dtype, found.shape) == (t.dtype, t.shape(n))
-            assert found.tobytes() == wanted.tobytes()
-            assert len(found.tobytes()) == t.nbytes(n)
+        assert (found.dtype, found.shape) == (t.dtype, t.shape(n))
+        assert found.tobytes() == wanted.tobytes()
+        assert len(found.tobytes()) == t.nbytes(n)
 
 
 @settings(max_examples=40)
@@ -93,13 +102,12 @@ def test_rows_are_the_models_own_tensors(problem: Problem) -> None:
     """As an ordinary user of the model would make them, up to a cast that the block asks for."""
     signature, n = problem.signature, problem.n
     wire = wire_of(signature, "rows")
-    given_, _ = reference_collections(signature, problem.inputs, {"n": n}, problem.spare)
+    both = reference_collections(signature, problem.inputs, {"n": n}, problem.spare)
+    parts = parts_of(signature, wire.inputs, "input", {**both[0], **both[1]}, n)
     ordinary = row_major_inputs(signature, problem.inputs, {"n": n})
     for t, bound, tensor in zip(wire.inputs, signature.inputs, ordinary, strict=True):
         assert t.name == bound.name
-        found = torch.from_numpy(
-            np.array(t.gather(collection_parts(given_[t.collection], t), 0, n))
-        )
+        found = torch.from_numpy(np.array(t.gather(parts[t.name], 0, n)))
         assert torch.equal(found.to(tensor.dtype), tensor)
 
 
@@ -110,35 +118,28 @@ def test_an_answer_lands_in_its_columns_and_nowhere_else(data: st.DataObject, fo
     problem = data.draw(problems_in(form))
     signature, n = problem.signature, problem.n
     wire = wire_of(signature, form)
-    by_client, by_server = (
-        reference_collections(signature, problem.inputs, {"n": n}, problem.spare) for _ in range(2)
-    )
-    arguments = argument_tensors(signature, {**by_client[0], **by_client[1]}, {"n": n})
-    places = locations(signature, wire.outputs, "output")
+    given_, written = reference_collections(signature, problem.inputs, {"n": n}, problem.spare)
+    parts = parts_of(signature, wire.outputs, "output", {**given_, **written}, n)
+    sent: dict[str, Array] = {}
     for i, t in enumerate(wire.outputs):
         values: Array = (np.arange(t.nbytes(n) // t.dtype.itemsize) % 90 + i).astype(t.dtype)
-        values = values.reshape(t.shape(n))
-        t.scatter(places[t.name].parts(arguments), 0, values)
-        t.scatter(collection_parts(by_server[1][t.collection], t), 0, values)
-    for name, collection in by_client[1].items():
-        for mine, theirs in zip(collection.memory(), by_server[1][name].memory(), strict=True):
-            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
-    for i, t in enumerate(wire.outputs):
-        values = (np.arange(t.nbytes(n) // t.dtype.itemsize) % 90 + i).astype(t.dtype)
-        found = t.gather(collection_parts(by_client[1][t.collection], t), 0, n)
-        assert np.array_equal(found, values.reshape(t.shape(n)))
-        rest = [by_client[1][t.collection].component(name, k)[n:] for name, k in t.components]
-        assert t.scalar or not any(piece.any() for piece in rest)
+        sent[t.name] = values.reshape(t.shape(n))
+        t.scatter(parts[t.name], 0, sent[t.name])
+    for t in wire.outputs:
+        assert np.array_equal(t.gather(parts[t.name], 0, n), sent[t.name])
+        by_row = sent[t.name] if t.rows_last else sent[t.name].reshape(-1, len(t.order)).T
+        for entry, k in zip(by_row, t.order, strict=True):
+            column = written[t.collection].component(*t.components[k]).numpy()
+            assert np.array_equal(column[: len(entry)], entry)
+            assert t.scalar or not column[n:].any()
 
 
 def test_rows_in_the_middle() -> None:
-    layout = Layout([column("a", "int32")])
-    collection = Collection(layout, 10)
+    values = np.zeros(10, np.int32)
     t = WireTensor("c.a", "c", (("a", 0),), (0,), (1,), "int32", "n")
-    parts = collection_parts(collection, t)
-    t.scatter(parts, 4, np.array([[7], [8]], np.int32))
-    assert collection.tensor("a").tolist() == [0, 0, 0, 0, 7, 8, 0, 0, 0, 0]
-    assert t.gather(parts, 4, 2).tolist() == [[7], [8]]
+    t.scatter([values], 4, np.array([[7], [8]], np.int32))
+    assert values.tolist() == [0, 0, 0, 0, 7, 8, 0, 0, 0, 0]
+    assert t.gather([values], 4, 2).tolist() == [[7], [8]]
 
 
 @forms

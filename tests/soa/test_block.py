@@ -190,34 +190,19 @@ def row_major(members: list[Column], values: dict[str, torch.Tensor], n: int) ->
     return np.concatenate(parts, axis=1)
 
 
-@given(
-    layouts(storages=("buffer", "buffer", "columns")),
-    ROWS,
-    st.integers(0, 40),
-    st.integers(0, 99),
-    st.data(),
-)
-def test_a_plan_gives_the_row_major_tensor(
-    layout: Layout, n: int, spare: int, seed: int, data: st.DataObject
-) -> None:
-    check_a_pick(layout, n, spare, seed, data)
-
-
-@given(
+KINDS = {
+    "any": layouts(storages=("buffer", "buffer", "columns")),
     # One dtype, one storage: nearly every pick of neighbours is a matrix.
-    st.sampled_from(DTYPES).flatmap(lambda dtype: layouts(dtypes=(dtype,))),
-    ROWS,
-    st.integers(0, 40),
-    st.integers(0, 99),
-    st.data(),
-)
-def test_a_matrix_plan_gives_the_row_major_tensor(
-    layout: Layout, n: int, spare: int, seed: int, data: st.DataObject
+    "matrix": st.sampled_from(DTYPES).flatmap(lambda dtype: layouts(dtypes=(dtype,))),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(ROWS, st.integers(0, 40), st.integers(0, 99), st.data())
+def test_a_plan_gives_the_row_major_tensor(
+    kind: str, n: int, spare: int, seed: int, data: st.DataObject
 ) -> None:
-    check_a_pick(layout, n, spare, seed, data)
-
-
-def check_a_pick(layout: Layout, n: int, spare: int, seed: int, data: st.DataObject) -> None:
+    layout = data.draw(KINDS[kind])
     want_scalars = data.draw(st.booleans())
     able = [c for c in layout.columns if (c.kind == "scalar") == want_scalars]
     assume(able)

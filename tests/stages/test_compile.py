@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +57,6 @@ def test_one_engine_that_fails_is_a_failed_candidate(mlp: Built, tmp_path: Path)
 def test_a_compiler_that_hangs_is_stopped(mlp: Built, tmp_path: Path) -> None:
     made = compile_candidate("aoti", mlp.capture, CPU, {}, tmp_path, 0.5)
     assert made.error == "no answer within 0.5 s"
-
-
-def test_a_program_cut_short(mlp: Built, tmp_path: Path) -> None:
-    folder = tmp_path / "capture"
-    shutil.copytree(mlp.capture.folder, folder)
-    program = folder / "program.pt2"
-    program.write_bytes(program.read_bytes()[:5000])
-    made = compiled("aoti", Capture.load(folder), tmp_path / "aoti")
-    assert made.error is not None
-    assert not zipfile.is_zipfile(program)
-
-
-def test_no_torchscript_is_an_error_of_that_engine_only(mlp: Built, tmp_path: Path) -> None:
-    without = Capture(mlp.capture.folder, mlp.capture.signature, None, "not wanted")
-    made = compiled("torchscript", without, tmp_path)
-    assert made.error is not None
-    assert "neither scripts nor traces" in made.error
 
 
 @pytest.mark.skipif("x86-64-v2" not in host_cpu_levels(), reason="needs an x86-64 host")

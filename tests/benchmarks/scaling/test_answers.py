@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.scaling.batcher import Batching
 from benchmarks.scaling.costs import Costs
-from benchmarks.scaling.metric import settles_at, shown
+from benchmarks.scaling.metric import shown
 from benchmarks.scaling.model import Load, Shape, simulate
 from benchmarks.scaling.report import PAGE, replaced
 from benchmarks.scaling.sizing import Sized, closed, opened, share, wave
@@ -53,10 +53,6 @@ def test_the_metric_is_blind_alone_and_too_loud_merged() -> None:
     )
     (merged,) = shown(fed, (32,))
     assert merged.metric_s > merged.p99_s
-
-
-def test_the_formula_of_where_it_settles() -> None:
-    assert settles_at(32, 50e-3, 0.1) == 4.0
 
 
 def test_poisson_arrivals_have_their_rate() -> None:

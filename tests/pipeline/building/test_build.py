@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from runtime.errors import LoadError
 from serving.errors import ServingError
 from stages.errors import StageError
 from stages.package import NO_BASELINE
-from tests.models.project import TARGET, Built, cli, refusal, require_right, resealed
+from tests.models.project import TARGET, Built, answer, cli, refusal, require_right, resealed
 
 LOWER = "cpu/x86-64-v2"
 
@@ -55,16 +54,15 @@ def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFa
     bundle = registry.local_path(version)
     assert bundle is not None
     before = tree(bundle)
-    where = ("--registry", registry.uri, "--work", folder / "work")
-    said = cli("build", "jets/1", "--target", LOWER, "--engine", "aoti", *where, "--json").stdout
-    return registry, json.loads(said), before, tree(bundle)
+    build = ("build", "jets/1", "--target", LOWER, "--engine", "aoti", "--work", folder / "work")
+    return registry, answer(*build, registry=registry), before, tree(bundle)
 
 
 def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built) -> None:
-    registry, answer, before, after = added
+    registry, said, before, after = added
     assert before == after
     version = registry.find("jets/1")
-    assert answer == {
+    assert said == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": LOWER,
@@ -83,11 +81,6 @@ def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built)
     (timed,) = (bundle.benchmark() or {})[LOWER]["timings"].values()
     assert set(timed) == {"aoti"}  # no baseline is made up
     assert (bundle.validation() or {})[LOWER]["aoti"]["valid"]
-
-
-def test_it_is_built_for_its_level(added: Added) -> None:
-    registry = added[0]
-    bundle = registry.open(registry.find("jets/1"))
     files = bundle.manifest.targets[LOWER].candidates["aoti"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]
     assert target.read_text() == f"soa-target 1\n{LOWER}\n"
@@ -101,16 +94,14 @@ def test_the_commands_see_it(added: Added) -> None:
     assert f"{LOWER}: verified" in shown
     assert f"annex {registry.find('jets/1').annexes[LOWER]}" in shown
     assert NO_BASELINE in shown
-    shown = json.loads(cli("show", "jets/1", *where, "--json").stdout)
-    assert shown["annexes"][LOWER]["target"] == LOWER
-    assert shown["version"]["annexes"] == dict(registry.find("jets/1").annexes)
-    reports = json.loads(cli("validate", "jets/1", "--target", LOWER, *where, "--json").stdout)
+    data = answer("show", "jets/1", registry=registry)
+    assert data["annexes"][LOWER]["target"] == LOWER
+    assert data["version"]["annexes"] == dict(registry.find("jets/1").annexes)
+    reports = answer("validate", "jets/1", "--target", LOWER, registry=registry)
     assert [report["valid"] for report in reports[LOWER]] == [True]
-    timed = json.loads(
-        cli("bench", "jets/1", "--target", LOWER, "--seconds", "0.01", *where, "--json").stdout
-    )
+    timed = answer("bench", "jets/1", "--target", LOWER, "--seconds", "0.01", registry=registry)
     assert timed[LOWER]["fastest"] == "aoti"
-    history: list[dict[str, Any]] = json.loads(cli("history", "jets", *where, "--json").stdout)
+    history = answer("history", "jets", registry=registry)
     assert [event["kind"] for event in history[:2]] == ["promotion", "build"]
     assert f"{LOWER} (aoti), annex" in cli("history", "jets", *where).stdout
 
@@ -128,8 +119,8 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
     with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
         pipeline.load(tmp_path / "before", target=LOWER)
 
-    said = cli("promote", "jets/1", "--to", "production", "--registry", registry.uri, "--json")
-    gates = [d["detail"] for d in json.loads(said.stdout)["decisions"]]
+    said = answer("promote", "jets/1", "--to", "production", registry=registry)
+    gates = [d["detail"] for d in said["decisions"]]
     assert f"{LOWER} is verified (aoti)" in gates
     assert any(d.startswith(f"{LOWER}: output probabilities has a fraction of 0") for d in gates)
     session = pipeline.load("jets@production", registry=registry, target=LOWER)
@@ -163,14 +154,13 @@ def test_a_target_is_built_once(added: Added, target: str, own_working_folder: P
 
 def test_mistakes(registry: Registry) -> None:
     where = ("--registry", registry.uri)
-    said = refusal("build", "jets/1", "--target", "cpu/x86-64-v9", *where)
-    assert said.startswith("unknown target 'cpu/x86-64-v9': use cpu, ")
-    said = refusal("build", "jets/1", "--target", "rocm/gfx90a", *where)
-    assert said.startswith("this host cannot run rocm/gfx90a: ")
-    said = refusal("build", "jets/1", "--target", LOWER, "--engine", "gcc", *where)
-    assert said.startswith("unknown engine 'gcc': use one of aoti, ")
-    said = refusal("build", "jets/9", "--target", LOWER, *where)
-    assert said == "jets/9: no such version; there are: 1"
+    for ref, target, more, says in (
+        ("jets/1", "cpu/x86-64-v9", (), "unknown target 'cpu/x86-64-v9': use cpu, "),
+        ("jets/1", "rocm/gfx90a", (), "this host cannot run rocm/gfx90a: "),
+        ("jets/1", LOWER, ("--engine", "gcc"), "unknown engine 'gcc': use one of aoti, "),
+        ("jets/9", LOWER, (), "jets/9: no such version; there are: 1"),
+    ):
+        assert refusal("build", ref, "--target", target, *more, *where).startswith(says)
 
 
 def test_what_does_not_validate_is_not_added(

@@ -15,7 +15,6 @@ import pytest
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
-from runtime.loader import load
 from tests.models.project import PASSED, TARGET, Built, answer, cli, described, refusal, resealed
 
 COMMANDS = (
@@ -286,13 +285,3 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
     )  # fmt: skip
     assert (again.returncode, again.stderr) == (0, "")
     assert json.loads(again.stdout)["worked"] == []
-
-
-def test_what_was_pulled_runs(two: Registry, tmp_path: Path) -> None:
-    cli("pull", "jets@production", tmp_path / "copy", "--registry", two.uri)
-    session = load(tmp_path / "copy")
-    n = 33
-    jets, tags = session.collection("jets", n), session.collection("tags", n)
-    session.run(jets, tags)
-    total = sum(tags.tensor(name) for name in ("x", "y", "z"))
-    assert total == pytest.approx(1.0, abs=1e-5)

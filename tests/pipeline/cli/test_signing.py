@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.config.policy_file import load_policy
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
-from registry.bundle.manifest import Manifest
 from registry.errors import RegistryError
 from registry.store.registry import Registry
 from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.authorities import certify
 from tests.models.keys import KeyPair, make_keys
-from tests.models.project import cli, refusal
-
-FAR = "rocm/gfx90a"
+from tests.models.project import answer, cli, refusal
 
 
 @pytest.fixture
@@ -29,15 +26,17 @@ def release(tmp_path: Path) -> KeyPair:
 
 @pytest.fixture
 def one(empty: Registry, tmp_path: Path) -> Registry:
-    """jets/1, for a device that is somewhere else: nothing is measured."""
-    data = bundles.provable(bundles.manifest_data())
-    (record,) = data["targets"].values()
-    for engine in record["candidates"].values():
-        engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]
-    data["targets"] = {FAR: {**record, "status": "unverified"}}
-    bundles.write_bundle(tmp_path / "jets", Manifest.model_validate(data))
+    """jets/1, for a device that is somewhere else."""
+    bundles.write_bundle(tmp_path / "jets", bundles.elsewhere())
     empty.register(Bundle.open(tmp_path / "jets"))
     return empty
+
+
+def signature_gate(registry: Registry, alias: str = "production", **more: Any) -> list[bool]:
+    """Whether that gate passes; nothing if it is not asked."""
+    excused = frozenset({bundles.FAR})
+    found = promote(registry, "jets/1", alias, allow_unverified=excused, dry_run=True, **more)
+    return [decision.passed for decision in found.decisions if decision.gate == "signature"]
 
 
 def test_folder(one: Registry, release: KeyPair, tmp_path: Path) -> None:
@@ -56,9 +55,9 @@ def test_version(
     where = ("--registry", one.uri)
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
     assert "not signed" in refusal("verify", "jets/1", *where)
-    said = json.loads(cli("sign", "jets/1", "--key", release.private, *where, "--json").stdout)
+    said = answer("sign", "jets/1", "--key", release.private, registry=one)
     assert said["key"] == read_trusted(release.public).fingerprint
-    assert json.loads(cli("verify", "jets/1", *where, "--json").stdout) == said
+    assert answer("verify", "jets/1", registry=one) == said
     cli("pull", "jets/1", tmp_path / "pulled", *where)
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
 
@@ -79,44 +78,17 @@ def test_password(one: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_gate(one: Registry, release: KeyPair, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("signed_by: [release.pem]\n")
     one.set_policy(load_policy(tmp_path / "policy.yaml").policy)
-
-    def asked(alias: str) -> list[bool]:
-        found = promote(
-            one, "jets/1", alias, allow_unverified=frozenset({FAR}), dry_run=True
-        ).decisions
-        return [decision.passed for decision in found if decision.gate == "signature"]
-
-    assert asked("staging") == []
-    assert asked("production") == [False]
+    assert signature_gate(one, "staging") == []
+    assert signature_gate(one) == [False]
     with pytest.raises(RegistryError, match="'signature' cannot be overridden"):
-        promote(
-            one,
-            "jets/1",
-            "production",
-            override=frozenset({"signature"}),
-            reason="hurry",
-            dry_run=True,
-        )
+        signature_gate(one, override=frozenset({"signature"}), reason="hurry")
     one.sign(one.find("jets/1"), make_keys(tmp_path, "other").private)
-    assert asked("production") == [False]
+    assert signature_gate(one) == [False]
     one.sign(one.find("jets/1"), release.private)
-    assert asked("production") == [True]
-
-
-def test_two_policies_ask_for_different_keys(
-    one: Registry, release: KeyPair, tmp_path: Path
-) -> None:
-    """One signature cannot be good for both: what adds up is never loosened."""
-    make_keys(tmp_path, "other")
-    for name in ("release", "other"):
-        (tmp_path / f"{name}.yaml").write_text(f"signed_by: [{name}.pem]\n")
-    one.set_policy(load_policy(tmp_path / "release.yaml").policy)
-    one.sign(one.find("jets/1"), release.private)
-    found = promote(
-        one, "jets/1", "production", policy=tmp_path / "other.yaml", dry_run=True
-    ).decisions
-    (decision,) = [each for each in found if each.gate == "signature"]
-    assert not decision.passed
+    assert signature_gate(one) == [True]
+    # One signature cannot be good for two policies: what adds up is never loosened.
+    (tmp_path / "other.yaml").write_text("signed_by: [other.pem]\n")
+    assert signature_gate(one, policy=tmp_path / "other.yaml") == [False]
 
 
 def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
@@ -127,8 +99,7 @@ def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
     assert signed.startswith("jets/1 is signed; the key is ")
     said = cli("verify", "jets/1", "--root", root.pem, *where).stdout
     assert said.startswith("jets/1 is signed by CN=ada, certified by root ")
-    found = json.loads(cli("verify", "jets/1", "--key", root.pem, *where, "--json").stdout)
-    assert found["signer"] == "CN=ada"
+    assert answer("verify", "jets/1", "--key", root.pem, registry=one)["signer"] == "CN=ada"
     other = make_keys(tmp_path, "other")
     assert "no root certificate is trusted" in refusal(
         "verify", "jets/1", "--key", other.public, *where
@@ -140,16 +111,6 @@ def test_with_a_certificate(one: Registry, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("signed_by: [root.crt.pem]\n")
     asked = load_policy(tmp_path / "policy.yaml")
     assert asked.policy.signed_by == (root.pem.read_text(),)
-    by_gate = {
-        d.gate: d
-        for d in promote(
-            one, "jets/1", "production", policy=tmp_path / "policy.yaml", dry_run=True
-        ).decisions
-    }
-    assert by_gate["signature"].passed
+    assert signature_gate(one, policy=tmp_path / "policy.yaml") == [True]
     one.sign(one.find("jets/1"), other.private)
-    found = promote(
-        one, "jets/1", "production", policy=tmp_path / "policy.yaml", dry_run=True
-    ).decisions
-    (refused,) = [d for d in found if d.gate == "signature"]
-    assert not refused.passed
+    assert signature_gate(one, policy=tmp_path / "policy.yaml") == [False]

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from engines.target import Target
 from pipeline.config import assemble
 from pipeline.config.schema import Config, load_config
 from runtime.checked.comparison import default_tolerance
@@ -63,7 +62,7 @@ def write(folder: Path, text: str) -> Config:
 
 
 def test_signature(config: Config) -> None:
-    signature = assemble.signature_of(config)
+    signature = config.signature()
     hits = signature.layouts["hits"]
     assert [(c.name, c.dtype, c.kind, c.shape) for c in hits.columns] == [
         ("e", "float32", "column", ()),
@@ -122,7 +121,7 @@ def test_expressions_become_what_the_model_is_built_with(folder: Path) -> None:
 
 
 def test_tolerances_are_the_configs_else_the_dtypes(config: Config) -> None:
-    found = assemble.tolerances_of(config, assemble.signature_of(config))
+    found = assemble.tolerances_of(config, config.signature())
     half, exact, given = found["score"], found["id"], found["p"]
     default = default_tolerance("float16")
     assert (half.atol, half.rtol) == (default.atol, default.rtol)
@@ -130,17 +129,6 @@ def test_tolerances_are_the_configs_else_the_dtypes(config: Config) -> None:
     assert (exact.atol, exact.rtol) == (0.0, 0.0)
     assert (given.atol, given.rtol) == (0.5, 0.25)
     assert {t.max_outside for t in found.values()} == {0.125}
-    assert assemble.classifiers_of(config) == {"p"}
-
-
-def test_each_target_once(config: Config) -> None:
-    """`cpu` is one of the two others on every x86-64 host."""
-    best = Target.parse("cpu")
-    if best.arch == "aarch64":
-        pytest.skip("an x86-64 level is what `cpu` has to be here")
-    found = assemble.targets_of(config)
-    assert found[0] == best
-    assert sorted(map(str, found)) == ["cpu/x86-64-v2", "cpu/x86-64-v3"]
 
 
 DATA = """
@@ -162,7 +150,7 @@ def reference(folder: Path, data: str) -> Arrays:
     """Each time in a folder of its own: a file is imported once in a process."""
     (folder / "data.py").write_text(data)
     config = write(folder, CONFIG)
-    return assemble.reference_inputs(config, assemble.signature_of(config))
+    return assemble.reference_inputs(config, config.signature())
 
 
 def test_reference_of_ones_own(folder: Path) -> None:
@@ -193,7 +181,7 @@ def test_random_reference_follows_the_seed_and_the_ranges(folder: Path) -> None:
     def drawn(settings: str) -> list[float]:
         text = CONFIG.replace("{factory: data.py:reference, seed: 7}", settings)
         config = write(folder, text)
-        inputs = assemble.reference_inputs(config, assemble.signature_of(config))
+        inputs = assemble.reference_inputs(config, config.signature())
         return list(inputs["hits"]["e"].tolist())
 
     one = drawn("{seed: 1}")

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import copy
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +15,7 @@ from pipeline.config.schema import Config, load_config
 from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
 from registry.reference import NAME_PATTERN
+from tests.models.signatures import problems
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
@@ -66,13 +65,6 @@ def test_defaults(folder: Path) -> None:
     assert config.reference.seed == 1
 
 
-def test_a_config_cannot_be_changed(folder: Path) -> None:
-    config = load(folder, MINIMAL)
-    with pytest.raises(ValueError, match="frozen"):
-        config.name = "other"  # type: ignore[misc]
-
-
-# What is wrong, as (text to replace, by what, the problem's line, what the problem says).
 def test_files_are_found_from_the_configs_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,15 +90,14 @@ def test_files_are_found_from_the_configs_folder(
     assert load_config("configs/c.yaml").files.weights == folder / "weights.safetensors"
 
 
-def test_a_factory_in_a_module_stays_as_it_is(folder: Path) -> None:
-    config = load(folder, MINIMAL.replace("program: model.pt2", "factory: 'pkg.mod:build'"))
-    assert config.files.factory == "pkg.mod:build"
-
-
-def test_program_and_torchscript_files(folder: Path) -> None:
+def test_other_sources_of_a_model(folder: Path) -> None:
     assert load(folder, MINIMAL).files.program == folder / "model.pt2"
-    text = MINIMAL.replace("program: model.pt2", "torchscript: model.ts")
-    assert load(folder, text).files.torchscript == folder / "model.ts"
+    for source, found in (
+        ("torchscript: model.ts", ("torchscript", folder / "model.ts")),
+        ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module stays as it is
+    ):
+        files = load(folder, MINIMAL.replace("program: model.pt2", source)).files
+        assert getattr(files, found[0]) == found[1]
 
 
 def test_the_digest_is_of_what_the_config_says(folder: Path, tmp_path_factory: Any) -> None:
@@ -156,9 +147,6 @@ class CoreDumper(yaml.SafeDumper):
 
 CoreDumper.yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
-identifiers = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
-DTYPES = ["bool", "int8", "int64", "uint16", "float16", "bfloat16", "float32", "float64"]
-numbers = st.floats(0, 1e6, allow_subnormal=False)
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -167,60 +155,32 @@ plain = st.recursive(
 
 
 @st.composite
-def collections(draw: st.DrawFn) -> dict[str, Any]:
-    columns = []
-    for name in draw(st.lists(identifiers, min_size=1, max_size=4, unique=True)):
-        column: dict[str, Any] = {"name": name, "dtype": draw(st.sampled_from(DTYPES))}
-        shape = draw(st.none() | st.lists(st.integers(1, 4), min_size=1, max_size=2))
-        if shape is not None:
-            column["eigen"] = shape
-        columns.append(column)
-    found = {"columns": columns, "rows": draw(st.sampled_from(["n", "m"]))}
-    if draw(st.booleans()):
-        found["alignment"] = 2 ** draw(st.integers(3, 9))
-    if draw(st.booleans()):
-        found["storage"] = draw(st.sampled_from(["buffer", "columns"]))
-    return found
-
-
-def block(name: str, collection: str, columns: list[dict[str, Any]]) -> dict[str, Any]:
-    size = sum(math.prod(c.get("eigen", ())) for c in columns)
-    names = [c["name"] for c in columns]
-    return {
-        "name": name,
-        "collection": collection,
-        "columns": names,
-        "dtype": "float32",
-        "shape": [size],
-    }
-
-
-@st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    found = draw(st.dictionaries(identifiers, collections(), min_size=2, max_size=3))
-    blocks = draw(
-        st.lists(identifiers, min_size=len(found), max_size=len(found), unique=True).map(
-            lambda names: [
-                block(name, collection, found[collection]["columns"])
-                for name, collection in zip(names, found, strict=True)
-            ]
-        )
-    )
-    outputs = blocks[-1:]
-    if draw(st.booleans()):
-        outputs[0]["tolerance"] = {"atol": draw(numbers), "rtol": draw(numbers)}
-    low = draw(st.integers(0, 10))
-    high = draw(st.integers(max(low, 2), 10**6))
-    rows = {"min": low, "max": high, "typical": [draw(st.integers(low, high))]}
+    """What a config says that describes any signature."""
+    signature = draw(problems()).signature.to_dict()
+
+    def column(of: dict[str, Any]) -> dict[str, Any]:
+        more = {"scalar": {"scalar": True}, "eigen": {"eigen": of["shape"]}}.get(of["kind"], {})
+        return {"name": of["name"], "dtype": of["dtype"], **more}
+
+    def blocks(role: str) -> list[dict[str, Any]]:
+        keys = ("name", "collection", "columns", "dtype", "shape")
+        return [{k: b[k] for k in keys if b[k] is not None} for b in signature[role]]
+
+    tolerance = {name: draw(st.floats(0, 1e6)) for name in ("atol", "rtol")}
+    collections: dict[str, Any] = signature["collections"]
     return {
         "name": draw(st.from_regex(NAME_PATTERN, fullmatch=True)),
         "description": draw(st.text()),
         "model": {"factory": "m.n:f", "kwargs": draw(st.dictionaries(st.text(), plain))},
-        "collections": found,
-        "inputs": blocks[:-1],
-        "outputs": outputs,
-        "rows": {dim: copy.copy(rows) for dim in {c["rows"] for c in found.values()}},
-        "gates": {"max_slowdown": 1 + draw(numbers)},
+        "collections": {
+            name: {**of, "columns": [column(each) for each in of["columns"]]}
+            for name, of in collections.items()
+        },
+        "inputs": blocks("inputs"),
+        "outputs": [{**block, "tolerance": tolerance} for block in blocks("outputs")],
+        "rows": {"n": {"min": 0, "max": 100, "typical": [draw(st.integers(0, 100))]}},
+        "gates": {"max_slowdown": draw(st.floats(1, 1e6))},
     }
 
 

@@ -15,33 +15,27 @@ import pytest
 
 from pipeline.config.policy_file import load_policy
 from pipeline.config.schema import load_config
-from pipeline.errors import ConfigError
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
-from registry.bundle.manifest import Manifest
 from registry.errors import PromotionRefused, RegistryError
 from registry.history.events import Event
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
 from tests.models import bundles
 from tests.models.keys import make_keys
-from tests.models.project import PASSED, cli, refusal
+from tests.models.project import PASSED, answer, cli, refusal
+from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).parents[3]
-FAR = "rocm/gfx90a"
+FAR = bundles.FAR
 EXCUSED = frozenset({FAR})
 
 
 @pytest.fixture
 def two(empty: Registry, tmp_path: Path) -> Registry:
     """jets/1 and jets/2, for a device that is somewhere else."""
-    data = bundles.provable(bundles.manifest_data())
-    (record,) = data["targets"].values()
-    for engine in record["candidates"].values():
-        engine["files"] = [f.replace(bundles.V3, FAR) for f in engine.get("files", [])]
-    data["targets"] = {FAR: {**record, "status": "unverified"}}
     for seed in range(2):
-        bundles.write_bundle(tmp_path / str(seed), Manifest.model_validate(data), seed)
+        bundles.write_bundle(tmp_path / str(seed), bundles.elsewhere(), seed)
         empty.register(Bundle.open(tmp_path / str(seed)))
     return empty
 
@@ -84,11 +78,8 @@ def test_the_page_shows_every_key(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, line: int, problem: str) -> None:
-    path = write(tmp_path, text)
-    with pytest.raises(ConfigError) as caught:
-        load_policy(path)
-    (said,) = caught.value.problems
-    assert said.startswith(f"{path}:{line}: {problem}"), said
+    (said,) = mistakes.refused(load_policy, tmp_path / "policy.yaml", text)
+    assert said.startswith(f"{line}: {problem}"), said
 
 
 def events(registry: Registry) -> list[tuple[str, int | None]]:
@@ -104,7 +95,7 @@ def test_dry_run_changes_nothing(two: Registry) -> None:
     text = cli(*asked, code=1).stdout
     assert "REFUSED" in text
     assert text.endswith("it would be refused; nothing was changed\n")
-    assert json.loads(cli(*asked, "--json", code=1).stdout)["would_promote"] is False
+    assert answer(*asked[:-2], registry=two, code=1)["would_promote"] is False
     text = cli(*asked, "--allow-unverified", FAR).stdout
     assert text.endswith("it would pass; nothing was changed\n")
     for gate in ("digests", "verified", "tolerance", "speed"):
@@ -159,10 +150,9 @@ def test_altered_version_cannot_be_overridden(two: Registry) -> None:
     folder = two.local_path(two.find("jets/1"))
     assert folder is not None
     (folder / "program.pt2").write_bytes(b"")
+    over = frozenset({"speed", "verified"})
     with pytest.raises(PromotionRefused, match=r"digests: .*program\.pt2 is truncated"):
-        promote(
-            two, "jets/1", "production", override=frozenset({"speed", "verified"}), reason="hurry"
-        )
+        promote(two, "jets/1", "production", override=over, reason="hurry")
     assert events(two) == [("refusal", 1)]
 
 
@@ -182,19 +172,12 @@ def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None
     uri = ("--registry", two.uri)
     assert "no policy" in cli("policy", *uri).stdout
     assert "max_slowdown: 1.01" in cli("policy", strict, *uri).stdout
-    (shown,) = json.loads(cli("policy", *uri, "--json").stdout)
+    (shown,) = answer("policy", registry=two)
     assert shown["targets"] == [FAR]
     loose = tmp_path / "loose.yaml"
     loose.write_text("max_slowdown: 1000\n")
-    found = promote(
-        two,
-        "jets/1",
-        "production",
-        allow_unverified=EXCUSED,
-        max_slowdown=1000.0,
-        policy=loose,
-        dry_run=True,
-    )
+    options = {"allow_unverified": EXCUSED, "max_slowdown": 1000.0, "policy": loose}
+    found = promote(two, "jets/1", "production", dry_run=True, **options)  # type: ignore[arg-type]
     assert not found.passed
     assert answers(found.decisions)["verified"] == "REFUSED"
     (speed,) = [d for d in found.decisions if d.gate == "speed"]
@@ -229,14 +212,8 @@ def test_staging_and_approvals(two: Registry, tmp_path: Path) -> None:
     assert done.version.ref == "jets/1"
     (origin,) = two.history("jets")[-1].policies
     assert origin.startswith("the registry's policy, set by ")
-    assert events(two) == [
-        ("refusal", 1),
-        ("promotion", 1),
-        ("approval", 1),
-        ("approval", 2),
-        ("approval", 1),
-        ("promotion", 1),
-    ]
+    kinds = ["refusal", "promotion", "approval", "approval", "approval", "promotion"]
+    assert events(two) == list(zip(kinds, (1, 1, 1, 2, 1, 1), strict=True))
 
 
 def test_history_command(two: Registry) -> None:
@@ -248,7 +225,7 @@ def test_history_command(two: Registry) -> None:
     text = " ".join(cli("history", "jets", *uri).stdout.split())
     assert "history of jets, times in UTC" in text
     assert "the rate went up" in text
-    listed: list[dict[str, Any]] = json.loads(cli("history", "jets", *uri, "--json").stdout)
+    listed: list[dict[str, Any]] = answer("history", "jets", registry=two)
     assert [e["kind"] for e in listed] == ["promotion", "promotion", "rollback"]
     assert [e["replaced"] for e in listed] == [None, 1, 2]
     assert listed[2]["reason"] == "the rate went up"

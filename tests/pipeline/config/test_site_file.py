@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pipeline.config.site_file import find_site, load_site
 from pipeline.errors import ConfigError
 from serving.site.options import Site, SiteServer
+from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).resolve().parents[3]
 DOC = (ROOT / "docs" / "sites.md").read_text()
@@ -23,12 +24,7 @@ def load(folder: Path, text: str) -> Site:
 
 
 def refused(folder: Path, text: str) -> list[str]:
-    """The problems, each as `line: rest`."""
-    with pytest.raises(ConfigError) as caught:
-        load(folder, text)
-    start = f"{folder / 'site.yaml'}:"
-    assert all(p.startswith(start) and "\n" not in p for p in caught.value.problems)
-    return [p.removeprefix(start) for p in caught.value.problems]
+    return mistakes.refused(load_site, folder / "site.yaml", text)
 
 
 def test_the_page_loads_and_names_every_key_with_its_default(tmp_path: Path) -> None:
@@ -93,15 +89,20 @@ def test_tls_without_a_word_is_not_no_tls(tmp_path: Path) -> None:
     assert problem.startswith("4: servers[0].tls: found nothing; write `tls: {}` for the system's")
 
 
-def test_two_servers_of_one_name_or_address(tmp_path: Path) -> None:
-    text = "servers:\n  - {name: a, url: 'triton://h:1'}\n  - {name: %s, url: 'triton://h:%d'}\n"
-    assert refused(tmp_path, text % ("a", 2))[0].startswith("1: servers: found the name 'a' twice")
-    assert "found the url 'triton://h:1' twice" in refused(tmp_path, text % ("b", 1))[0]
+TWO = "servers:\n  - {name: a, url: 'triton://h:1'}\n  - {name: %s, url: 'triton://h:%d'}\n"
 
 
-def test_a_site_without_any_place(tmp_path: Path) -> None:
-    (problem,) = refused(tmp_path, "local: {fall_back: false}")
-    assert problem == "1: site: found no server, no device and no fall-back; name one of them"
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (TWO % ("a", 2), "1: servers: found the name 'a' twice"),
+        (TWO % ("b", 1), "1: servers: found the url 'triton://h:1' twice"),
+        ("local: {fall_back: false}", "1: site: found no server, no device and no fall-back; name"),
+    ],
+)
+def test_a_site_that_contradicts_itself(tmp_path: Path, text: str, says: str) -> None:
+    (problem,) = refused(tmp_path, text)
+    assert problem.startswith(says)
 
 
 def test_a_file_that_is_not_there_or_no_yaml(tmp_path: Path) -> None:

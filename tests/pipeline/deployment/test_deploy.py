@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.loader import load
-from tests.models.project import PASSED, TARGET, Built, cli, refusal, resealed
+from tests.models.project import PASSED, TARGET, Built, answer, cli, refusal, resealed
 from tests.models.signals import disposed
 
 
@@ -28,15 +27,17 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
-def deploy(registry: Registry, ref: object, *more: object) -> dict[str, object]:
-    said = cli("deploy", ref, *more, "--registry", registry.uri, "--json").stdout
-    answer: dict[str, object] = json.loads(said)
-    return answer
+def deploy(registry: Registry, ref: object, *more: object) -> Any:
+    return answer("deploy", ref, *more, registry=registry)
+
+
+def config_of(repository: Path) -> Any:
+    text = (repository / "jets" / "config.pbtxt").read_text()
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
 def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None:
-    answer = deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2)
-    assert answer == {
+    assert deploy(promoted, "jets@production", "--out", tmp_path / "a", "--instances", 2) == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": TARGET,
@@ -51,9 +52,7 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
     assert sorted(p.name for p in folder.iterdir()) == ["1", "config.pbtxt"]
     assert sorted(p.name for p in (folder / "1").iterdir()) == ["bundle", "model.py"]
     assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
-    config = text_format.Parse(
-        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
-    )
+    config = config_of(tmp_path / "b")
     assert (config.name, config.backend, config.instance_group[0].count) == ("jets", "python", 2)
     assert Bundle.open(folder / "1" / "bundle").digest == jets.bundle.digest
     load(folder / "1" / "bundle", mode="production").close()
@@ -68,19 +67,11 @@ def test_a_pulled_folder_is_as_good(promoted: Registry, tmp_path: Path) -> None:
     assert one == other
 
 
-def test_people_are_told_how_requests_are_batched(promoted: Registry, tmp_path: Path) -> None:
-    text = cli("deploy", "jets", "--out", tmp_path / "a", "--registry", promoted.uri).stdout
-    assert f"jets/1 ({TARGET}) is in {tmp_path}/a/jets" in text
-    assert "requests are merged up to 1000 rows; preferred: 1000" in text
-
-
 def test_requests_of_blocks_are_never_merged(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--requests", "blocks", "--registry", promoted.uri)
     text = cli("deploy", "jets", *where).stdout
     assert "requests are not merged: a block (F, n) has its rows last" in text
-    config = text_format.Parse(
-        (tmp_path / "a" / "jets" / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
-    )
+    config = config_of(tmp_path / "a")
     assert config.max_batch_size == 0
     assert {e.name: list(e.dims) for e in config.input} == {"features": [6, -1]}
 
@@ -102,16 +93,13 @@ def test_requests_that_would_gain_nothing_run_alone(
     where = ("--registry", registry.uri, "--replace", "--out", tmp_path / "a")
     text = cli("deploy", version.ref, *where).stdout
     assert "requests are not merged: by its benchmark a row takes 10 ms alone and 10 ms" in text
-
-    def config() -> Any:
-        written = (tmp_path / "a" / "jets" / "config.pbtxt").read_text()
-        return text_format.Parse(written, model_config_pb2.ModelConfig())
-
-    assert config().max_batch_size == 1000  # a client may cut a request into several
-    assert not config().HasField("dynamic_batching")
+    config = config_of(tmp_path / "a")
+    assert config.max_batch_size == 1000  # a client may cut a request into several
+    assert not config.HasField("dynamic_batching")
     cli("deploy", version.ref, *where, "--merge")
-    assert config().max_batch_size == 1000
-    assert list(config().dynamic_batching.preferred_batch_size) == [32]
+    config = config_of(tmp_path / "a")
+    assert config.max_batch_size == 1000
+    assert list(config.dynamic_batching.preferred_batch_size) == [32]
 
 
 def test_merging_is_refused_or_forgone_as_asked(promoted: Registry, tmp_path: Path) -> None:
@@ -119,16 +107,18 @@ def test_merging_is_refused_or_forgone_as_asked(promoted: Registry, tmp_path: Pa
     said = refusal("deploy", "jets", *where, "--merge", "--requests", "blocks")
     assert said.startswith("jets: --merge cannot be: a block (F, n) has its rows last")
     assert not (tmp_path / "a").exists()
-    assert "requests are not merged: --alone" in cli("deploy", "jets", *where, "--alone").stdout
+    text = cli("deploy", "jets", *where).stdout
+    assert f"jets/1 ({TARGET}) is in {tmp_path}/a/jets" in text
+    assert "requests are merged up to 1000 rows; preferred: 1000" in text
+    text = cli("deploy", "jets", *where, "--alone", "--replace").stdout
+    assert "requests are not merged: --alone" in text
 
 
 def test_a_repository_for_tritons_own_backend(promoted: Registry, tmp_path: Path) -> None:
     deploy(promoted, "jets", "--out", tmp_path, "--backend", "pytorch", "--requests", "rows")
     folder = tmp_path / "jets"
     assert sorted(p.name for p in (folder / "1").iterdir()) == ["model.pt"]
-    config = text_format.Parse(
-        (folder / "config.pbtxt").read_text(), model_config_pb2.ModelConfig()
-    )
+    config = config_of(tmp_path)
     assert (config.backend, config.default_model_filename) == ("pytorch", "model.pt")
     assert {e.name: list(e.dims) for e in config.input} == {"features__0": [6]}
     assert {e.name: list(e.dims) for e in config.output} == {"probabilities__0": [3]}
@@ -236,15 +226,10 @@ def test_serving_without_a_server(promoted: Registry, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_what_ends_the_command_ends_its_servers(number: signal.Signals) -> None:
-    """As Ctrl-C does; a terminal that goes must not leave a Triton behind."""
+    """As Ctrl-C does: a terminal that goes leaves no Triton behind. What nohup ignores stays so."""
     with disposed(number, signal.SIG_DFL):
         with pytest.raises(KeyboardInterrupt), _sigterm_as_ctrl_c():
             signal.raise_signal(number)
         assert signal.getsignal(number) == signal.SIG_DFL
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_was_ignored_when_it_started_stays_ignored(number: signal.Signals) -> None:
-    """nohup has SIGHUP ignored, and means it."""
     with disposed(number, signal.SIG_IGN), _sigterm_as_ctrl_c():
         signal.raise_signal(number)

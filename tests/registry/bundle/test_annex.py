@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from registry import (
 )
 from registry.bundle.annex import attach, open_folder
 from registry.bundle.bundle import seal
-from tests.models.bundles import V3, write_annex
+from tests.models.bundles import V3, MakeBundle, write_annex
 
 V4, ROCM = "cpu/x86-64-v4", "rocm/gfx90a"
-
-MakeBundle = Callable[..., Path]
 
 
 @pytest.fixture

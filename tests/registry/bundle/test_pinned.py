@@ -11,8 +11,8 @@ import pytest
 
 from registry import Bundle, BundleError
 from registry.bundle.pinned import Pinned
+from tests.models.bundles import MakeBundle
 
-MakeBundle = Callable[..., Path]
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 BESIDE = "targets/cpu/x86-64-v3/aoti/data/weights.bin"
 

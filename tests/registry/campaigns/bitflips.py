@@ -48,6 +48,13 @@ Path(sys.argv[1], "where").write_text(str(made.bundle.path))
 """
 
 
+# The module that opens the artifacts of each engine.
+ENGINE_MODULES = {
+    "aoti": "engines.aoti.engine",
+    "torchscript": "engines.torchscript",
+    "onnxruntime": "engines.onnx.engine",
+    "exported": "engines.exported.engine",
+}
 _ACCESS, _CLOSE, _OPEN, _IS_DIRECTORY, _OVERFLOW = 0x1, 0x18, 0x20, 0x40000000, 0x4000
 _EVENT = struct.Struct("iIII")
 
@@ -154,20 +161,24 @@ class Campaign:
         return False
 
     def untouched(self) -> None:
-        """Nothing of the bundle is in this process: no library, no module of an engine."""
+        """Nothing of the bundle is in this process: no library, no module of an engine.
+
+        `loads` shows afterwards that these are the modules that open artifacts.
+        """
         assert str(self.path) not in Path("/proc/self/maps").read_text()
-        for name in ("aoti", "torchscript", "onnxruntime", "exported"):
-            assert f"engines.{name}" not in sys.modules, name
-        assert "onnxruntime" not in sys.modules
+        assert not {*ENGINE_MODULES.values(), "onnxruntime"} & sys.modules.keys()
 
     def loads(self) -> int:
-        """The undamaged bundle does load, and then its files are seen to be opened again."""
+        """The undamaged bundle does load, and then its files are seen to be opened again, and the
+        module of each engine is in this process."""
         (target,) = self.bundle.manifest.targets.values()
         valid = [name for name, c in target.candidates.items() if c.status == "valid"]
         for name in valid:
             self.opens.forget()
             self.load(engine_name=name)
             assert self.opens.since()[target.candidates[name].files[0]] > 1, name
+            assert ENGINE_MODULES[name] in sys.modules
+        assert "onnxruntime" not in valid or "onnxruntime" in sys.modules
         return len(valid)
 
 

@@ -79,7 +79,7 @@ class Place:
     def registry(self) -> Registry:
         registry = Registry(self.uri)
         if self.lease:
-            registry.access.sqlite = None
+            registry.sqlite = None
         return registry
 
     def bundle(self, number: int) -> Bundle:
@@ -111,7 +111,7 @@ class Place:
         other.fetch(other.find(f"{NAME}/1"), self.folder / "pushed")
         export_to(other, Ref(NAME), self.folder / "export")
 
-        with registry.access.client(write=True) as client:
+        with registry.client(write=True) as client:
             experiment = registry.experiment(client, NAME)
             upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
                           self.bundle(8))  # fmt: skip
@@ -178,7 +178,7 @@ def _pushed(to: Place, registry: Registry) -> bool:
     for version in registry.versions(NAME):
         if version.digest == whole.digest:
             assert version.annexes.keys() == {TARGETS[0]}
-            assert signature_of(registry.access, version) == whole.signature()
+            assert signature_of(registry, version) == whole.signature()
             assert version.origin
             return True
     return False
@@ -191,7 +191,7 @@ def _imported(to: Place, registry: Registry) -> bool | None:
     assert events <= told
     for version in came.values():
         assert version.annexes.keys() == {TARGETS[0]}
-        assert signature_of(registry.access, version) is not None
+        assert signature_of(registry, version) is not None
     whole = (len(came), events) == (2, told)
     return True if whole else None if came or events else False
 
@@ -419,7 +419,7 @@ class _Campaign:
             if model.name != NAME:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
-            with registry.access.client() as client:
+            with registry.client() as client:
                 held = model_of(client, f"soa-pipeline lock {NAME}")
             assert held is None, "a lease was left behind"
         return {True: "happened", False: "void", None: "half-way"}[found[0]]

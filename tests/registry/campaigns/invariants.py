@@ -155,7 +155,7 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
     """After a collector that spared nothing, with nobody at work."""
     assert collect(registry, older_than=timedelta(0), cache=cache) == []
     versions = registry.versions(name)
-    with registry.access.client() as client:
+    with registry.client() as client:
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
         runs = all_pages(client.search_runs, [experiment.experiment_id], "tags.digest LIKE '%'")
@@ -190,12 +190,12 @@ def _raw(registry: Registry, name: str) -> list[Event]:
     """As stored: an open event is given as open."""
     from registry.history.events import History
 
-    with registry.access.client() as client:
+    with registry.client() as client:
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
         return History(client, experiment.experiment_id, name).events()
 
 
 def _aliases(registry: Registry, name: str) -> dict[str, int]:
-    with registry.access.client() as client:
+    with registry.client() as client:
         return aliases_of(client.get_registered_model(name))

@@ -43,7 +43,6 @@ from registry import (
     RegistryError,
     RegistryUnavailableError,
 )
-from registry.history import Event
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
 from tests.models import bundles
@@ -131,22 +130,7 @@ def _operation(
             return {"kind": "promotion"}
 
 
-def write_annexes(folder: Path) -> None:
-    """What `build` adds, for every bundle of a campaign."""
-    for place in sorted((folder / "bundles").iterdir()):
-        bundle = Bundle.open(place)
-        for target in TARGETS:
-            bundles.write_annex(folder / "annexes" / bundle.digest / target, bundle, target)
-
-
 Entries = list[dict[str, Any]]
-
-
-def journal(folder: Path) -> Entries:
-    """What the writers of a campaign reported: whole lines, whenever they were killed."""
-    files = sorted(folder.iterdir())
-    lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
@@ -154,20 +138,6 @@ def reported(entries: Entries) -> tuple[dict[str, str], dict[str, list[str]]]:
     done = {str(e["label"]): str(e["kind"]) for e in entries if "kind" in e}
     whats = ("registered", "built", "removed")
     return done, {what: [str(e[what]) for e in entries if what in e] for what in whats}
-
-
-def not_reported(events: Sequence[Event], entries: Entries) -> int:
-    """How many events of writers are done, and the writer did not hear of it."""
-    heard = {entry.get("label") for entry in entries}
-    labels = [invariants.label_of(event) for event in events if event.state == "done"]
-    return sum(label.startswith("writer") and label not in heard for label in labels)
-
-
-def settle_with(registry: Registry, name: str, folder: Path) -> None:
-    """Any write settles."""
-    if not registry.versions(name):
-        registry.register(Bundle.open(folder / "bundles" / "0"), name)
-    registry.approve(registry.find(name), "the campaign")
 
 
 @dataclass
@@ -187,12 +157,65 @@ class Writer:
 
 @dataclass
 class Campaign:
+    """Writers on one model, each with a journal of what it did."""
+
     folder: Path
     seed: int
     say: Callable[[str], None]
     registry: str | None = None
     lease_s: float | None = None
     name: str = field(default_factory=workers.new_name)
+
+    def prepare(self, uri: str | None) -> None:
+        """Bundles, their annexes, a registry unless there is one, and a first version in it."""
+        self.uri = workers.prepare(self.folder, BUNDLES, uri)
+        for place in sorted((self.folder / "bundles").iterdir()):
+            bundle = Bundle.open(place)
+            for target in TARGETS:
+                bundles.write_annex(
+                    self.folder / "annexes" / bundle.digest / target, bundle, target
+                )
+        self.journals = self.folder / "journals"
+        self.journals.mkdir()
+        first = Bundle.open(self.folder / "bundles" / "0")
+
+        def register() -> None:
+            Registry(self.uri).register(first, self.name)
+
+        workers.run(register)
+
+    def settle(self, registry: Registry) -> None:
+        """Any write settles."""
+        if not registry.versions(self.name):
+            registry.register(Bundle.open(self.folder / "bundles" / "0"), self.name)
+        registry.approve(registry.find(self.name), "the campaign")
+
+    def journal(self) -> Entries:
+        """What the writers reported: whole lines, whenever they were killed."""
+        files = sorted(self.journals.iterdir())
+        lines = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def save_counts(self, registry: Registry) -> None:
+        """What the history says: in a child, for its parent."""
+        events, versions = registry.history(self.name), registry.versions(self.name)
+        found = Counter(f"{event.kind}: {event.state}" for event in events)
+        found["events, in one order"] = len(events)
+        found["versions"] = len(versions)
+        found["targets of them that were built later"] = sum(len(v.annexes) for v in versions)
+        heard = {entry.get("label") for entry in self.journal()}
+        labels = [invariants.label_of(event) for event in events if event.state == "done"]
+        found["done, and the writer was not told"] = sum(
+            label.startswith("writer") and label not in heard for label in labels
+        )
+        (self.folder / "counts.json").write_text(json.dumps(found))
+
+    def counts(self) -> Counter[str]:
+        return Counter(json.loads((self.folder / "counts.json").read_text()))
+
+
+@dataclass
+class Kills(Campaign):
     writers: list[Writer] = field(default_factory=list)
     started: int = 0
     kills: int = 0
@@ -201,11 +224,7 @@ class Campaign:
 
     def run(self, kills: int) -> Counter[str]:
         workers.warm_up(self.lease_s)
-        self.uri = workers.prepare(self.folder, BUNDLES, self.registry)
-        write_annexes(self.folder)
-        self.journals = self.folder / "journals"
-        self.journals.mkdir()
-        workers.run(self._first_version)
+        self.prepare(self.registry)
         chance = random.Random(self.seed)
         length = 0.2
         while self.kills < kills:
@@ -224,10 +243,6 @@ class Campaign:
                 length = self._mean_length() or 2 * length  # none returned: killed too soon
                 self.say(f"{self.kills} kills, {self.inside} inside an operation: all holds")
         return self._counts()
-
-    def _first_version(self) -> None:
-        bundle = Bundle.open(self.folder / "bundles" / "0")
-        Registry(self.uri).register(bundle, self.name)
 
     def _start(self) -> Writer:
         number, self.started = self.started, self.started + 1
@@ -274,21 +289,18 @@ class Campaign:
             self.writers.remove(writer)
             raise SystemExit(f"a writer ended by itself, with status {status}: see above")
 
-    def _journal(self) -> Entries:
-        return journal(self.journals)
-
     def _mean_length(self) -> float:
-        lengths = [float(entry["s"]) for entry in self._journal()]
+        lengths = [float(entry["s"]) for entry in self.journal()]
         return sum(lengths) / max(len(lengths), 1)
 
     def _check(self) -> None:
-        registry, entries = Registry(self.uri), self._journal()
+        registry, entries = Registry(self.uri), self.journal()
         done, changes = reported(entries)
 
         def settle() -> None:
             while True:
                 try:
-                    settle_with(registry, self.name, self.folder)
+                    self.settle(registry)
                     break
                 except RegistryUnavailableError:
                     if self.lease_s is None:
@@ -301,24 +313,14 @@ class Campaign:
             with (self.folder / name).open("a") as file:
                 file.writelines(f"{each}\n" for each in found)
 
+    def _save(self) -> None:
+        self.save_counts(Registry(self.uri))
+
     def _counts(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-
-        def count() -> None:
-            events = Registry(self.uri).history(self.name)
-            kinds = Counter(f"{event.kind}: {event.state}" for event in events)
-            kinds["completed for a killed writer"] = not_reported(events, self._journal())
-            versions = Registry(self.uri).versions(self.name)
-            kinds["versions"] = len(versions)
-            kinds["targets of them that were built later"] = sum(len(v.annexes) for v in versions)
-            (self.folder / "counts.json").write_text(json.dumps(kinds))
-
-        workers.run(count)
-        found.update(json.loads((self.folder / "counts.json").read_text()))
-        found["operations that returned"] = len(self._journal())
-        found["refused, for the other was in the way"] = sum(
-            "refused" in e for e in self._journal()
-        )
+        workers.run(self._save)
+        found = self.counts()
+        found["operations that returned"] = len(self.journal())
+        found["refused, for the other was in the way"] = sum("refused" in e for e in self.journal())
         found["left open at a check"] = len((self.folder / "left_open").read_text().splitlines())
         garbage = (self.folder / "garbage").read_text().splitlines()
         found.update(f"garbage at a check: {kind}" for kind in garbage)
@@ -355,7 +357,7 @@ def at_each_write(operations: Sequence[str], every: int, lease_s: float | None) 
 def at_random(seed: int, kills: int, registry: str | None, lease_s: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="soa-kill-") as folder:
         begun = time.monotonic()
-        campaign = Campaign(
+        campaign = Kills(
             Path(folder), seed, lambda text: print(text, file=sys.stderr), registry, lease_s
         )
         try:

@@ -22,24 +22,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from registry import Bundle, Registry, RegistryUnavailableError
+from registry import Registry, RegistryUnavailableError
 from tests.models.mlflow_server import START_S, MlflowServer, free_port
 from tests.registry.campaigns import invariants, workers
-from tests.registry.campaigns.kill import (
-    BUNDLES,
-    Entries,
-    journal,
-    not_reported,
-    operation,
-    reported,
-    settle_with,
-    write_annexes,
-)
+from tests.registry.campaigns.kill import Campaign, operation, reported
 
 USER = "postgres"
 """Who runs PostgreSQL where we are root, which it refuses to be."""
@@ -123,12 +113,7 @@ class PostgreSQL:
 
 
 @dataclass
-class Campaign:
-    folder: Path
-    seed: int
-    say: Callable[[str], None]
-    lease_s: float
-    name: str = field(default_factory=workers.new_name)
+class Restarts(Campaign):
     writers: list[int] = field(default_factory=list)
 
     def run(self, kills: int, writers: int) -> Counter[str]:
@@ -141,7 +126,7 @@ class Campaign:
         try:
             database.start()
             server = MlflowServer(self.folder, database.uri)
-            self._prepare(server.uri)
+            self.prepare(server.uri)
             self.writers = [workers.fork(lambda i=i: self._write(i)) for i in range(writers)]  # type: ignore[misc]
             self._kill(database, server, kills)
             self._stop()
@@ -154,14 +139,6 @@ class Campaign:
                 server.kill()
             database.remove()
         return self._counts()
-
-    def _prepare(self, uri: str) -> None:
-        self.uri = workers.prepare(self.folder, BUNDLES, uri)
-        write_annexes(self.folder)
-        self.journals = self.folder / "journals"
-        self.journals.mkdir()
-        first = Bundle.open(self.folder / "bundles" / "0")
-        workers.run(lambda: _register(self.uri, first, self.name))
 
     def _kill(self, database: PostgreSQL, server: MlflowServer, kills: int) -> None:
         """Under load: nothing is killed before writers have ended operations since the last."""
@@ -182,8 +159,8 @@ class Campaign:
         self._wait_for_work()
 
     def _wait_for_work(self) -> None:
-        begun, end = len(self._journal()), time.monotonic() + 600
-        while sum("label" in e for e in self._journal()[begun:]) < len(self.writers):
+        begun, end = len(self.journal()), time.monotonic() + 600
+        while sum("label" in e for e in self.journal()[begun:]) < len(self.writers):
             for pid in self.writers:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self.writers.remove(pid)
@@ -217,36 +194,23 @@ class Campaign:
             if status:
                 raise SystemExit("a writer failed: see above")
 
-    def _journal(self) -> Entries:
-        return journal(self.journals)
-
     def _check(self) -> None:
-        registry, (done, changes) = Registry(self.uri), reported(self._journal())
+        registry, (done, changes) = Registry(self.uri), reported(self.journal())
         invariants.check_always(registry, self.name, done, **changes)
-        settle_with(registry, self.name, self.folder)
+        self.settle(registry)
         invariants.check_settled(registry, self.name)
         invariants.check_always(registry, self.name, done, **changes)
-        events = registry.history(self.name)
-        counts = Counter(f"{event.kind}: {event.state}" for event in events)
-        counts["events, in one order"] = len(events)
-        counts["versions"] = len(registry.versions(self.name))
-        told = "done, and the writer was told that it failed"
-        counts[told] = not_reported(events, self._journal())
-        (self.folder / "counts.json").write_text(json.dumps(counts))
+        self.save_counts(registry)
 
     def _counts(self) -> Counter[str]:
-        found = Counter(json.loads((self.folder / "counts.json").read_text()))
-        entries = self._journal()
+        found = self.counts()
+        entries = self.journal()
         found["operations that returned"] = sum("label" in entry for entry in entries)
         found["operations that failed in one line"] = sum("said" in entry for entry in entries)
         for said, count in Counter(entry.get("said", "") for entry in entries).items():
             if said:
                 self.say(f"said {count} times: {said}")
         return found
-
-
-def _register(uri: str, bundle: Bundle, name: str) -> None:
-    Registry(uri).register(bundle, name)
 
 
 def main() -> None:
@@ -258,8 +222,11 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-postgres-") as folder:
         begun = time.monotonic()
-        campaign = Campaign(
-            Path(folder), asked.seed, lambda text: print(text, file=sys.stderr), asked.lease
+        campaign = Restarts(
+            Path(folder),
+            asked.seed,
+            lambda text: print(text, file=sys.stderr),
+            lease_s=asked.lease,
         )
         counts = campaign.run(asked.kills, asked.writers)
     print(f"seed {asked.seed}: {asked.writers} writers, server killed {asked.kills} times, "

@@ -58,7 +58,7 @@ def check(registry: Registry, name: str, promoters: int) -> None:
         assert event.replaced == before.get("production")
         if event.replaced not in (None, asked):
             assert event.after["previous"] == event.replaced
-    with registry.access.client() as client:
+    with registry.client() as client:
         assert aliases_of(client.get_registered_model(name)) == events[-1].after
 
 

@@ -91,7 +91,7 @@ def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     made = f"sqlite:///{folder}/store/registry.db"
 
     def make() -> None:
-        with Registry(made).access.client(write=True):
+        with Registry(made).client(write=True):
             pass
 
     run(make)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ from registry import Decision, PromotionRefused, Registry, RegistryError, Versio
 from registry.history.events import Event, History, aliases_at, approvers, gaps, promoted_since
 from tests.models.mlflow_server import client_of
 
-MakeBundle = Callable[..., Path]
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
 
 

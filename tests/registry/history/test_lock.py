@@ -38,8 +38,8 @@ def client(registry: Registry) -> MlflowClient:
 
 @contextmanager
 def leased(registry: Registry, client: MlflowClient) -> Iterator[WriteLock]:
-    registry.access.sqlite = None
-    with write_lock(registry.access, client, "jets") as held:
+    registry.sqlite = None
+    with write_lock(registry, client, "jets") as held:
         yield held
 
 
@@ -69,12 +69,12 @@ def test_file_lock_waits_and_says_who_to_stop(
 ) -> None:
     monkeypatch.setattr(lock, "QUEUE_WAIT_S", 0.1)
     with (
-        write_lock(registry.access, client, "jets"),
+        write_lock(registry, client, "jets"),
         pytest.raises(RegistryUnavailableError, match=r"registry\.db\.lock"),
-        write_lock(registry.access, client, "tracks"),
+        write_lock(registry, client, "tracks"),
     ):
         pass
-    with write_lock(registry.access, client, "jets") as held:
+    with write_lock(registry, client, "jets") as held:
         held.check()
 
 
@@ -82,7 +82,7 @@ HOLDER = """
 import sys, time
 from registry import Registry
 from registry.history import write_lock
-with write_lock(Registry(sys.argv[1]).access, None, "jets"):
+with write_lock(Registry(sys.argv[1]), None, "jets"):
     print("held", flush=True)
     time.sleep(600)
 """
@@ -95,7 +95,7 @@ def test_file_lock_of_a_killed_process_is_free(registry: Registry, client: Mlflo
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         holder.kill()
-    with write_lock(registry.access, client, "jets") as held:
+    with write_lock(registry, client, "jets") as held:
         held.check()
 
 

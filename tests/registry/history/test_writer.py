@@ -15,8 +15,6 @@ from mlflow.tracking import MlflowClient
 from registry import Decision, Registry, RegistryError, Version
 from tests.models.mlflow_server import client_of
 
-MakeBundle = Callable[..., Path]
-
 
 class Killed(BaseException):
     """As SIGKILL does: nothing after it gets through to the store."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,12 +15,11 @@ from registry.housekeeping.garbage import collect
 from registry.store import upload
 from registry.store.artifacts import annex_place
 from registry.trust import sign
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import client_of
 from tests.registry.history.test_writer import Killed
 
-MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
 NOW = timedelta(0)
 
@@ -136,7 +134,7 @@ def test_an_annex_that_was_never_finished(
     done = write_annex(tmp_path / "done", bundle, "cpu/x86-64-v4")
     registry.add_target(version, done)
     left = write_annex(tmp_path / "left", bundle, CUDA)
-    with registry.access.client(write=True) as client:
+    with registry.client(write=True) as client:
         upload.upload_annex(client, str(version.run_id), left)
     assert collect(registry) == []
     (found,) = collect(registry, older_than=NOW)

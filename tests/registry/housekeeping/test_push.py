@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tests.models.bundles import V3, write_annex
 from tests.models.keys import make_keys
 from tests.registry.history.test_writer import Killed
 
-MakeBundle = Callable[..., Path]
 V4, CUDA = "cpu/x86-64-v4", "cuda/sm_90"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,10 @@ import pytest
 from registry import Bundle, NotFoundError, Ref, Registry, RegistryError, Version
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.removal import remove
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.mlflow_server import client_of
 from tests.registry.history.test_writer import killed
 
-MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
 
 

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,10 +16,9 @@ from registry.history.events import Event
 from registry.housekeeping.pushing import push
 from registry.housekeeping.transport import export_to, import_from
 from registry.trust import read_trusted
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import KeyPair, make_keys
 
-MakeBundle = Callable[..., Path]
 CUDA = "cuda/sm_90"
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from registry import Bundle, Manifest, Registry
-from registry.mlflow.description import page, rows_of
+from registry.mlflow.description import metrics, page
 from tests.models.bundles import V3, write_annex
-
-MakeBundle = Callable[..., Path]
 
 
 def report(registry: Registry, run: str, name: str, folder: Path) -> str:
-    with registry.access.client() as client:
+    with registry.client() as client:
         return Path(client.download_artifacts(run, name, str(folder))).read_text()
 
 
@@ -25,7 +22,7 @@ def test_a_registered_version(registry: Registry, bundle: Bundle, tmp_path: Path
     assert f"jets, bundle {bundle.digest[:12]}" in text
     assert "failed: the compiler crashed | signal 11" in text
     assert "<td>210</td>" in text
-    with registry.access.client() as client:
+    with registry.client() as client:
         found = client.get_metric_history(run, "cpu.x86-64-v3.aoti.median_us")
     assert sorted((each.step, each.value) for each in found) == [(10, 11.5), (1000, 210.0)]
 
@@ -42,7 +39,7 @@ def test_a_target_that_was_built_later(registry: Registry, bundle: Bundle, tmp_p
     annex = write_annex(tmp_path / "annex", bundle, "cuda/sm_90", record=record)
     registry.add_target(version, annex)
     row = "| cuda/sm_90 | verified | aoti (chosen) | valid | probabilities 3.5e-07 | 7.5 us at"
-    with registry.access.client() as client:
+    with registry.client() as client:
         run = client.get_run(str(version.run_id))
         described = str(client.get_model_version("jets", "1").description)
         curve = client.get_metric_history(run.info.run_id, "cuda.sm_90.aoti.median_us")
@@ -64,6 +61,11 @@ def test_the_page_shows_text_as_text(manifest_data: dict[str, Any]) -> None:
     assert json.dumps(text)
 
 
-def test_rows_of_a_case() -> None:
-    assert rows_of("1000") == 1000
-    assert rows_of("nodes=5,edges=20") == 20
+def test_of_several_row_dimensions_the_largest_is_the_step(manifest_data: dict[str, Any]) -> None:
+    times = {"median_us": 7.5, "p05_us": 7.0, "p95_us": 8.0}
+    data = manifest_data["targets"][V3]["candidates"]["aoti"] | {
+        "benchmark": {"nodes=5,edges=20": times}
+    }
+    manifest_data["targets"][V3]["candidates"]["aoti"] = data
+    found = set(metrics(Manifest.model_validate(manifest_data).targets))
+    assert ("cpu.x86-64-v3.aoti.median_us", 7.5, 20) in found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,11 +25,9 @@ from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
 from registry.store import upload
 from registry.trust import read_trusted, require_signature, sign
-from tests.models.bundles import write_annex
+from tests.models.bundles import MakeBundle, write_annex
 from tests.models.keys import make_keys
 from tests.models.mlflow_server import MlflowServer
-
-MakeBundle = Callable[..., Path]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flask") is None, reason="the server comes with the mlflow extra"
@@ -92,7 +90,7 @@ def test_a_target_is_added_behind_a_server(
     found = registry.add_target(version, first)
     with pytest.raises(RegistryError, match="later/1 has cuda/sm_90 already: built later"):
         registry.add_target(version, second)  # asked for before there was the first
-    with registry.access.client() as client:
+    with registry.client() as client:
         kept = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
     assert [Path(each.path).name for each in kept if each.is_dir] == [first.digest]
 
@@ -142,10 +140,10 @@ def test_housekeeping_behind_a_server(
     gone = push(registry, folder, "gone").version
     done = remove(registry, Ref("gone", 1), "a trial")
     assert done.bytes > 30_000
-    with registry.access.client() as client:
+    with registry.client() as client:
         assert client.list_artifacts(str(gone.run_id)) == []
     left = write_annex(tmp_path / "left", bundle, "rocm/gfx90a")
-    with registry.access.client(write=True) as client:
+    with registry.client(write=True) as client:
         upload.upload_annex(client, str(version.run_id), left)
     with monkeypatch.context() as patch:
         patch.setattr(upload, "require_open", killed)

@@ -17,8 +17,7 @@ import pytest
 
 from registry import Bundle, Decision, Registry, RegistryError, RegistryUnavailableError
 from registry.mlflow import access as access
-
-MakeBundle = Callable[..., Path]
+from tests.models.bundles import MakeBundle
 
 
 def path_of(registry: Registry) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,9 +20,7 @@ from registry import (
     RegistryError,
 )
 from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
-
-MakeBundle = Callable[..., Path]
-V3 = "cpu/x86-64-v3"
+from tests.models.bundles import V3
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,9 +19,7 @@ from registry import Bundle, BundleError, Registry, RegistryError
 from registry.bundle.bundle import SUMS
 from registry.errors import NotCachedError, RegistryUnavailableError
 from registry.store.cache import Cache, cache_root, parse_size
-from tests.models.bundles import write_annex
-
-MakeBundle = Callable[..., Path]
+from tests.models.bundles import MakeBundle, write_annex
 
 # Fetches as slowly as it is told to, and says so in a file; then holds what it got.
 FETCHER = """

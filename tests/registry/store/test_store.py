@@ -24,10 +24,8 @@ from registry import (
     Version,
 )
 from registry.bundle.pulled import PulledNote, read_note, write_note
+from tests.models.bundles import V3, MakeBundle
 from tests.models.mlflow_server import client_of
-
-MakeBundle = Callable[..., Path]
-V3 = "cpu/x86-64-v3"
 
 
 class TestRegister:

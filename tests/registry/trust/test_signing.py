@@ -1,3 +1,5 @@
+"""Signatures, with a key alone and with a certificate: who vouches for which files, and who not."""
+
 from __future__ import annotations
 
 import base64
@@ -5,7 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,16 +25,57 @@ from registry.trust import (
     trusted,
     trusted_keys,
 )
+from tests.models.authorities import TODAY, Certified, certify
+from tests.models.bundles import MakeBundle
 from tests.models.keys import KeyPair, make_keys, write_keys
 
-MakeBundle = Callable[..., Path]
 STANDARD = (sys.executable, "-m", "model_signing")
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
+
+
+@dataclass(frozen=True)
+class House:
+    """A root, who works under it, and who signs."""
+
+    root: Certified
+    office: Certified
+    ada: Certified
+
+    @property
+    def chain(self) -> list[Path]:
+        return [self.ada.pem, self.office.pem]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    root = certify(tmp_path, "root", authority=True)
+    office = certify(tmp_path, "office", root, authority=True)
+    return House(root, office, certify(tmp_path, "ada", office))
 
 
 @pytest.fixture
 def release(tmp_path: Path) -> KeyPair:
     return make_keys(tmp_path, "release")
+
+
+@dataclass(frozen=True)
+class Signer:
+    """With a key alone, or with a certificate, and what a host trusts to accept that."""
+
+    private: Path
+    trusted: Path
+    chain: Sequence[Path] = ()
+    command: tuple[str, str] = ("key", "--public_key")
+
+
+@pytest.fixture(params=["key", "certificate"])
+def signer(request: pytest.FixtureRequest) -> Signer:
+    if request.param == "key":
+        release: KeyPair = request.getfixturevalue("release")
+        return Signer(release.private, release.public)
+    house: House = request.getfixturevalue("house")
+    command = ("certificate", "--certificate_chain")
+    return Signer(house.ada.private, house.root.pem, house.chain, command)
 
 
 @pytest.fixture
@@ -40,11 +85,68 @@ def signed(make_bundle: MakeBundle, release: KeyPair) -> Path:
     return path
 
 
-def refused(path: Path, *keys: KeyPair) -> str:
+@pytest.fixture
+def certified(make_bundle: MakeBundle, house: House) -> Path:
+    path = make_bundle()
+    sign(Bundle.open(path), house.ada.private, chain=house.chain)
+    return path
+
+
+def refused(path: Path, *keys: Path) -> str:
     with pytest.raises(TrustError) as caught:
-        require_signature(Bundle.open(path), [read_trusted(key.public) for key in keys])
+        require_signature(Bundle.open(path), [read_trusted(key) for key in keys])
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_the_standard_command_agrees(make_bundle: MakeBundle, signer: Signer) -> None:
+    path, (kind, option) = make_bundle(), signer.command
+    bundle = Bundle.open(path)
+    sign(bundle, signer.private, chain=signer.chain)
+    write_note(path, PulledNote("jets/1", bundle.digest, "ada", "2026-01-01T00:00:00+00:00"))
+    options = [f"--signature={path / 'bundle.sig'}", f"{option}={signer.trusted}"]
+
+    def verify() -> int:
+        return subprocess.run(
+            [*STANDARD, "verify", kind, path, *options], capture_output=True
+        ).returncode
+
+    assert verify() == 0
+    (path / MODEL).write_bytes(b"other")
+    assert verify() != 0
+
+
+@pytest.mark.parametrize("change", ["altered", "taken out", "of another bundle"])
+def test_changed_and_sealed_again(make_bundle: MakeBundle, signer: Signer, change: str) -> None:
+    """Every digest is right then, and only the signature tells."""
+    path = make_bundle()
+    sign(Bundle.open(path), signer.private, chain=signer.chain)
+    if change == "altered":
+        (path / MODEL).write_bytes(b"other weights")
+    elif change == "taken out":
+        (path / "reports/benchmark.json").unlink()
+    else:
+        shutil.copy(path / "bundle.sig", path := make_bundle(seed=1))
+    seal(path)
+    assert "not a signature of these files" in refused(path, signer.trusted)
+
+
+def test_every_byte_of_the_signature_counts(make_bundle: MakeBundle, signer: Signer) -> None:
+    """Changed anywhere, it is refused, or still says the same: white space, a name nobody reads."""
+    path = make_bundle()
+    sign(Bundle.open(path), signer.private, chain=signer.chain)
+    content = (path / "bundle.sig").read_bytes()
+    key = read_trusted(signer.trusted)
+    refusals = 0
+    for at in range(0, len(content), len(content) // 100):
+        altered = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+        (path / "bundle.sig").write_bytes(altered)
+        try:
+            found = require_signature(Bundle.open(path), [key])
+            assert found.fingerprint == key.fingerprint
+        except TrustError:
+            refusals += 1
+    assert refusals > 70
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
@@ -61,23 +163,6 @@ def test_signed_and_verified(
     assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
 
 
-def test_the_standard_command_agrees(signed: Path, release: KeyPair) -> None:
-    bundle = Bundle.open(signed)
-    write_note(signed, PulledNote("jets/1", bundle.digest, "ada", "2026-01-01T00:00:00+00:00"))
-
-    signature = ("--signature", signed / "bundle.sig")
-
-    def verify() -> int:
-        return subprocess.run(
-            [*STANDARD, "verify", "key", signed, *signature, "--public_key", release.public],
-            capture_output=True,
-        ).returncode
-
-    assert verify() == 0
-    (signed / MODEL).write_bytes(b"other")
-    assert verify() != 0
-
-
 def test_a_signature_of_the_standard_command_is_taken(
     make_bundle: MakeBundle, tmp_path: Path, release: KeyPair
 ) -> None:
@@ -92,34 +177,15 @@ def test_a_signature_of_the_standard_command_is_taken(
 
 
 def test_unsigned(make_bundle: MakeBundle, release: KeyPair) -> None:
-    assert "not signed; trusted keys: " in refused(make_bundle(), release)
+    assert "not signed; trusted keys: " in refused(make_bundle(), release.public)
 
 
 def test_another_key(signed: Path, release: KeyPair, tmp_path: Path) -> None:
     other = make_keys(tmp_path, "other")
-    said = refused(signed, other)
+    said = refused(signed, other.public)
     assert read_trusted(release.public).fingerprint[:16] in said
     assert "none of those trusted" in said
     require_signature(Bundle.open(signed), [read_trusted(key.public) for key in (other, release)])
-
-
-@pytest.mark.parametrize("change", ["altered", "taken out"])
-def test_changed_and_sealed_again(signed: Path, release: KeyPair, change: str) -> None:
-    """Every digest is right then, and only the signature tells."""
-    if change == "altered":
-        (signed / MODEL).write_bytes(b"other weights")
-    else:
-        (signed / "reports/benchmark.json").unlink()
-    seal(signed)
-    assert "not a signature of these files" in refused(signed, release)
-
-
-def test_signature_of_another_bundle(
-    signed: Path, make_bundle: MakeBundle, release: KeyPair
-) -> None:
-    other = make_bundle(seed=1)
-    shutil.copy(signed / "bundle.sig", other / "bundle.sig")
-    assert "not a signature of these files" in refused(other, release)
 
 
 def test_forged_hint(signed: Path, release: KeyPair, tmp_path: Path) -> None:
@@ -129,7 +195,7 @@ def test_forged_hint(signed: Path, release: KeyPair, tmp_path: Path) -> None:
     forged = json.loads((signed / "bundle.sig").read_text())
     forged["verificationMaterial"]["publicKey"] = genuine["verificationMaterial"]["publicKey"]
     (signed / "bundle.sig").write_text(json.dumps(forged))
-    assert "not a signature of these files" in refused(signed, release)
+    assert "not a signature of these files" in refused(signed, release.public)
 
 
 def test_rewritten_statement(signed: Path, release: KeyPair) -> None:
@@ -144,30 +210,13 @@ def test_rewritten_statement(signed: Path, release: KeyPair) -> None:
     changed = statement.replace(before, Bundle.open(signed).files[MODEL])
     envelope["payload"] = base64.b64encode(changed.encode()).decode()
     (signed / "bundle.sig").write_text(json.dumps(content))
-    assert "not a signature of these files" in refused(signed, release)
-
-
-def test_every_byte_of_the_signature_counts(signed: Path, release: KeyPair) -> None:
-    """Changed anywhere, it is refused, or still says the same: white space, a name nobody reads."""
-    content = (signed / "bundle.sig").read_bytes()
-    keys = [read_trusted(release.public)]
-    refusals = 0
-    for at in range(0, len(content), len(content) // 150):
-        (signed / "bundle.sig").write_bytes(
-            content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
-        )
-        bundle = Bundle.open(signed)
-        try:
-            assert require_signature(bundle, keys) == keys[0]
-        except TrustError:
-            refusals += 1
-    assert refusals > 130
+    assert "not a signature of these files" in refused(signed, release.public)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"a": 1'])
 def test_no_signature_at_all(signed: Path, release: KeyPair, content: bytes) -> None:
     (signed / "bundle.sig").write_bytes(content)
-    assert "bundle.sig is not a signature made with a key" in refused(signed, release)
+    assert "bundle.sig is not a signature made with a key" in refused(signed, release.public)
 
 
 def test_key_with_a_password(make_bundle: MakeBundle, tmp_path: Path) -> None:
@@ -235,3 +284,147 @@ def test_a_version_signed_in_place(
     registry.sign(version, release.private)
     assert registry.require_signature(version, registry.open(version), keys) == keys[0]
     assert require_signature(registry.fetch(version, tmp_path / "fetched"), keys) == keys[0]
+
+
+# With a certificate
+
+
+def test_the_root_vouches(certified: Path, house: House, tmp_path: Path) -> None:
+    other = make_keys(tmp_path, "other").public
+    keys = [read_trusted(path) for path in (other, house.root.pem)]
+    assert not keys[0].is_root
+    found = require_signature(Bundle.open(certified), keys)
+    assert found.is_root
+    assert keys[1].is_root
+    assert (found.fingerprint, found.signer) == (keys[1].fingerprint, "CN=ada")
+    assert "root " in str(found)
+
+
+def test_straight_under_the_root(make_bundle: MakeBundle, house: House, tmp_path: Path) -> None:
+    bob, path = certify(tmp_path, "bob", house.root), make_bundle()
+    sign(Bundle.open(path), bob.private, chain=[bob.pem])
+    found = require_signature(Bundle.open(path), [read_trusted(house.root.pem)])
+    assert found.is_root
+    assert found.signer == "CN=bob"
+
+
+def test_who_is_not_certified(
+    certified: Path, make_bundle: MakeBundle, house: House, tmp_path: Path
+) -> None:
+    other = certify(tmp_path, "other", authority=True)
+    said = refused(certified, other.pem)
+    assert "by CN=ada under root " in said
+    assert "no chain leads to such a root" in said
+    # The key itself is not among those trusted, and no key vouches for a certificate.
+    key = make_keys(tmp_path, "release").public
+    assert "signed with a certificate, of CN=ada, and no root certificate is trusted" in refused(
+        certified, key
+    )
+    # Somebody with the same names, and an authority that made itself.
+    true = read_trusted(house.root.pem).pem
+    fake = certify(tmp_path, "root", authority=True)
+    path = make_bundle(seed=1)
+    eve = certify(tmp_path, "ada", fake)
+    sign(Bundle.open(path), eve.private, chain=[eve.pem])
+    (tmp_path / "true.pem").write_text(true)
+    assert "no chain leads to such a root" in refused(path, tmp_path / "true.pem")
+
+
+def test_a_chain_that_has_a_gap(make_bundle: MakeBundle, house: House) -> None:
+    path = make_bundle()
+    with pytest.raises(TrustError, match="its issuer, CN=office, is not in the chain"):
+        sign(Bundle.open(path), house.ada.private, chain=[house.ada.pem, house.root.pem])
+    assert not (path / "bundle.sig").exists()
+    sign(Bundle.open(path), house.ada.private, chain=[house.ada.pem])  # the root may be the office
+    assert "no chain leads" in refused(path, house.root.pem)
+
+
+def test_who_may_not_certify(make_bundle: MakeBundle, house: House, tmp_path: Path) -> None:
+    """Ada is certified to sign, and not to let others."""
+    eve, path = certify(tmp_path, "eve", house.ada), make_bundle()
+    chain = [eve.pem, house.ada.pem, house.office.pem]
+    sign(Bundle.open(path), eve.private, chain=chain)
+    assert "no chain leads to such a root" in refused(path, house.root.pem)
+
+
+def test_another_certificate_in_the_signature(
+    certified: Path, house: House, tmp_path: Path
+) -> None:
+    """Signed by Ada, who writes that Bob did it."""
+    bob = certify(tmp_path, "bob", house.office)
+    data = json.loads((certified / "bundle.sig").read_text())
+    from cryptography.hazmat.primitives import serialization
+
+    content = bob.certificate.public_bytes(serialization.Encoding.DER)
+    chain = data["verificationMaterial"]["x509CertificateChain"]["certificates"]
+    chain[0]["rawBytes"] = base64.b64encode(content).decode()
+    (certified / "bundle.sig").write_text(json.dumps(data))
+    assert "by CN=bob under" in refused(certified, house.root.pem)
+
+
+def test_it_has_run_out_since(make_bundle: MakeBundle, tmp_path: Path, house: House) -> None:
+    """As docs/signing.md says: what counts is the moment from which the certificate is valid."""
+    old = certify(tmp_path, "old", house.office, days=1)
+    path = make_bundle()
+    sign(Bundle.open(path), old.private, chain=[old.pem, house.office.pem])
+    require_signature(Bundle.open(path), [read_trusted(house.root.pem)])
+    early = certify(tmp_path, "early", house.office, began=TODAY - timedelta(days=9))
+    sign(Bundle.open(path), early.private, chain=[early.pem, house.office.pem])
+    assert "no chain leads" in refused(path, house.root.pem)  # before the office was certified
+
+
+def test_what_cannot_sign(make_bundle: MakeBundle, house: House, tmp_path: Path) -> None:
+    bundle = Bundle.open(make_bundle())
+    other = certify(tmp_path, "tls", house.office, may_sign=False)
+    closed = make_keys(tmp_path, "closed", password="sesame").private
+    for key, chain, password, why in (
+        (other.private, [other.pem], None, "not for signing: it needs the key usage"),
+        (house.office.private, house.chain, None, r"certificate of another key \(CN=ada\)"),
+        (house.ada.private, [house.ada.private], None, "not a certificate in PEM format"),
+        (house.ada.private, [tmp_path / "nothing"], None, "nothing: cannot be read"),
+        (closed, house.chain, "sesame", "model-signing takes no password"),
+    ):
+        with pytest.raises(TrustError, match=why):
+            sign(bundle, key, password, chain)
+    both = tmp_path / "both.pem"
+    both.write_bytes(house.ada.pem.read_bytes() + house.office.pem.read_bytes())
+    with pytest.raises(TrustError, match="2 certificates: the chain goes apart"):
+        sign(bundle, house.ada.private, chain=[both])
+    assert not (bundle.path / "bundle.sig").exists()
+
+
+def test_what_cannot_be_trusted(house: House, tmp_path: Path) -> None:
+    with pytest.raises(TrustError, match="not a root: the certificate of CN=office was issued"):
+        read_trusted(house.office.pem)
+    both = tmp_path / "both.pem"
+    both.write_bytes(house.root.pem.read_bytes() * 2)
+    with pytest.raises(TrustError, match="2 certificates: trust takes one a file"):
+        read_trusted(both)
+    both.write_text("-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n")
+    with pytest.raises(TrustError, match="not a certificate in PEM format"):
+        read_trusted(both)
+
+
+def test_a_folder_of_keys_and_roots(
+    registry: Registry,
+    certified: Path,
+    house: House,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "trusted"
+    folder.mkdir()
+    shutil.copy(house.root.pem, folder)
+    shutil.copy(make_keys(tmp_path, "release").public, folder)
+    monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(folder))
+    keys = host_keys()
+    assert keys is not None
+    assert len(keys) == 2
+    version = registry.register(Bundle.open(certified))
+    found = registry.require_signature(version, registry.open(version), keys)
+    assert found.fingerprint == read_trusted(house.root.pem).fingerprint
+    bob = certify(tmp_path, "bob", house.office)
+    registry.sign(version, bob.private, chain=[bob.pem, house.office.pem])
+    found = registry.require_signature(version, registry.open(version), keys)
+    assert found.is_root
+    assert found.signer == "CN=bob"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -163,15 +163,12 @@ def test_nan_and_infinities_are_counted_and_let_through_where_the_reference_has_
 def test_threads_add_to_one_report() -> None:
     session = checked(rogues.honest())
 
-    def work() -> None:
+    def work(_: int) -> None:
         binding = session.bind(*jets_and_tags(5))
         for _ in range(20):
             binding()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     assert session.report.events == 80
     assert session.report.worst["probabilities"].elements == 80 * 15

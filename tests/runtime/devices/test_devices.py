@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -37,11 +38,8 @@ def test_a_device_is_deployed_once_at_its_first_event() -> None:
     for c in JETS.columns:
         jets.tensor(c.name).fill_(2)
     assert opened == []
-    threads = [threading.Thread(target=session.run, args=(jets, each)) for each in tags]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda each: session.run(jets, each), tags))
     assert opened == [torch.device("cpu")]
     assert all(each.tensor("x").eq(6).all() for each in tags)
 

@@ -13,7 +13,6 @@ from runtime.devices.staging import Staging
 from runtime.errors import BindError
 from runtime.session.session import Session
 from soa import Collection
-from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.reference.answers import Arrays, random_inputs
 from tests.models import detector, rogues
@@ -101,7 +100,7 @@ def test_memory_is_reused_and_grows(inputs: Arrays) -> None:
     def watch(rows: int) -> None:
         jets, tags = session.collection("jets", rows), session.collection("tags", rows)
         for c in jets.layout.columns:
-            fill_column(jets, c, values[c.name])
+            jets.fill(c.name, values[c.name])
         staging.run(jets, tags)
         assert torch.equal(tags.tensor("x"), jets.tensor("a") * 3)
 

@@ -33,12 +33,10 @@ ENGINES = ("aoti", "torchscript", "exported")
 
 @pytest.fixture(autouse=True)
 def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """None of MLflow's own files in it; and torch's threads as they were."""
+    """None of MLflow's own files in it."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    threads = torch.get_num_threads()
     yield
-    torch.set_num_threads(threads)
     assert not [path.name for path in Path.cwd().iterdir() if path.name != "jets"]
 
 

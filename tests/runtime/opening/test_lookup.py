@@ -6,11 +6,9 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from registry.errors import (
     BundleError,
@@ -33,14 +31,6 @@ from tests.models.project import Built, described
 from tests.models.versions import negated, promoted
 
 NAME = "jets@production"
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -164,7 +154,7 @@ class TestGates:
         """What the registry last said no to is not served when it is gone."""
         load(NAME, registry=registry, lookup="prefer-cache")
         other = registry.register(described(jets.bundle, tmp_path / "other", "other"))
-        with registry.access.client() as client:  # by hand, past every gate
+        with registry.client() as client:  # by hand, past every gate
             client.set_registered_model_alias("jets", "production", str(other.number))
         with pytest.raises(LoadError, match="jets/2 was never promoted"):
             load(NAME, registry=registry)
@@ -175,7 +165,7 @@ class TestGates:
 
     def test_no_such_alias_any_more(self, registry: Registry) -> None:
         load(NAME, registry=registry, lookup="prefer-cache")
-        with registry.access.client() as client:
+        with registry.client() as client:
             client.delete_registered_model_alias("jets", "production")
         with pytest.raises(NotFoundError, match="no such alias"):
             load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)

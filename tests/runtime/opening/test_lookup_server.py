@@ -39,11 +39,9 @@ def test_a_server_that_stops(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(
         "registry.history.lock.LEASE_S", 600.0
     )  # nobody dies, and a machine may be busy
-    threads = torch.get_num_threads()
     registry = Registry(server.uri)
     promoted(registry, jets.bundle)
     first = load("jets@production", registry=registry)
@@ -77,4 +75,3 @@ def test_a_server_that_stops(
         load("jets/1", registry=registry, lookup="prefer-cache")
     with pytest.raises(LoadError, match="is not in the cache"):
         load("jets/1", registry=registry, lookup="offline")
-    torch.set_num_threads(threads)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import pipeline
+from engines.errors import RunError
 from pipeline.deployment.repository import deploy
 from pipeline.promotion.pulling import pull
-from registry.bundle.bundle import Bundle
+from registry.bundle.bundle import Bundle, seal
 from registry.bundle.pulled import read_note, write_note
 from registry.errors import TrustError
 from registry.promotion.policy import Policy
@@ -38,14 +38,6 @@ TAG = "promotion.production"
 UNKNOWN = "the history of jets has no such promotion"
 
 
-@pytest.fixture(autouse=True)
-def as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def registry(jets: Built, empty: Registry, tmp_path: Path) -> Registry:
     """jets/1 is in production, jets/2 was never promoted."""
@@ -56,7 +48,7 @@ def registry(jets: Built, empty: Registry, tmp_path: Path) -> Registry:
 
 def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
     """With MLflow's own client, past every gate."""
-    with registry.access.client() as client:
+    with registry.client() as client:
         call(client)
 
 
@@ -221,10 +213,45 @@ class TestSignatures:
             found = ways(registry, ref, tmp_path / "out")
             refused(found, TrustError, "not signed", tmp_path / "out")
 
-    def test_a_policy(self, registry: Registry, release: KeyPair, tmp_path: Path) -> None:
+    def test_a_policy_of_the_registry(
+        self, registry: Registry, release: KeyPair, tmp_path: Path
+    ) -> None:
+        load_here("jets@production", registry=registry)
         registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
         found = ways(registry, "jets@production", tmp_path / "out")
         refused(found, TrustError, "not signed.*the registry's policy", tmp_path / "out")
+        load_here("jets@production", registry=registry, mode="test")
+        registry.sign(registry.find("jets/1"), release.private)
+        load_here("jets@production", registry=registry)
+        pull(registry, "jets@production", tmp_path / "taken")
+        load_here(tmp_path / "taken", trusted_keys=[release.public])
+
+    def test_a_folder(
+        self, pulled: Path, release: KeyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load_here(pulled)  # nobody asks
+        with pytest.raises(TrustError, match="not signed"):
+            load_here(pulled, trusted_keys=[release.public])
+        monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
+        with pytest.raises(TrustError, match="not signed"):
+            load_here(pulled)
+        load_here(pulled, mode="test")  # takes anything
+        sign(Bundle.open(pulled), release.private)
+        assert isinstance(load_here(pulled), pipeline.Session)
+        other = make_keys(tmp_path, "other")
+        with pytest.raises(TrustError, match="none of those trusted"):
+            load_here(pulled, trusted_keys=[other.public])
+
+    def test_forged_with_every_digest_right(self, pulled: Path, release: KeyPair) -> None:
+        """Altered, sealed again, its promotion rewritten: a bare folder cannot tell."""
+        sign(Bundle.open(pulled), release.private)
+        (pulled / "reports/benchmark.json").write_text("{}")
+        note = read_note(pulled)
+        assert note is not None
+        write_note(pulled, replace(note, digest=seal(pulled)))
+        load_here(pulled)
+        with pytest.raises(TrustError, match="not a signature of these files"):
+            load_here(pulled, trusted_keys=[release.public])
 
     def test_a_caller(self, registry: Registry, release: KeyPair) -> None:
         for more in ({}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}):
@@ -259,15 +286,25 @@ class TestSignatures:
         both = [other.public, release.public]
         pipeline.load("jets/1", registry=registry, trusted_keys=both)
 
-    def test_a_target_that_came_after_the_signature(
-        self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
-    ) -> None:
+    def test_a_target_built_after_the_signature(
+        self, registry: Registry, release: KeyPair, pulled: Path, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        """It lies beside the bundle, under no signature: run where none is asked for, else not."""
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
         note = read_note(pulled)
         assert note is not None
         write_note(pulled, replace(note, annexes={added: annex.digest}))
         sign(Bundle.open(pulled), release.private)
+        with pytest.raises(RunError, match="not a whole 64-bit ELF library"):  # it is no library
+            load_here(pulled, target=added)
+        session = load_here(pulled, trusted_keys=[release.public])
+        assert session.origin is not None
+        assert session.origin.target == TARGET
+        with pytest.raises(LoadError, match=f"{added} was built after the version was signed"):
+            load_here(pulled, trusted_keys=[release.public], target=added)
+        monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
         with pytest.raises(ServingError, match=f"{added} was built after the version was signed"):
             deploy(registry, str(pulled), tmp_path / "out", target=added)
         assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET

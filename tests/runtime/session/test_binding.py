@@ -23,6 +23,17 @@ from tests.models.building import JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES, FEATURES
 
 
+def simple(given: Layout, answers: Layout = TAGS) -> Signature:
+    """The first column in, column `x` out; in one collection where both layouts are one."""
+    out = "i" if given is answers else "o"
+    return Signature.build(
+        {"i": given, out: answers},
+        [Block("features", "i", (given.columns[0].name,))],
+        [Block("y", out, ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+
+
 class Records:
     """An executable that keeps what it was called with."""
 
@@ -123,12 +134,7 @@ def test_every_column_of_a_layout_counts(name: str) -> None:
 
 
 def test_an_eigen_column_of_another_shape() -> None:
-    signature = Signature.build(
-        {"i": Layout([eigen("m", "float32", 2, 3)]), "o": TAGS},
-        [Block("features", "i", ("m",))],
-        [Block("y", "o", ("x",))],
-        {"n": RowRange(0, 10)},
-    )
+    signature = simple(Layout([eigen("m", "float32", 2, 3)]))
     turned = Collection(Layout([eigen("m", "float32", 3, 2)]), 5)
     assert refusal(turned, tags(), Session(signature, Records())) == (
         "collection 'i': column 'm' is eigen [3, 2], the model was compiled for eigen [2, 3]"
@@ -139,13 +145,7 @@ def test_separate_columns_may_be_aligned_better_than_needed() -> None:
     def layout(alignment: int) -> Layout:
         return Layout(floats("a"), alignment, "columns")
 
-    signature = Signature.build(
-        {"i": layout(64), "o": TAGS},
-        [Block("features", "i", ("a",))],
-        [Block("y", "o", ("x",))],
-        {"n": RowRange(0, 10)},
-    )
-    session = Session(signature, Records())
+    session = Session(simple(layout(64)), Records())
     session.bind(Collection(layout(128), 5), tags())
     message = "collection 'i' is aligned to 32 bytes, the model was compiled for 64"
     assert refusal(Collection(layout(32), 5), tags(), session) == message
@@ -234,16 +234,11 @@ def test_rows_of_two_dimensions_are_independent() -> None:
 
     def made(n: int, m: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
         size = {"n": n, "m": m}
-        return (
-            {
-                c: session.collection(c, size[signature.rows_of[c]])
-                for c in signature.input_collections
-            },
-            {
-                c: session.collection(c, size[signature.rows_of[c]])
-                for c in signature.output_collections
-            },
+        inputs, outputs = (
+            {c: session.collection(c, size[signature.rows_of[c]]) for c in names}
+            for names in (signature.input_collections, signature.output_collections)
         )
+        return inputs, outputs
 
     binding = session.bind(*made(7, 60))
     assert binding.rows == {"n": 7, "m": 60}
@@ -416,17 +411,11 @@ def test_a_failure_of_the_artifact_is_its_own() -> None:
 
 def test_a_collection_that_is_read_and_written_is_one() -> None:
     layout = Layout([column("a", "float32"), column("x", "float32")])
-    signature = Signature.build(
-        {"jets": layout},
-        [Block("features", "jets", ("a",))],
-        [Block("y", "jets", ("x",))],
-        {"n": RowRange(0, 10)},
-    )
-    session = Session(signature, Records())
+    session = Session(simple(layout, layout), Records())
     one, other = Collection(layout, 5), Collection(layout, 5)
     session.bind(one, one)()
     assert refusal(one, other, session) == (
-        "the model reads and writes collection 'jets': give the same one as input and as output"
+        "the model reads and writes collection 'i': give the same one as input and as output"
     )
 
 
@@ -445,16 +434,10 @@ def test_where_nothing_is_written_the_artifact_is_not_called() -> None:
 
 
 def test_a_scalar_output_is_written_without_rows() -> None:
-    layout = Layout([column("a", "float32"), scalar("total", "float32")])
-    signature = Signature.build(
-        {"jets": layout},
-        [Block("features", "jets", ("a",))],
-        [Block("sum", "jets", ("total",))],
-        {"n": RowRange(0, 10)},
-    )
+    layout = Layout([column("a", "float32"), scalar("x", "float32")])
     records = Records()
     both = Collection(layout, 0)
-    Session(signature, records).run(both, both)
+    Session(simple(layout, layout), records).run(both, both)
     assert len(records.calls) == 1
 
 

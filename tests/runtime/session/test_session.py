@@ -79,7 +79,6 @@ def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
             binding()
         expected.append([tags.memory()[0].clone() for _, tags in serial])
     parallel = [bound(first) for first in range(4)]
-    wrong: list[str] = []
     barrier = threading.Barrier(4)
 
     def work(thread: int) -> None:
@@ -88,15 +87,11 @@ def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
             for k, (binding, tags) in enumerate(parallel[thread]):
                 tags.memory()[0].zero_()
                 binding()
-                if not torch.equal(tags.memory()[0], expected[thread][k]):
-                    wrong.append(f"thread {thread}, turn {turn}, n={tags.n}")
+                right = torch.equal(tags.memory()[0], expected[thread][k])
+                assert right, f"thread {thread}, turn {turn}, n={tags.n}"
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
 
 
 @pytest.mark.usefixtures("restless")
@@ -131,18 +126,12 @@ def test_threads_may_bind_at_once(mlp: Built) -> None:
     given, written = mlp.collections({"n": 57})
     session.run(given, written)
     expected = written["tags"].memory()[0]
-    equal: list[bool] = []
 
-    def work() -> None:
+    def work(_: int) -> None:
         for _ in range(50):
             tags = session.collection("tags", 57)
             session.run(given, tags)
-            equal.append(torch.equal(tags.memory()[0], expected))
+            assert torch.equal(tags.memory()[0], expected)
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(equal) == 200
-    assert all(equal)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))

@@ -9,6 +9,8 @@ COLUMNS = """
 import sys
 import numpy as np
 import soa, runtime.session, engines.native, soa.memory.interop, soa.describe
+import runtime.loader, runtime.opening.route, runtime.opening.target_choice
+import runtime.opening.artifact, runtime.devices.scheduler, runtime.devices.live
 from engines.native import NativeExecutable, PreparedCall, run_many
 from runtime.session import Binding, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar

@@ -28,14 +28,14 @@ from runtime.errors import BindError
 from runtime.loader import load as load_here
 from runtime.loader import tolerances_of
 from runtime.opening import Opening, open_version
+from serving.arrays import Arrays, Tensors
 from serving.client.calls import Client
 from serving.client.cuda_memory import HANDLE_BYTES, CudaMemory, cuda_runtime, require_cuda
 from serving.client.options import RemoteOptions
 from serving.client.regions import CudaRegions, Regions
-from serving.device_wire import from_wire, to_wire
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.local.triton import TritonServer
-from serving.remote.cuda import on_device
+from serving.remote.model import RemoteModel
 from serving.remote.session import RemoteSession
 from serving.wire import FORMS, Form, Wire, locations
 from soa import Collection, Signature
@@ -48,7 +48,7 @@ from tests.serving.conftest import Shop
 from tests.serving.grpc_server import Server
 
 CUDA = RemoteOptions(shared_memory="cuda")
-CPU = torch.device("cpu")
+CPU = Tensors(torch.device("cpu"))
 
 
 # -- the copies -----------------------------------------------------------------------------------
@@ -81,17 +81,16 @@ def test_the_copies_are_what_numpy_gathers_and_scatters(
     here, there = filled(signature, rows, seed), filled(signature, rows, seed + 1)
     sources = argument_tensors(signature, here, rows)
     targets, same = argument_tensors(signature, there, rows), filled(signature, rows, seed + 1)
-    wanted = argument_tensors(signature, same, rows)
+    wanted, arrays = argument_tensors(signature, same, rows), Arrays()
     for role, tensors in (("input", wire.inputs), ("output", wire.outputs)):
         places = locations(signature, tensors, role)
         for t in tensors:
-            count = rows[t.rows]
-            memory = torch.zeros(t.nbytes(count), dtype=torch.uint8)
-            to_wire(t, places[t.name].tensors(sources), count, memory)
-            values = t.gather(places[t.name].parts(sources), 0, count)
-            assert memory.numpy().tobytes() == values.tobytes()
-            from_wire(t, places[t.name].tensors(targets), count, memory)
-            t.scatter(places[t.name].parts(wanted), 0, values)
+            count, at = rows[t.rows], 0 if t.scalar else rows[t.rows] // 3
+            found = t.gather(places[t.name].parts(sources), at, count - at)
+            values = t.gather(places[t.name].parts(arrays.of(sources)), at, count - at)
+            assert (tuple(found.shape), CPU.to_bytes(found)) == (values.shape, values.tobytes())
+            t.scatter(places[t.name].parts(targets), at, found)
+            t.scatter(places[t.name].parts(arrays.of(wanted)), at, values)
     for one, other in zip(there.values(), same.values(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one.memory(), other.memory(), strict=True))
 
@@ -109,7 +108,7 @@ class TensorRegions(Regions):
 def connected(url: str, registry: Any, ref: str, options: RemoteOptions) -> RemoteSession:
     client = Client(url.removeprefix("triton://"), options)
     opened = open_version(Opening(ref, registry=registry))
-    model = on_device(opened, client, TensorRegions(client), CPU)
+    model = RemoteModel(opened, client, TensorRegions(client), CPU)
     model.look()
     return RemoteSession(opened.signature, model, options.in_flight)
 
@@ -142,7 +141,7 @@ def test_an_answer_of_nan_is_found_where_it_lies(tags: Tags, form: Form) -> None
     with server.listening() as url:
         client = Client(url.removeprefix("triton://"), RemoteOptions())
         opened = open_version(Opening("tagged/1", registry=tags.registry))
-        model = on_device(opened, client, None, CPU)
+        model = RemoteModel(opened, client, None, CPU)
         model.look()
         session = RemoteSession(local.signature, model, 1)
         event = Event.make(local, 3, 20)
@@ -204,7 +203,9 @@ def test_a_server_that_cannot_open_the_memory(
 def test_collections_on_the_cpu(tags: Tags) -> None:
     local = load_here("tagged/1", registry=tags.registry)
     client, gpu = Client("127.0.0.1:1", CUDA), torch.device("cuda:0")
-    model = on_device(open_version(Opening(tags.bundle.path, mode="test")), client, None, gpu)
+    model = RemoteModel(
+        open_version(Opening(tags.bundle.path, mode="test")), client, None, Tensors(gpu)
+    )
     session = RemoteSession(local.signature, model, 1, device=gpu)
     event = Event.make(local, 1, 5)
     for run in (session.run, session.run_async):

@@ -11,7 +11,7 @@ import pytest
 from runtime.checked.comparison import default_tolerance
 from runtime.session.session import Session
 from serving.errors import ServingError
-from serving.native.artifact import Backend, Native, NativeExecutable, make_native
+from serving.native.artifact import Backend, Native, ProgramExecutable, make_native
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
 from stages.reference.answers import Reference
@@ -47,7 +47,7 @@ def native(folder: Path, signature: Signature, backend: Backend, form: Form, out
 
 def validated(made: Built, signature: Signature, form: Form, program: object) -> ValidationReport:
     wire = Wire.of(signature, form)
-    session = Session(signature, NativeExecutable(signature, wire, program))  # type: ignore[arg-type]
+    session = Session(signature, ProgramExecutable(signature, wire, program))  # type: ignore[arg-type]
     tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
     return validate_session(session, form, Reference.load(made.capture.reference), tolerances)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +24,13 @@ from registry.store.registry import Registry
 from runtime.checked.comparison import default_tolerance
 from runtime.session.session import Session
 from serving.errors import ServingError
-from serving.native.artifact import NativeExecutable, graph_of
+from serving.native.artifact import ProgramExecutable, artifact_of, make_native
 from serving.native.onnx import write_onnx
 from serving.native.tensorrt import (
     CARRIED,
     PlanFor,
+    PlanTuning,
     check_tensors,
-    choose_gpu,
-    make_plan,
     plan_for,
     profile,
     require_carried,
@@ -57,16 +58,6 @@ def event(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Built]:
     """The ONNX file of a model with several row dimensions and scalars."""
     made = build(served.Event(), served.EVENT, tmp_path_factory.mktemp("event"), ("onnxruntime",))
     return made.files["onnxruntime"], made
-
-
-def test_the_profile_of_several_row_dimensions_and_a_scalar() -> None:
-    assert profile(Wire.of(served.EVENT), served.EVENT.ranges, (20,)) == {
-        "nodes.x": ((0, 1), (8, 1), (60, 1)),
-        "nodes.y": ((0, 1), (8, 1), (60, 1)),
-        "edges.weight": ((0, 1), (9, 1), (90, 1)),
-    }
-    blocks = profile(Wire.of(served.EVENT, "blocks"), served.EVENT.ranges)
-    assert blocks["points"] == ((2, 0), (2, 8), (2, 60))
 
 
 @pytest.mark.parametrize(
@@ -164,11 +155,11 @@ def forged(bundle: Bundle, folder: Path, graphs: dict[str, tuple[str, bytes]]) -
 def test_the_file_is_a_valid_one_of_any_target(bundle: Bundle, tmp_path: Path) -> None:
     cpu = (TARGET, b"of the CPU")
     one = forged(bundle, tmp_path / "one", {cpu[0]: ("valid", cpu[1]), GPU: ("unverified", b"")})
-    assert graph_of(one, GPU) == TARGET
-    assert graph_of(one, str(SM80)) == TARGET  # a target that it does not have
+    assert artifact_of(one, GPU, "tensorrt")[0] == TARGET
+    assert artifact_of(one, str(SM80), "tensorrt")[0] == TARGET  # a target that it does not have
     assert preferred_sizes(one.manifest, str(SM80)) == ()
     both = forged(bundle, tmp_path / "both", {cpu[0]: ("valid", cpu[1]), GPU: ("valid", b"own")})
-    assert graph_of(both, GPU) == GPU
+    assert artifact_of(both, GPU, "tensorrt") == (GPU, "onnxruntime")
 
 
 def test_what_nobody_validated_is_not_taken(bundle: Bundle, tmp_path: Path) -> None:
@@ -176,12 +167,22 @@ def test_what_nobody_validated_is_not_taken(bundle: Bundle, tmp_path: Path) -> N
     with pytest.raises(
         ServingError, match=r"^coupled has no valid artifact of onnxruntime for any"
     ):
-        graph_of(made, GPU)
+        artifact_of(made, GPU, "tensorrt")
 
 
-def test_the_gpu_that_builds_it() -> None:
-    assert choose_gpu(None, [SM90, SM90]) == 0
-    assert choose_gpu(GPU, [SM80, SM90]) == 1
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", SimpleNamespace(__version__="10.14"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "gpu"),
+    [(None, [SM90, SM90], 0), (GPU, [SM80, SM90], 1), (str(SM80), [SM90, SM80, SM80], 1)],
+)
+def test_the_gpu_that_builds_it(
+    wanted: str | None, there: list[Target], gpu: int, library: None
+) -> None:
+    assert plan_for(("cuda:0",), wanted, there) == PlanFor(there[gpu], gpu, "10.14")
 
 
 @pytest.mark.parametrize(
@@ -195,9 +196,11 @@ def test_the_gpu_that_builds_it() -> None:
         ("rocm/gfx90a", [Target("rocm", "gfx90a")], "sees rocm/gfx90a here$"),
     ],
 )
-def test_no_gpu_to_build_it(wanted: str | None, there: list[Target], message: str) -> None:
+def test_no_gpu_to_build_it(
+    wanted: str | None, there: list[Target], message: str, library: None
+) -> None:
     with pytest.raises(ServingError, match=message) as refused:
-        choose_gpu(wanted, there)
+        plan_for(("cuda:0",), wanted, there)
     assert "\n" not in str(refused.value)
 
 
@@ -277,10 +280,11 @@ def test_a_plan_answers_the_reference(
 ) -> None:
     signature, wire = served.EVENT, Wire.of(served.EVENT, form)
     plan = plan_for(("cuda:0",), str(gpu_target(0)))
-    made = make_plan(event[0], signature, wire, plan, (), False, tmp_path)
+    tuning = PlanTuning(plan)
+    made = make_native(event[0], "tensorrt", signature, wire, tmp_path, tuning)
     assert made.file.name == "model.plan"
     report = validate_session(
-        Session(signature, NativeExecutable(signature, wire, made.program)),
+        Session(signature, ProgramExecutable(signature, wire, made.program)),
         form,
         Reference.load(event[1].capture.reference),
         {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs},

@@ -20,7 +20,6 @@ from tritonclient.grpc import service_pb2
 
 import pipeline
 from engines.errors import RunError
-from registry.bundle.bundle import Bundle
 from registry.errors import BundleError
 from registry.store.registry import Registry
 from runtime.checked.session import CheckedSession
@@ -69,15 +68,31 @@ def url(server: Server) -> Iterator[str]:
     server.fault = lambda answer, context: answer
 
 
+_OPENED: list[RemoteSession] = []
+
+
+@pytest.fixture(autouse=True)
+def opened() -> Iterator[None]:
+    """Sessions that a test has opened are closed after it."""
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
+def connect(shop: Shop, url: str, options: RemoteOptions = QUICK) -> RemoteSession:
+    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+    assert isinstance(session, RemoteSession)
+    _OPENED.append(session)
+    return session
+
+
 @pytest.fixture
-def remote(shop: Shop, url: str) -> Iterator[RemoteSession]:
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
-    yield session
-    session.close()
+def remote(shop: Shop, url: str) -> RemoteSession:
+    return connect(shop, url)
 
 
-def collections(bundle: Bundle, session: Any, n: int) -> tuple[Any, Any]:
-    inputs = Reference.load(bundle.file("reference.safetensors")).inputs
+def collections(shop: Shop, session: Any, n: int) -> tuple[Any, Any]:
+    inputs = Reference.load(shop.bundles["jets"].file("reference.safetensors")).inputs
     return reference_collections(session.signature, inputs, {"n": n})
 
 
@@ -99,13 +114,13 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
     session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
     other = Server(session, replace(service, requests=form, merge=form == "rows"))
     with other.listening() as url:
-        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+        remote = connect(shop, url)
         report = validate_session(
             remote, form, Reference.load(bundle.file("reference.safetensors")),
             tolerances_of(bundle.manifest),
         )  # fmt: skip
         assert report.valid, report.reason
-        given, written = collections(bundle, remote, 5)
+        given, written = collections(shop, remote, 5)
 
         def nan(answer: Any, context: Any) -> Any:
             values = np.frombuffer(answer.raw_output_contents[0], np.float32).copy()
@@ -116,7 +131,6 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
         other.fault = nan
         with pytest.raises(AnswerError, match=f"row {2 if form == 'blocks' else 7 // 3}"):
             remote.run(given, written)
-        remote.close()
     session.close()
 
 
@@ -130,15 +144,14 @@ def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server,
     rows = Server(session, replace(service, requests="rows"))
     blocks = Server(session, replace(service, requests="blocks", merge=False))
     with rows.listening() as url:
-        remote = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
-        given, written = collections(shop.bundles["jets"], remote, 6)
+        remote = connect(shop, url)
+        given, written = collections(shop, remote, 6)
         remote.run(given, written)
         before = written["tags"].memory()[0].clone()
         rows.core = blocks.core
         with pytest.raises(VersionMismatchError, match="is of the form rows, this server takes bl"):
             remote.run(given, written)
         assert torch.equal(written["tags"].memory()[0], before)
-        remote.close()
     session.close()
 
 
@@ -158,7 +171,7 @@ def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
 
 
 def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSession) -> None:
-    given, written = collections(shop.bundles["jets"], remote, 40)
+    given, written = collections(shop, remote, 40)
     binding = remote.bind(given, written)
     binding()
     whole = written["tags"]["x"].copy()
@@ -173,7 +186,7 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
 def test_bad_memory_is_refused_before_anything_is_sent(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
-    given, _ = collections(shop.bundles["jets"], remote, 10)
+    given, _ = collections(shop, remote, 10)
     before = server.requests
     with pytest.raises(BindError, match="outside the compiled range"):
         remote.run(remote.collection("jets", 1001), remote.collection("tags", 1001))
@@ -185,8 +198,8 @@ def test_bad_memory_is_refused_before_anything_is_sent(
 def test_asynchronous_answers_come_in_the_order_of_the_calls(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
-    events = [collections(shop.bundles["jets"], remote, n) for n in range(1, 30)]
-    local = [collections(shop.bundles["jets"], remote, n)[1] for n in range(1, 30)]
+    events = [collections(shop, remote, n) for n in range(1, 30)]
+    local = [collections(shop, remote, n)[1] for n in range(1, 30)]
 
     def later_is_quicker(answer: Any, context: Any) -> Any:
         time.sleep(0.02 / answer.outputs[0].shape[0])
@@ -203,7 +216,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
 
 
 def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
-    events = [collections(shop.bundles["jets"], remote, 5) for _ in range(20)]
+    events = [collections(shop, remote, 5) for _ in range(20)]
     remote.run_many([remote.bind(*event) for event in events])
     first = events[0][1]["tags"]["x"]
     assert first.any() and all(np.array_equal(w["tags"]["x"], first) for _, w in events)
@@ -220,7 +233,7 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
         under_way.pop()
         return answer
 
-    binding = remote.bind(*collections(shop.bundles["jets"], remote, 5))
+    binding = remote.bind(*collections(shop, remote, 5))
     server.fault = slow
     ctrl_c = disposed(signal.SIGINT, signal.default_int_handler)
     with ctrl_c, pytest.raises(KeyboardInterrupt):
@@ -233,7 +246,7 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
 def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
     session = pipeline.load("jets@production", device=url, registry=shop.registry, mode="test")
     assert isinstance(session, CheckedSession)
-    given, written = collections(shop.bundles["jets"], session, 20)
+    given, written = collections(shop, session, 20)
     session.run(given, written)
     assert session.report.events == 1
 
@@ -287,33 +300,30 @@ def test_a_wrong_answer_is_refused_and_nothing_written(
     shop: Shop, server: Server, remote: RemoteSession, kind: str
 ) -> None:
     server.fault, message = ANSWERS[kind]
-    given, written = collections(shop.bundles["jets"], remote, 5)
+    given, written = collections(shop, remote, 5)
     with pytest.raises(AnswerError, match=message):
         remote.run(given, written)
     assert not written["tags"].memory()[0].any()
 
 
 def test_nan_that_came_in_may_come_out(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    given, written = collections(shop.bundles["jets"], remote, 5)
+    given, written = collections(shop, remote, 5)
     given["jets"]["c"][3] = float("nan")
     remote.run(given, written)
     assert written["tags"].tensor("x").isnan().tolist() == [False, False, False, True, False]
 
 
 def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
-    session = pipeline.load(
-        "jets@production", device=url, registry=shop.registry, remote=RemoteOptions(allow_nan=True)
-    )
+    session = connect(shop, url, RemoteOptions(allow_nan=True))
     server.fault = changed(0, raw=NAN * 5)
-    given, written = collections(shop.bundles["jets"], session, 5)
+    given, written = collections(shop, session, 5)
     session.run(given, written)
     assert written["tags"].tensor("x").isnan().all()
-    session.close()
 
 
 def test_a_server_that_hangs(shop: Shop, server: Server, url: str) -> None:
     options = RemoteOptions(deadline_s=0.3)
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+    session = connect(shop, url, options)
 
     def hang(answer: Any, context: Any) -> Any:
         time.sleep(1.0)
@@ -321,8 +331,7 @@ def test_a_server_that_hangs(shop: Shop, server: Server, url: str) -> None:
 
     server.fault = hang
     with pytest.raises(DeadlineError, match=r"no answer within 0\.3 s"):
-        session.run(*collections(shop.bundles["jets"], session, 5))
-    session.close()
+        session.run(*collections(shop, session, 5))
 
 
 def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: RemoteSession) -> None:
@@ -335,7 +344,7 @@ def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: Remote
         return answer
 
     server.fault = busy
-    given, written = collections(shop.bundles["jets"], remote, 5)
+    given, written = collections(shop, remote, 5)
     remote.run(given, written)
     assert written["tags"]["x"].any() and left == [0]
     left[0] = 3
@@ -345,8 +354,8 @@ def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: Remote
 
 def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
     with server.listening() as url:
-        session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
-        event = collections(shop.bundles["jets"], session, 5)
+        session = connect(shop, url)
+        event = collections(shop, session, 5)
         session.run(*event)
     with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
         session.run(*event)
@@ -358,7 +367,6 @@ def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
                 break
             except ServerGoneError:
                 assert time.monotonic() < until
-    session.close()
 
 
 def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: RemoteSession) -> None:
@@ -367,7 +375,7 @@ def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: Remo
 
     server.fault = broken
     with pytest.raises(RefusedError, match=r"the kernel failed \(internal\)$"):
-        remote.run(*collections(shop.bundles["jets"], remote, 5))
+        remote.run(*collections(shop, remote, 5))
 
 
 def test_nobody_there(shop: Shop) -> None:
@@ -375,7 +383,7 @@ def test_nobody_there(shop: Shop) -> None:
         bound.bind(("127.0.0.1", 0))  # bound, but nobody listens
         url = f"triton://127.0.0.1:{bound.getsockname()[1]}"
         with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
-            pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
+            connect(shop, url)
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +412,7 @@ def test_a_server_that_was_restarted_with_another_bundle(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
     """Every request says which bundle it means."""
-    event = collections(shop.bundles["jets"], remote, 5)
+    event = collections(shop, remote, 5)
     remote.run(*event)
     before, server.core._digest = server.core._digest, "f" * 64
     with pytest.raises(RemoteError, match=r"asked for bundle .*, this server runs ffffffffffff"):
@@ -426,12 +434,12 @@ def test_what_was_not_promoted_runs_in_test_mode_only(
 def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
     """They go in several; where rows belong together, that is refused before anything is sent."""
     small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=small)
-    event, before = collections(shop.bundles["jets"], session, 1000), server.requests
+    session = connect(shop, url, small)
+    event, before = collections(shop, session, 1000), server.requests
     session.run(*event)
     assert server.requests - before == 4
-    whole = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
-    same = collections(shop.bundles["jets"], whole, 1000)
+    whole = connect(shop, url)
+    same = collections(shop, whole, 1000)
     whole.run(*same)
     for name in "xyz":
         assert torch.allclose(
@@ -440,13 +448,11 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     service, server.service = server.service, replace(server.service, merge=False)
     session.executable.look()  # type: ignore[attr-defined]
     server.service = service
-    given, written = collections(shop.bundles["jets"], session, 1000)
+    given, written = collections(shop, session, 1000)
     before = server.requests
     with pytest.raises(TooLargeError, match="whose rows may not be taken apart, of 40384 bytes"):
         session.run(given, written)
     assert server.requests == before and not written["tags"].memory()[0].any()
-    session.close()
-    whole.close()
 
 
 @pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
@@ -483,7 +489,7 @@ def test_options_that_make_no_sense(fault: dict[str, Any]) -> None:
 def test_certificates_that_are_not_there(shop: Shop, url: str, tmp_path: Path) -> None:
     options = RemoteOptions(tls=Tls(tmp_path / "root.pem"))
     with pytest.raises(ServingError, match=r"root\.pem: No such file"):
-        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+        connect(shop, url, options)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +511,7 @@ def test_certificates_that_are_none(
     files = [None if name is None else tmp_path / name.replace("root", "text") for name in names]
     with pytest.raises(ServingError, match=says):
         options = RemoteOptions(tls=Tls(*files))
-        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+        connect(shop, url, options)
 
 
 def test_a_proxy_for_the_web_is_not_asked(
@@ -515,13 +521,13 @@ def test_a_proxy_for_the_web_is_not_asked(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
     options = RemoteOptions(deadline_s=5.0, retries=0)
-    pipeline.load("jets@production", device=url, registry=shop.registry, remote=options).close()
+    connect(shop, url, options).close()
 
 
 def test_tls_with_a_server_that_has_none(shop: Shop, url: str) -> None:
     options = RemoteOptions(tls=Tls(), retries=1, deadline_s=5.0)
     with pytest.raises(ServerGoneError):
-        pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
+        connect(shop, url, options)
 
 
 def test_an_altered_bundle_never_gets_to_the_server(url: str, shop: Shop, tmp_path: Path) -> None:
@@ -596,12 +602,9 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
 
     sharing.fault = breaks
     with sharing.listening() as url:
-        session = pipeline.load(
-            "jets@production", device=url, registry=shop.registry,
-            remote=replace(QUICK, shared_memory=True),
-        )  # fmt: skip
+        session = connect(shop, url, replace(QUICK, shared_memory=True))
         for _ in range(3):
-            given, written = collections(shop.bundles["jets"], session, 5)
+            given, written = collections(shop, session, 5)
             session.run(given, written)
             assert written["tags"]["x"].any()
         first, again, second, third = sharing.used
@@ -622,13 +625,12 @@ def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str
         time.sleep(0.3)
         return answer
 
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=options)
-    event = collections(shop.bundles["jets"], session, 1000)  # four of them
+    session = connect(shop, url, options)
+    event = collections(shop, session, 1000)  # four of them
     server.fault = slow
     with pytest.raises(DeadlineError):
         session.run(*event)
     assert not event[1]["tags"].memory()[0].any()
-    session.close()
 
 
 # -- after a fork, and after the end ---------------------------------------------------------------
@@ -639,7 +641,7 @@ def test_a_fork_leaves_the_session_to_its_parent(
     shop: Shop, remote: RemoteSession, call: str
 ) -> None:
     """Else both would use one region of shared memory, and a pool whose threads are gone."""
-    given, written = collections(shop.bundles["jets"], remote, 5)
+    given, written = collections(shop, remote, 5)
     remote.run_async(given, written).result()  # so that there are threads to be lost
     calls: dict[str, Callable[[], object]] = {
         "run": lambda: remote.run(given, written),
@@ -652,8 +654,8 @@ def test_a_fork_leaves_the_session_to_its_parent(
 
 
 def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:
-    session = pipeline.load("jets@production", device=url, registry=shop.registry, remote=QUICK)
-    event = collections(shop.bundles["jets"], session, 5)
+    session = connect(shop, url)
+    event = collections(shop, session, 5)
     binding = session.bind(*event)
     session.close()
     with pytest.raises(ServerGoneError, match="the session is closed"):

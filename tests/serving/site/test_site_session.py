@@ -43,7 +43,6 @@ POLICY = {"deadline_s": 3.0, "attempt_s": 1.0, "health_s": 0.1}
 def local(tags: Tags) -> Iterator[Session]:
     session = load_here("tagged/1", registry=tags.registry)
     yield session
-    session.close()
 
 
 @pytest.fixture
@@ -63,8 +62,34 @@ def site(*urls: str, fall_back: bool = True, **policy: Any) -> Site:
     )
 
 
-def load(tags: Tags, where: Site) -> SiteSession:
-    return pipeline.load("tagged/1", site=where, registry=tags.registry)
+@pytest.fixture(autouse=True)
+def opened() -> Iterator[None]:
+    """Sessions that a test has opened are closed after it."""
+    yield
+    while _OPENED:
+        _OPENED.pop().close()
+
+
+_OPENED: list[Any] = []
+
+
+def load(tags: Tags, where: Site, **more: Any) -> Any:
+    session = pipeline.load("tagged/1", site=where, registry=tags.registry, **more)
+    _OPENED.append(session)
+    return session
+
+
+def ran(session: Session, number: int = 1, n: int = 5) -> Event:
+    event = Event.make(session, number, n)
+    session.run(event.given, event.found)
+    return event
+
+
+def answered(session: Session, local: Session, number: int = 1, n: int = 5) -> Event:
+    """Run there, and compared with the local session."""
+    event = ran(session, number, n)
+    assert right(local, event)
+    return event
 
 
 def right(local: Session, event: Event) -> bool:
@@ -99,7 +124,6 @@ def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Se
         assert report.answered == 60 and report.fell_back == 0
         assert {p.state for p in report.places} == {"good"}
         assert one.requests and two.requests
-        session.close()
 
 
 def test_a_binding_runs_again_on_fewer_rows_and_here(
@@ -123,7 +147,6 @@ def test_a_binding_runs_again_on_fewer_rows_and_here(
     binding()
     assert right(local, other)
     assert session.report().fell_back == 4
-    session.close()
 
 
 def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
@@ -134,7 +157,6 @@ def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
     report = session.report()
     assert (report.fell_back, report.retried) == (20, 0)
     assert report.place("s0").state == "bad" and not report.place("s0").failed
-    session.close()
 
 
 def test_a_server_that_dies_and_comes_back(
@@ -143,12 +165,9 @@ def test_a_server_that_dies_and_comes_back(
     caplog.set_level(logging.INFO, "soa_pipeline.site")
     with one.listening() as url:
         session = load(tags, site(url))
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
+        event = ran(session)
     for i in range(20):
-        event = Event.make(session, i, 5)
-        session.run(event.given, event.found)
-        assert right(local, event)
+        event = answered(session, local, i, 5)
     assert session.report().place("s0").state == "bad"
     before = one.requests
     with one.listening(url.removeprefix("triton://")):
@@ -159,7 +178,6 @@ def test_a_server_that_dies_and_comes_back(
     said = [record.getMessage() for record in caplog.records]
     assert any("tagged/1: s0 is bad (was good): server 127.0.0.1" in text for text in said)
     assert any("tagged/1: s0 is good (was trial): answers" in text for text in said)
-    session.close()
 
 
 def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> None:
@@ -174,15 +192,12 @@ def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> No
     with one.listening() as url:
         session = load(tags, site(url, attempt_s=0.3))
         one.fault = hang
-        event = Event.make(session, 3, 9)
-        session.run(event.given, event.found)
-        assert right(local, event)
+        event = answered(session, local, 3, 9)
         late.set()
         time.sleep(0.2)
         assert right(local, event)
         report = session.report()
         assert report.place("s0").failed == {"DeadlineError": 1} and report.fell_back == 1
-        session.close()
 
 
 def test_a_wrong_answer_is_asked_for_elsewhere(
@@ -200,15 +215,12 @@ def test_a_wrong_answer_is_asked_for_elsewhere(
     with one.listening() as a, two.listening() as b:
         session = load(tags, site(a, b))
         for i in range(20):
-            event = Event.make(session, i, 5)
-            session.run(event.given, event.found)
-            assert right(local, event)
+            answered(session, local, i, 5)
         report = session.report()
         assert report.fell_back == 20
         # Three in a row, and they are left alone but for a trial now and then.
         for place in report.places:
             assert 3 <= place.failed["AnswerError"] < 20 and place.answered == 0
-        session.close()
 
 
 def test_one_event_that_servers_refuse_closes_none(tags: Tags, local: Session, one: Server) -> None:
@@ -223,13 +235,10 @@ def test_one_event_that_servers_refuse_closes_none(tags: Tags, local: Session, o
     with one.listening() as url:
         session = load(tags, site(url))
         for i in range(3):
-            event = Event.make(session, i, 5)
-            session.run(event.given, event.found)
-            assert right(local, event)
+            answered(session, local, i, 5)
         report = session.report()
         assert (report.fell_back, report.place("s0").answered) == (1, 2)
         assert report.place("s0").state == "good"
-        session.close()
 
 
 def test_a_full_queue_is_left_alone_for_a_while(
@@ -243,13 +252,10 @@ def test_a_full_queue_is_left_alone_for_a_while(
         where = site(a, b, health_s=30.0)
         session = load(tags, where)
         for i in range(30):
-            event = Event.make(session, i, 5)
-            session.run(event.given, event.found)
-            assert right(local, event)
+            answered(session, local, i, 5)
         first = session.report().place("s0")
         assert first.state == "busy" and first.failed == {"BusyError": 1}
         assert session.report().place("s1").answered == 30
-        session.close()
 
 
 def test_a_server_with_another_version_is_not_used(
@@ -260,30 +266,25 @@ def test_a_server_with_another_version_is_not_used(
         until(lambda: {p.state for p in session.report().places} == {"good"})
         one.core._digest = "f" * 64  # restarted with other files, and nobody has looked yet
         for i in range(10):
-            event = Event.make(session, i, 5)
-            session.run(event.given, event.found)
-            assert right(local, event)
+            answered(session, local, i, 5)
         session.close()
     one.service = two.service.__class__(**{**two.service.__dict__, "digest": "e" * 64})
     with one.listening() as a:
         session = load(tags, site(a))
         place = session.report().place("s0")
         assert place.state == "bad" and "is bundle eeeeeeeeeeee" in place.reason
-        session.close()
 
 
 def test_a_server_that_is_not_ready_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
     one.ready = False
     with one.listening() as url:
         session = load(tags, site(url))
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
+        event = ran(session)
         assert one.requests == 0 and right(local, event)
         one.ready = True
         until(lambda: session.report().place("s0").state == "trial")
         session.run(event.given, event.found)
         assert one.requests == 1
-        session.close()
 
 
 def test_without_falling_back_one_clear_error(tags: Tags, one: Server) -> None:
@@ -313,7 +314,6 @@ def test_without_falling_back_it_waits_for_a_server(
     with one.listening(url.removeprefix("triton://")):
         future.result()
     assert right(local, event)
-    session.close()
 
 
 def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> None:
@@ -332,16 +332,13 @@ def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> N
         for _ in range(5):
             session.run(event.given, event.found)
         assert (one.requests, two.requests) == (0, 5)
-        session.close()
 
 
 def test_a_device_of_this_host_is_a_place(tags: Tags, local: Session) -> None:
     where = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
     session = load(tags, where)
-    event = Event.make(session, 1, 5)
-    session.run(event.given, event.found)
-    assert right(local, event) and session.report().place("cpu").answered == 1
-    session.close()
+    answered(session, local)
+    assert session.report().place("cpu").answered == 1
 
 
 def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
@@ -351,17 +348,14 @@ def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
         session = load(tags, Site.model_validate({**data, "models": {"tagged": rule}}))
         assert [p.name for p in session.report().places] == ["s1"]
         assert session._router.fall_back is None
-        session.close()
 
 
 def test_test_mode_compares_wherever_it_ran(tags: Tags, one: Server) -> None:
     with one.listening() as url:
-        session = pipeline.load("tagged/1", site=site(url), registry=tags.registry, mode="test")
+        session = load(tags, site(url), mode="test")
         assert isinstance(session, CheckedSession)
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
+        ran(session)
         assert session.report.events == 1 and one.requests == 1
-        session.close()
 
 
 def test_a_closed_session(tags: Tags, one: Server) -> None:
@@ -378,8 +372,7 @@ def test_a_closed_session(tags: Tags, one: Server) -> None:
 
 def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> None:
     session = load(tags, site(nobody()))
-    event = Event.make(session, 1, 5)
-    session.run(event.given, event.found)
+    event = ran(session)
     for call in (session.run, session.run_async):
         said = in_a_child(lambda call=call: call(event.given, event.found))  # type: ignore[misc]
         assert said.startswith("RunError: this session was opened before a fork")
@@ -387,7 +380,6 @@ def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> 
     assert in_a_child(session.close) == "nothing"
     session.run(event.given, event.found)
     assert right(local, event)
-    session.close()
 
 
 def test_the_site_of_this_host(
@@ -398,11 +390,11 @@ def test_the_site_of_this_host(
     with one.listening() as url:
         file.write_text(f"servers:\n  - {{name: here, url: '{url}', compression: gzip}}\n")
         session = pipeline.load("tagged/1", device="site", registry=tags.registry)
+        _OPENED.append(session)
         assert isinstance(session, SiteSession) and session.origin is not None
         assert (session.origin.target, session.origin.engine) == ("site", "here")
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
-        assert right(local, event) and one.requests == 1
+        answered(session, local)
+        assert one.requests == 1
         session.close()
     file.write_text("servers: 3")
     with pytest.raises(ConfigError, match=r"site\.yaml:1: servers: found 3; expected a list"):
@@ -470,7 +462,7 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
             def there() -> bool:
                 page.waited_us += waited_us
                 page.answered += answered
-                return session.report().place("s0").state == wanted
+                return bool(session.report().place("s0").state == wanted)
 
             until(there)
 
@@ -487,7 +479,6 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
         assert one.requests == 2
         state("busy", 0, 0, pending=3)  # nothing comes out of it any more
         state("good", 0, 0)
-        session.close()
 
 
 def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, one: Server) -> None:
@@ -497,12 +488,9 @@ def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, o
         assert isinstance(model, RemoteModel)
         client = model.client
         client.options = replace(client.options, message_bytes=HEADERS + 1)
-        event = Event.make(session, 1, 100)
-        session.run(event.given, event.found)
-        assert right(local, event)
+        answered(session, local, 1, 100)
         place = session.report().place("s0")
         assert place.failed == {"TooLargeError": 1} and place.state == "good"
-        session.close()
 
 
 # -- forms, and more rows than a message carries --------------------------------------------------
@@ -541,7 +529,6 @@ def test_each_server_is_spoken_to_in_its_own_form(tags: Tags, local: Session) ->
         report = session.report()
         assert (report.answered, report.fell_back, report.retried) == (120 - 3, 0, 0)  # 3 are empty
         assert all(server.requests for server in servers)
-        session.close()
 
 
 @pytest.mark.parametrize("form", ["columns", "rows"])
@@ -551,12 +538,10 @@ def test_more_rows_than_a_message_carries_go_in_several(
     one = speaking(tags, local, form)
     with one.listening() as url:
         session = load(tags, cutting(50, url))
-        event = Event.make(session, 1, 180)
-        session.run(event.given, event.found)
+        event = ran(session, 1, 180)
         assert one.rows == [45] * 4 and whole(local, event)
         report = session.report()
         assert (report.answered, report.retried, report.fell_back) == (4, 0, 0)
-        session.close()
 
 
 def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) -> None:
@@ -575,14 +560,12 @@ def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) ->
         data = cutting(20, a, b).model_dump()
         data["servers"][1]["preference"] = 1
         session = load(tags, Site.model_validate(data))
-        event = Event.make(session, 7, 100)
-        session.run(event.given, event.found)
+        event = ran(session, 7, 100)
         assert (one.rows, two.rows) == ([20, 20], [20, 20, 20])
         assert whole(local, event)
         report = session.report()
         assert (report.retried, report.fell_back) == (1, 0)
         assert report.place("s0").failed == {"ServerGoneError": 1}
-        session.close()
 
 
 def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local: Session) -> None:
@@ -596,8 +579,7 @@ def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local:
     one.fault = second
     with one.listening() as url:
         session = load(tags, cutting(50, url))
-        event = Event.make(session, 3, 100)
-        session.run(event.given, event.found)
+        event = ran(session, 3, 100)
         assert whole(local, event) and session.report().fell_back == 1
         session.close()
         one.requests = 0
@@ -608,7 +590,6 @@ def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local:
         ):
             session.run(event.given, event.found)
         assert event.untouched
-        session.close()
 
 
 def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, one: Server) -> None:
@@ -625,10 +606,9 @@ def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, on
                 event.spoil()
                 session.run(event.given, event.found)
                 assert right(local, event)
-                return session.report().place("s0").answered > answered
+                return bool(session.report().place("s0").answered > answered)
 
             until(asked)
-        session.close()
 
 
 def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path) -> None:
@@ -636,9 +616,8 @@ def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path)
         data = site(url).model_dump()
         data["servers"][0]["tls"] = {}
         session = load(tags, Site.model_validate(data))
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
-        assert right(local, event) and session.report().place("s0").state == "bad"
+        answered(session, local)
+        assert session.report().place("s0").state == "bad"
         assert one.requests == 0
         session.close()
         data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
@@ -649,8 +628,7 @@ def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path)
 def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: Server) -> None:
     with one.listening() as url, Proxy(int(url.rpartition(":")[2])) as proxy:
         session = load(tags, site(proxy.url, attempt_s=0.3))
-        event = Event.make(session, 1, 5)
-        session.run(event.given, event.found)
+        event = ran(session)
         proxy.forget()
         event.spoil()
         session.run(event.given, event.found)
@@ -658,7 +636,6 @@ def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: 
         until(lambda: session.report().place("s0").state == "trial")
         session.run(event.given, event.found)
         assert session.report().place("s0").answered == 2
-        session.close()
 
 
 def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session) -> None:

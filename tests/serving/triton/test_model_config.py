@@ -100,6 +100,11 @@ def test_rows_of_several_dimensions_are_not_batched() -> None:
 
 
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "scalars": ({"signature": served.EVENT, "merge": True}, "never merged"),
+    "blocks": (
+        {"signature": served.COUPLED, "requests": "blocks", "merge": True},
+        r"a block \(F, n\) has its rows last",
+    ),
     "device": ({"devices": ("gpu",)}, "device 'gpu': use cpu or cuda:<number>"),
     "target": ({"devices": ("cuda:0",)}, "does not run on device 'cuda:0'"),
     "twice": ({"devices": ("cpu", "cpu")}, "name each one once"),
@@ -113,14 +118,4 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_cannot_be_served(mistake: str) -> None:
     fields, message = MISTAKES[mistake]
     with pytest.raises(ServingError, match=message):
-        service(served.MIXED, **fields)
-
-
-def test_scalars_are_never_merged() -> None:
-    with pytest.raises(ServingError, match="never merged"):
-        service(served.EVENT, merge=True)
-
-
-def test_blocks_are_never_merged() -> None:
-    with pytest.raises(ServingError, match=r"a block \(F, n\) has its rows last"):
-        service(served.COUPLED, requests="blocks", merge=True)
+        service(**{"signature": served.MIXED, **fields})

@@ -91,7 +91,7 @@ def test_offsets_follow_the_capacity() -> None:
     assert raw(collection)[260:264] == struct.pack("<f", 1.25)
     assert collection.tensor("x").shape == (2,)
     assert collection.component("x").shape == (33,)
-    assert collection.matrix("dir", 0, 3).shape == (3, 64)
+    assert collection.run("dir", 0, 3).shape == (3, 64)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -148,7 +148,7 @@ def test_rows_share_memory() -> None:
 
 def test_matrix_is_contiguous_and_in_place() -> None:
     collection = Collection(LAYOUT, N)
-    block = collection.matrix("dir", 1, 4)  # dir[1], dir[2], m[0], m[1]
+    block = collection.run("dir", 1, 4).tensor()  # dir[1], dir[2], m[0], m[1]
     assert block.shape == (4, 64)
     assert block.is_contiguous()
     assert block.data_ptr() == collection.data_ptr + 512
@@ -170,7 +170,7 @@ def test_empty_and_scalar_only_collections() -> None:
     assert len(raw(empty)) == 128  # the scalar's
     assert empty.tensor("m").shape == (0, 2, 3)
     assert empty["dir"].shape == (0, 3)
-    assert empty.matrix("m", 0, 6).shape == (6, 0)
+    assert empty.run("m", 0, 6).shape == (6, 0)
     event = Layout([scalar("run", "uint32")])
     assert Collection.from_arrays(event, {"run": np.uint32(7)}).tensor("run") == 7
     assert Collection.from_arrays(event, {"run": np.uint32(7)}, 5).n == 5
@@ -223,7 +223,7 @@ def test_separate_columns_have_no_single_view() -> None:
     with pytest.raises(CollectionError, match="components of 'm' are separate arrays"):
         collection.tensor("m")
     with pytest.raises(CollectionError, match="not a matrix"):
-        collection.matrix("m", 0, 6)
+        collection.run("m", 0, 6)
     with pytest.raises(CollectionError, match="one address each"):
         _ = collection.data_ptr
     assert len(collection.memory()) == 11  # 1 + 3 + 6 + 1

@@ -165,7 +165,7 @@ def test_empty_memory() -> None:
     for nothing in (np.zeros(0, "f4"), b"", torch.empty(0), OnlyDLPack(torch.empty(0)), 0):
         collection = Collection.wrap(layout, nothing, 0, nbytes=0)
         assert collection.tensor("x").shape == (0,)
-        assert collection.matrix("x", 0, 1).shape == (1, 0)
+        assert collection.run("x", 0, 1).shape == (1, 0)
 
 
 # -- refused ---------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engines.base import engine
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.assemble import signature_of, tolerances_of
+from pipeline.config.assemble import tolerances_of
 from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from runtime import process
@@ -110,7 +110,7 @@ def test_a_config_names_it_and_its_tolerance_follows(
     text = CONFIG.replace("targets: [cpu]", f"targets: [{target}]") + said
     config = load_config(write_project(tmp_path, config=text).config)
     assert config.precision == (precision or "fp32")
-    tolerances = tolerances_of(config, signature_of(config))
+    tolerances = tolerances_of(config, config.signature())
     assert tolerances["probabilities"] == default_tolerance(dtype)
 
 

@@ -1,0 +1,89 @@
+"""Doctor: what this host can build and run, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from engines.kinds import host_cpu_levels, missing_flags
+from registry.errors import RegistryError
+from registry.store import Registry
+
+Status = Literal["ok", "warning", "missing"]
+_EXTRAS = {
+    "onnxruntime": "cpu",
+    "onnxscript": "onnx",
+    "torch_tensorrt": "cuda",
+    "mlflow.server": "mlflow",
+    "uproot": "data",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: `found` says what is there, `cure` what to do where it is not well."""
+
+    what: str
+    status: Status
+    found: str
+    cure: str = ""
+
+
+def examine(registry: Registry) -> Iterator[Finding]:
+    """Look at Python, torch, the compiler, the CPU, GPUs, optional engines and the registry."""
+    yield Finding("Python", "ok", platform.python_version())
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("torch", "missing", str(error), "pip install torch")
+        yield Finding("GPU", "warning", "torch is missing")
+    else:
+        yield Finding("torch", "ok", str(torch.__version__))
+        if torch.cuda.is_available():
+            yield Finding("GPU", "ok", torch.cuda.get_device_name(0))
+        else:
+            yield Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
+
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        cure = "install g++ (or set CXX): the aoti engine compiles with it"
+        yield Finding("C++ compiler", "missing", f"no {compiler} on PATH", cure)
+    else:
+        asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        yield Finding("C++ compiler", "ok", (asked.stdout.splitlines() or [compiler])[0])
+
+    if levels := host_cpu_levels():
+        yield Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
+    else:
+        lacking = ", ".join(missing_flags("x86-64-v2"))
+        yield Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
+
+    for module, extra in _EXTRAS.items():
+        there = False
+        with suppress(ModuleNotFoundError):
+            there = importlib.util.find_spec(module) is not None
+        if there:
+            yield Finding(module, "ok", "installed")
+        else:
+            cure = f"pip install 'soa-pipeline[{extra}]'"
+            yield Finding(module, "warning", "not installed", cure)
+
+    free = shutil.disk_usage(Path.cwd()).free / 1e9
+    enough = free > 2
+    cure = "" if enough else "free some space"
+    yield Finding("disk", "ok" if enough else "warning", f"{free:.1f} GB free here", cure)
+
+    try:
+        models = registry.list()
+    except RegistryError as error:
+        yield Finding("registry", "missing", str(error), "check --registry")
+    else:
+        yield Finding("registry", "ok", f"{registry!r}, {len(models)} models")

@@ -1,0 +1,21 @@
+"""What a file of the user's is refused with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ConfigError
+
+
+def refused(load: Callable[[Path], object], path: Path, text: str) -> list[str]:
+    """The problems of a file with this text, each as `line: rest`; each is one line."""
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    start = f"{path}:"
+    assert all(p.startswith(start) and "\n" not in p for p in caught.value.problems)
+    assert str(caught.value) == "\n".join(caught.value.problems)
+    return [p.removeprefix(start) for p in caught.value.problems]
