@@ -168,6 +168,18 @@ class Signature:
         return tuple(dict.fromkeys(bound.rows for bound in (*self.inputs, *self.outputs)))
 
     @cached_property
+    def tile_kinds(self) -> str | None:
+        """Which arguments move where a run takes a part of the rows: a letter each, n for a row
+        carrier, c for a column, m for a matrix, - for what is the same for all rows.
+
+        None where the rows cannot be cut: several row dimensions, or an output that all rows share.
+        """
+        if len(self.dims) > 1 or any(bound.plan.kind == "scalars" for bound in self.outputs):
+            return None
+        letters = {"carrier": "n", "column": "c", "matrix": "m", "scalar": "-"}
+        return "".join(letters[argument.kind] for argument in self.arguments)
+
+    @cached_property
     def input_collections(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b.block.collection for b in self.inputs))
 

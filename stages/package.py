@@ -9,7 +9,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +61,8 @@ class TargetResult:
     compiled: Mapping[str, Compiled]
     reports: Mapping[str, ValidationReport]
     benchmark: BenchmarkReport | None
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    """Rows at a time, of the candidates that are faster so and valid so."""
 
     @property
     def chosen(self) -> str | None:
@@ -233,6 +235,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),
             facts=compiled.facts,
+            tile=result.tiles.get(engine_name),
             worst={
                 output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
                 for output, d in report.worst.items()

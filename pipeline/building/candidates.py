@@ -24,6 +24,7 @@ from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
+from stages.tiles import fastest_tile, run_in_tiles, tiles_of
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -72,13 +73,16 @@ def build_target(
     """
     compiled: dict[str, Compiled] = {}
     reports: dict[str, ValidationReport] = {}
-    for name in recipe.engines:
-        parts = {
+    about = {
+        name: {
             "capture": key,
             "engine": name,
             "target": str(target),
             "options": recipe.options.get(name, {}),
         }
+        for name in recipe.engines
+    }
+    for name, parts in about.items():
         done = compiled[name] = _compile(work, captured, target, recipe, parts)
         if done.error:
             why = f"{done.error} (repeat with: {done.script})"
@@ -87,9 +91,14 @@ def build_target(
             reports[name] = _validate(work, captured, target, recipe, done, parts)
         else:
             reports[name] = ValidationReport.not_run(name, str(target))
-    valid = [name for name, report in reports.items() if report.valid]
-    timed = _benchmark(work, captured, target, recipe, compiled, valid, key) if valid else None
-    return TargetResult(str(target), recipe.options, compiled, reports, timed)
+    valid = {name: done for name, done in compiled.items() if reports[name].valid}
+    tiles: dict[str, int] = {}
+    for name, done in valid.items():
+        rows = _tile(work, captured, target, done, about[name])
+        if rows and _validate(work, captured, target, recipe, done, about[name], rows).valid:
+            tiles[name] = rows
+    timed = _benchmark(work, captured, target, recipe, valid, tiles, key) if valid else None
+    return TargetResult(str(target), recipe.options, compiled, reports, timed, tiles)
 
 
 def _compile(
@@ -122,9 +131,12 @@ def _validate(
     recipe: Recipe,
     compiled: Compiled,
     parts: Mapping[str, Any],
+    tile: int = 0,
 ) -> ValidationReport:
+    what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
+
     def build(folder: Path) -> ValidationReport:
-        with work.step(f"validate {compiled.engine} on {target}"):
+        with work.step(f"validate {what}"):
             report = validate_candidate(
                 compiled.engine,
                 _artifact_of(compiled, captured),
@@ -136,10 +148,11 @@ def _validate(
                 recipe.timeout_s,
                 target.torch_device,
                 captured.precision,
+                tile=tile,
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
-            work.say(f"  {compiled.engine} on {target} is refused: {report.reason}")
+            work.say(f"  {what} is refused: {report.reason}")
         return report
 
     def load(folder: Path) -> ValidationReport:
@@ -149,9 +162,34 @@ def _validate(
         **parts,
         "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
         "classifiers": sorted(recipe.classifiers),
+        "tile": tile,
     }
     key = content_key(judged_by)
     return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
+
+
+def _tile(
+    work: Work, captured: Capture, target: Target, compiled: Compiled, parts: Mapping[str, Any]
+) -> int:
+    """The rows at a time with which a candidate is fastest; 0: all of them."""
+    if target.device != "cpu" or not tiles_of(captured.signature):
+        return 0
+
+    def build(folder: Path) -> int:
+        with work.step(f"tiles for {compiled.engine} on {target}"):
+            executable = open_candidate(
+                compiled.engine, _artifact_of(compiled, captured), torch.device("cpu")
+            )
+            session = Session(captured.signature, executable)
+            rows = fastest_tile(session, Reference.load(captured.reference).inputs) or 0
+        (folder / "tile.json").write_text(json.dumps(rows))
+        return rows
+
+    def load(folder: Path) -> int:
+        rows: int = json.loads((folder / "tile.json").read_text())
+        return rows
+
+    return work.cache.result("tile", content_key({**parts, "host": host()}), build, load)
 
 
 def _benchmark(
@@ -159,14 +197,15 @@ def _benchmark(
     captured: Capture,
     target: Target,
     recipe: Recipe,
-    compiled: dict[str, Compiled],
-    valid: list[str],
+    valid: Mapping[str, Compiled],
+    tiles: Mapping[str, int],
     capture_key: str,
 ) -> BenchmarkReport:
     parts = {
         "capture": capture_key,
         "target": str(target),
-        "engines": valid,
+        "engines": list(valid),
+        "tiles": tiles,
         "options": recipe.options,
         "host": host(),
     }
@@ -177,11 +216,13 @@ def _benchmark(
             sessions = {
                 name: Session(
                     captured.signature,
-                    open_candidate(name, _artifact_of(compiled[name], captured), device),
+                    open_candidate(name, _artifact_of(compiled, captured), device),
                     device,
                 )
-                for name in valid
+                for name, compiled in valid.items()
             }
+            for name, rows in tiles.items():
+                run_in_tiles(sessions[name], rows)
             report = benchmark(
                 captured.signature,
                 sessions,

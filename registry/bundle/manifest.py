@@ -113,6 +113,8 @@ class Candidate(Record):
     reason: str | None = None
     files: list[BundlePath] = Field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""
+    tile: Annotated[int, Field(ge=1)] | None = None
+    """How many rows run at a time; None: all."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
     facts: dict[str, Any] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from engines.base import Executable, engine
 from engines.errors import EngineError
+from engines.native import NativeExecutable
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
 from runtime.opening.ranged import RangedExecutable
@@ -38,10 +39,15 @@ def open_artifact(
     what was chosen for the target: one artifact, or several that share the row counts."""
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
-    made = {
-        name: _open(opened.bundle, name, _files(opened, target, name), device, threads, instances)
-        for name in (record.engines() if engine_name is None else [engine_name])
-    }
+    kinds = opened.signature.tile_kinds
+    made: dict[str, Executable] = {}
+    for name in record.engines() if engine_name is None else [engine_name]:
+        tile, files = record.candidates[name].tile, _files(opened, target, name)
+        if tile is None or kinds is None:
+            made[name] = _open(opened.bundle, name, files, device, threads, instances)
+        else:  # the threads share the tiles
+            made[name] = _open(opened.bundle, name, files, device, 1, instances)
+            _in_tiles(made[name], kinds, tile, threads)
     largest = made[str(engine_name or record.chosen)]
     if engine_name is not None or not record.below:
         return largest
@@ -79,6 +85,12 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
 def open_candidate(engine_name: str, file: Path, device: torch.device) -> Executable:
     """An artifact that is being made or judged, by its path: for the stages alone."""
     return engine(engine_name).open(file, device)
+
+
+def _in_tiles(executable: Executable, kinds: str, rows: int, threads: int) -> None:
+    if not isinstance(executable, NativeExecutable):
+        raise LoadError(f"the manifest has a tile of {rows} rows for an engine that runs none")
+    executable.run_in_tiles(kinds, rows, threads)
 
 
 def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:

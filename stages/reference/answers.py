@@ -180,8 +180,13 @@ def label(case: Case) -> str:
     return ",".join(f"{dim}={n}" for dim, n in case.items())
 
 
+TILES = (256, 1024, 4096, 16384)
+"""Rows that an artifact may run at a time: each a multiple of those before, and of 256 bytes."""
+
+
 def make_cases(signature: Signature) -> tuple[Case, ...]:
-    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest.
+    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest,
+    and one row more than whole tiles.
 
     With several dimensions the lists run side by side, the shorter ones starting again; then come
     all at their largest, and each at its least where the others are at their largest.
@@ -195,6 +200,8 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
                 for column in layout.columns:
                     line = layout.alignment // itemsize(column.dtype)
                     sizes |= {line - 1, line, line + 1}
+        if signature.tile_kinds is not None:
+            sizes.add(max((tile + 1 for tile in TILES if tile < rows.max), default=1))
         per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)
     longest = max(len(sizes) for sizes in per_dim.values())
     cases = [{dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)]
