@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from engines.aoti import cpu_code
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.exported import bounds, load_program, quiet_torch
+from engines.kinds import cpu_code
 from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
 from engines.target import Target
 from soa.errors import needs_extra

@@ -7,12 +7,11 @@ the speed of a shared machine drifts.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,13 +22,13 @@ from soa.dtypes import torch_dtype
 from soa.files import as_record
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
+from stages.choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, filled_collections, label
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
 _TURN_S = 0.002
-_WORTH = 0.9  # of the time of the candidate that is best overall: a tenth of it saved
 _MIN_ROUNDS = 7
 
 
@@ -98,7 +97,7 @@ def benchmark(
             timings[label(case)] = race(runs, seconds)
     finally:
         torch.set_num_threads(threads)
-    fastest = _fastest(timings, list(sessions))
+    fastest = fastest_overall(timings, list(sessions))
     if fastest is None or len(signature.dims) > 1:
         return BenchmarkReport(timings, fastest)
     (dim,) = signature.dims
@@ -143,33 +142,6 @@ def _summary(values: list[float]) -> Timing:
         ordered[round(0.95 * last)],
         len(ordered),
     )
-
-
-def _fastest(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    def mean(name: str) -> float:
-        return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
-
-    return min(names, key=mean) if names else None
-
-
-def choose_by_rows(
-    sizes: Sequence[int], medians: Sequence[Mapping[str, float]], overall: str
-) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Who runs at the largest size, and who below which row count.
-
-    `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
-    Between two sizes the change lies at their geometric mean.
-    """
-    best: list[tuple[int, str]] = []
-    for n, times in sorted(zip(sizes, medians, strict=True), key=lambda pair: pair[0]):
-        first = min(times, key=lambda name: times[name])
-        best.append((n, first if times[first] < times[overall] * _WORTH else overall))
-    below = tuple(
-        (max(math.ceil(math.sqrt(max(n, 1) * m)), n + 1), name)
-        for (n, name), (m, following) in itertools.pairwise(best)
-        if name != following
-    )
-    return best[-1][1], below
 
 
 def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:

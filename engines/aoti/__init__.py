@@ -1,5 +1,1 @@
 """The engines of AOTInductor: native code for one target."""
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from engines.aoti.hoisting import hoist_linear
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
+from engines.kinds import cpu_code
 from engines.native import NativeExecutable
 from engines.processes import require_openmp
 from engines.target import Target
@@ -29,9 +29,6 @@ from soa.dtypes import DTYPES
 
 aten = torch.ops.aten
 
-# Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
-# below AVX2.
-_SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 TARGET = "target.txt"
 WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
 _ALIGNMENT = 64  # of each tensor in weights.bin
@@ -154,21 +151,6 @@ class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
                 "gather or a repeat; aoti makes the same"
             )
         return {}
-
-
-def cpu_code(target: Target) -> dict[str, Any]:
-    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
-
-    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
-    any host with such a GPU runs it.
-    """
-    arch = target.arch
-    if target.device != "cpu":
-        arch = "aarch64" if platform.machine() == "aarch64" else "x86-64-v2"
-    settings: dict[str, Any] = {"cpp.march": "armv8-a" if arch == "aarch64" else arch}
-    if arch in _SIMD_BITS:
-        settings["cpp.simdlen"] = _SIMD_BITS[arch]
-    return settings
 
 
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """CPUs, by the micro-architecture levels of the x86-64 psABI.
 
-Native code built with `-march=native` dies of SIGILL on an older node.
+Native code built with `-march=native` dies of SIGILL on an older node, so each artifact is built
+for a level by name.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import platform
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from engines.target import Kind
+from engines.target import Kind, Target
 from soa.options import known_options
 
 # The flags /proc/cpuinfo shows for each level of the x86-64 psABI (each includes the one before).
@@ -18,6 +20,10 @@ _LEVEL_FLAGS: dict[str, frozenset[str]] = {
     "x86-64-v3": frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
     "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 }
+
+# Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
+# below AVX2.
+_SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 
 
 class Cpu(
@@ -65,3 +71,18 @@ def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, 
         if level == arch:
             return tuple(sorted(needed - flags))
     return ()
+
+
+def cpu_code(target: Target) -> dict[str, Any]:
+    """Inductor's settings for what runs on a CPU. By itself it builds that for this very host.
+
+    Of a GPU's artifact that is the code that launches kernels: built for the lowest level, so that
+    any host with such a GPU runs it.
+    """
+    arch = target.arch
+    if target.device != "cpu":
+        arch = "aarch64" if platform.machine() == "aarch64" else "x86-64-v2"
+    settings: dict[str, Any] = {"cpp.march": "armv8-a" if arch == "aarch64" else arch}
+    if arch in _SIMD_BITS:
+        settings["cpp.simdlen"] = _SIMD_BITS[arch]
+    return settings

@@ -36,7 +36,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import RegistryError
-from registry.history.events import Event, History, Kind
+from registry.history.event_log import Event, History, Kind
 from registry.mlflow import (
     ANNEX,
     CHOSEN,

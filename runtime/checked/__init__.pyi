@@ -8,5 +8,5 @@ from .poison import poisoned as poisoned
 from .poison import same_bytes as same_bytes
 from .poison import snapshot as snapshot
 from .poison import wrote_outside as wrote_outside
-from .session import CheckedSession as CheckedSession
-from .session import CheckReport as CheckReport
+from .test_mode import CheckedSession as CheckedSession
+from .test_mode import CheckReport as CheckReport

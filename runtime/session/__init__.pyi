@@ -1,10 +1,10 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
 from .binding import tie as tie
-from .rules import Collections as Collections
-from .rules import by_name as by_name
-from .rules import check_memory as check_memory
-from .rules import data_device as data_device
+from .memory_checks import Collections as Collections
+from .memory_checks import by_name as by_name
+from .memory_checks import check_memory as check_memory
+from .memory_checks import data_device as data_device
 from .session import Origin as Origin
 from .session import Session as Session
 from .streams import raw_stream as raw_stream

@@ -1,4 +1,4 @@
-"""Binding: a model tied to the caller's buffers. Everything is checked here, once.
+"""Binding: a model tied to the caller's buffers, which `memory_checks.py` checks, once.
 
 An artifact checks nothing when it runs: a wrong dtype, a missing column or too large an n is
 garbage or heap corruption, without an error. So all of it is checked when memory is bound, and a
@@ -19,7 +19,7 @@ from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
-from runtime.session.rules import Collections, by_name, check_memory
+from runtime.session.memory_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream, torch_stream
 from soa.memory import Collection, Device, Span, argument_spans, carrier
 from soa.signature import Signature

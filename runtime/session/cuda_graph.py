@@ -13,7 +13,7 @@ import torch
 
 from engines.base import Executable
 from runtime.session.binding import Binding, tie
-from runtime.session.rules import Collections
+from runtime.session.memory_checks import Collections
 from runtime.session.streams import torch_stream
 from soa.memory import Collection, Device
 from soa.signature import Signature

@@ -10,7 +10,7 @@ from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError
 from runtime.session.binding import Binding
-from runtime.session.rules import Collections, by_name
+from runtime.session.memory_checks import Collections, by_name
 from runtime.session.streams import raw_stream
 from soa.layout import Layout
 from soa.memory import Collection, Device

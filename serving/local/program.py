@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from serving.errors import ServerError
-from serving.metrics import get, sums
+from serving.metrics_reader import get, sums
 
 _POLL_S = 0.05
 
@@ -115,7 +115,7 @@ class LocalProgram(ABC):
             self._folder = None
 
     def _sums(self, url: str, **labels: str) -> dict[str, float]:
-        """Its own metrics, see serving/metrics.py. Raises ServerError."""
+        """Its own metrics, see serving/metrics_reader.py. Raises ServerError."""
         try:
             return sums(get(url).decode("utf-8", "replace"), **labels)
         except (OSError, ValueError) as error:

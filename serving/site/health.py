@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from serving.errors import DeadlineError, ServingError
-from serving.metrics import get, sums
+from serving.metrics_reader import get, sums
 from serving.remote import RemoteModel
 from serving.site.options import Policy
 from serving.site.place import Place

@@ -33,7 +33,7 @@ from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
 from registry.bundle.bundle import MLFLOW_NOTE, Bundle
 from registry.bundle.manifest import Manifest, record_from_json
 from registry.bundle.pulled import PROMOTED, PulledNote, read_note
-from registry.history.events import (
+from registry.history.event_log import (
     _RECORD,
     Event,
     _read,
@@ -42,7 +42,7 @@ from registry.history.events import (
     gaps,
     promoted_since,
 )
-from registry.history.events import markdown as event_markdown
+from registry.history.event_log import markdown as event_markdown
 from registry.history.policies import _asked
 from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from

@@ -28,8 +28,8 @@ from pipeline.report.versions import (
 )
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
-from registry.history.events import Event
-from registry.history.events import markdown as event_markdown
+from registry.history.event_log import Event
+from registry.history.event_log import markdown as event_markdown
 from registry.mlflow.description import markdown, page, parameters
 from registry.mlflow.version import Version
 from registry.promotion import Decision

@@ -14,13 +14,12 @@ from stages.benchmark import (
     EAGER,
     BenchmarkReport,
     Timing,
-    _fastest,
     benchmark,
     benchmark_cases,
-    choose_by_rows,
     race,
     row_major_call,
 )
+from stages.choice import choose_by_rows, fastest_overall
 from stages.reference.answers import filled_collections
 from tests.models import detector, rogues
 from tests.models.building import Built, mlp_signature
@@ -72,8 +71,8 @@ def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastes
         for i, case in enumerate(["n=1", "n=1000"])
     }
     timings["n=1"][EAGER] = Timing(0.001, 0.0, 0.0, 7)  # not a candidate
-    assert _fastest(timings, list(medians)) == fastest
-    assert _fastest(timings, []) is None
+    assert fastest_overall(timings, list(medians)) == fastest
+    assert fastest_overall(timings, []) is None
 
 
 @pytest.mark.parametrize(

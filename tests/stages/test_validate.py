@@ -15,7 +15,7 @@ import torch
 
 from engines import Executable, engine
 from runtime.checked.comparison import Tolerance
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from stages.benchmark import benchmark

@@ -15,7 +15,7 @@ from engines.target import Target, host_runs
 from pipeline.building.target import build
 from pipeline.deployment.repository import deploy
 from registry.errors import BundleError
-from registry.history.events import Event
+from registry.history.event_log import Event
 from registry.store.registry import Registry
 from runtime.errors import LoadError
 from serving.errors import ServingError

@@ -18,7 +18,7 @@ from pipeline.building.target import build_at_first_use
 from registry.bundle.annex import Annex
 from registry.bundle.bundle import Bundle
 from registry.bundle.pulled import PulledNote, write_note
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.errors import LoadError
 from runtime.session.session import Session
 from stages.errors import StageError

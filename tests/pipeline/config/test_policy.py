@@ -18,7 +18,7 @@ from pipeline.config.schema import load_config
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.errors import PromotionRefused, RegistryError
-from registry.history.events import Event
+from registry.history.event_log import Event
 from registry.promotion.policy import Policy
 from registry.store.registry import Registry
 from tests.models import bundles

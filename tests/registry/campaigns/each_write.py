@@ -27,7 +27,7 @@ from pathlib import Path
 
 from registry import Annex, Bundle, PromotionRefused, Ref, Registry, RegistryError
 from registry.history import lock
-from registry.history.events import Event
+from registry.history.event_log import Event
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove

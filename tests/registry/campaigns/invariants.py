@@ -9,7 +9,7 @@ from pathlib import Path
 
 from registry import Registry
 from registry.bundle.bundle import SIGNATURE
-from registry.history.events import Event, gaps
+from registry.history.event_log import Event, gaps
 from registry.housekeeping.garbage import collect
 from registry.mlflow.models import aliases_of, all_pages
 from registry.mlflow.version import tag_of
@@ -188,7 +188,7 @@ def label_of(event: Event) -> str:
 
 def _raw(registry: Registry, name: str) -> list[Event]:
     """As stored: an open event is given as open."""
-    from registry.history.events import History
+    from registry.history.event_log import History
 
     with registry.client() as client:
         experiment = client.get_experiment_by_name(name)

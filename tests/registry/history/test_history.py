@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Decision, PromotionRefused, Registry, RegistryError, Version
-from registry.history.events import Event, History, aliases_at, approvers, gaps, promoted_since
+from registry.history.event_log import Event, History, aliases_at, approvers, gaps, promoted_since
 from tests.models.mlflow_server import client_of
 
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")

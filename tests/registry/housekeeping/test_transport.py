@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from registry import Bundle, BundleError, Decision, NotFoundError, PromotionRefused, Ref, Registry
-from registry.history.events import Event
+from registry.history.event_log import Event
 from registry.housekeeping.pushing import push
 from registry.housekeeping.transport import export_to, import_from
 from registry.trust import read_trusted

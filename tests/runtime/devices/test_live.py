@@ -21,7 +21,7 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError, RegistryUnavailableError
 from registry.store.cache import Cache, cache_root
 from registry.store.registry import Registry
-from runtime.checked.session import CheckedSession, CheckReport
+from runtime.checked.test_mode import CheckedSession, CheckReport
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.devices.live import LiveSession, Watcher
 from runtime.devices.scheduler import Scheduler

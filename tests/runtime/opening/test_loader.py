@@ -20,7 +20,7 @@ from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.store.registry import Registry
 from runtime import process
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.session.session import Session

@@ -12,7 +12,7 @@ import torch
 
 from engines.errors import RunError
 from runtime.checked.comparison import Tolerance
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
 from runtime.opening.ranged import RangedExecutable
 from runtime.session.binding import Binding

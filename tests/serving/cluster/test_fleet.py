@@ -25,7 +25,7 @@ from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
 from serving.local.program import LocalProgram, free_ports
 from serving.local.triton import Ports, ServerOptions, TritonServer
-from serving.metrics import get
+from serving.metrics_reader import get
 from serving.remote.session import RemoteSession
 from stages.reference.answers import Reference
 from tests.models.building import reference_collections

@@ -22,7 +22,7 @@ import pipeline
 from engines.errors import RunError
 from registry.errors import BundleError
 from registry.store.registry import Registry
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
 from runtime.loader import load as load_here
 from runtime.loader import tolerances_of

@@ -20,7 +20,7 @@ import torch
 import pipeline
 from engines.errors import RunError
 from pipeline.errors import ConfigError
-from runtime.checked.session import CheckedSession
+from runtime.checked.test_mode import CheckedSession
 from runtime.errors import LoadError
 from runtime.loader import load as load_here
 from runtime.session.session import Session

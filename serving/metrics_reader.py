@@ -1,4 +1,4 @@
-"""What a program counts of itself, in Prometheus' text format, over HTTP."""
+"""Reads what a program counts of itself, in Prometheus' text format, over HTTP."""
 
 from __future__ import annotations
 

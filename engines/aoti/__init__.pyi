@@ -1,1 +1,0 @@
-from .engine import cpu_code as cpu_code

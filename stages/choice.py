@@ -1,0 +1,43 @@
+"""Which engine is chosen: the fastest over all sizes, and another below some row count where that
+is worth it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stages.benchmark import Timing
+
+_WORTH = 0.9  # of the time of the candidate that is best overall: a tenth of it saved
+
+
+def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
+    """Who has the smallest geometric mean of medians over all sizes; None where nobody ran."""
+
+    def mean(name: str) -> float:
+        return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
+
+    return min(names, key=mean) if names else None
+
+
+def choose_by_rows(
+    sizes: Sequence[int], medians: Sequence[Mapping[str, float]], overall: str
+) -> tuple[str, tuple[tuple[int, str], ...]]:
+    """Who runs at the largest size, and who below which row count.
+
+    `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
+    Between two sizes the change lies at their geometric mean.
+    """
+    best: list[tuple[int, str]] = []
+    for n, times in sorted(zip(sizes, medians, strict=True), key=lambda pair: pair[0]):
+        first = min(times, key=lambda name: times[name])
+        best.append((n, first if times[first] < times[overall] * _WORTH else overall))
+    below = tuple(
+        (max(math.ceil(math.sqrt(max(n, 1) * m)), n + 1), name)
+        for (n, name), (m, following) in itertools.pairwise(best)
+        if name != following
+    )
+    return best[-1][1], below
