@@ -25,6 +25,7 @@ def test_a_fault_without_a_place() -> None:
         planted.place(Fault("gone", "text that" + " nobody wrote", "", ()))
 
 
+@pytest.mark.long
 def test_two_faults_are_seen() -> None:
     chosen = ("--only", "one column is left out", "--only", "NaN agrees")
     command = [sys.executable, "-m", "tests.campaigns.planted", *chosen]

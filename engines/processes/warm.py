@@ -143,7 +143,7 @@ def _serve() -> None:
         if ended not in ready:  # who asked is no more
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _do(job: Mapping[str, Any], server: int) -> int:

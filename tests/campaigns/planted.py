@@ -72,7 +72,16 @@ def command_of(checks: Sequence[str]) -> list[str]:
     """How tests are run, or one campaign with its arguments."""
     tests = tests_by_name()
     if all(check in tests for check in checks):
-        return ["pytest", "-q", "-x", "-p", "no:cacheprovider", *(tests[each] for each in checks)]
+        return [
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "",
+            *(tests[each] for each in checks),
+        ]
     ((name, *arguments),) = map(shlex.split, checks)
     campaigns = [*ROOT.glob(f"tests/**/campaigns/{name}.py")]
     if len(campaigns) != 1:

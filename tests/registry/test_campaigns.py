@@ -14,6 +14,8 @@ import pytest
 from tests.models.project import Built
 from tests.registry.campaigns import each_write, postgres
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -10,6 +10,7 @@ from tests.models.tagged import Tags
 from tests.serving.campaigns import faults
 
 
+@pytest.mark.long
 def test_no_event_is_lost_done_twice_or_mixed(
     tags: Tags, real_triton: None, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def test_cpu_time_of_a_process_and_of_the_machine() -> None:
     assert machine_cpu_s() - before >= 0.15
 
 
+@pytest.mark.long
 def test_one_client_of_a_real_triton(jets: Built, tmp_path: Path) -> None:
     try:
         find_triton()

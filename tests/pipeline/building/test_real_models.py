@@ -135,6 +135,7 @@ def test_the_demo_model(live: Live) -> None:
     assert float((tags.tensor("label").numpy() == truth).mean()) > 0.8  # 0.85 on 20000 jets
 
 
+@pytest.mark.long
 def test_the_real_particlenet(live: Live) -> None:
     """With one engine and half the rows: a minute of work instead of several."""
     pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
@@ -157,6 +158,7 @@ def test_the_real_particlenet(live: Live) -> None:
         require_close(answers(session, columns, "scores"), classes, expected)
 
 
+@pytest.mark.long
 def test_the_flavour_tagger_on_the_real_file(live: Live) -> None:
     pytest.importorskip("uproot", reason="reading NanoAOD needs uproot")
     columns, labels = nanoaod.jets(located(nanoaod.FILE))
