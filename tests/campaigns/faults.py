@@ -81,7 +81,7 @@ FAULTS = (
         "a target without a signature is run",
         "withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}",
         "withheld: dict[str, str] = {}",
-        ("test_a_target_built_after_the_signature",),
+        ("test_a_target_of_the_registry_that_no_signature_covers",),
     ),
     Fault(
         "what no gate let pass is loaded",
