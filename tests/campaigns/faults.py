@@ -249,7 +249,7 @@ FAULTS = (
         "n = 0 is not validated",
         "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)",
         "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.max)",
-        ("test_sizes_surround_every_alignment",),
+        ("test_sizes_of_several_dimensions_run_side_by_side",),
     ),
     Fault(
         "sizes around the alignment are not validated",
