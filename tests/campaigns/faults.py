@@ -81,7 +81,7 @@ FAULTS = (
         "a target without a signature is run",
         "withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}",
         "withheld: dict[str, str] = {}",
-        ("test_a_target_built_after_the_signature",),
+        ("test_a_target_of_the_registry_that_no_signature_covers",),
     ),
     Fault(
         "what no gate let pass is loaded",
@@ -249,7 +249,7 @@ FAULTS = (
         "n = 0 is not validated",
         "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)",
         "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.max)",
-        ("test_sizes_surround_every_alignment",),
+        ("test_sizes_of_several_dimensions_run_side_by_side",),
     ),
     Fault(
         "sizes around the alignment are not validated",

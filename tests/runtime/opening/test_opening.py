@@ -26,6 +26,7 @@ from runtime import loader
 from runtime.errors import LoadError
 from runtime.loader import load as load_here
 from runtime.opening import LOOKUPS, Opening, open_version
+from runtime.opening.trust import usable_annexes
 from serving.errors import ServingError
 from serving.native.artifact import Backend
 from soa import SoaPipelineError
@@ -308,6 +309,17 @@ class TestSignatures:
         with pytest.raises(ServingError, match=f"{added} was built after the version was signed"):
             deploy(registry, str(pulled), tmp_path / "out", target=added)
         assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET
+
+
+def test_a_target_of_the_registry_that_no_signature_covers(registry: Registry) -> None:
+    version = replace(registry.find("jets/1"), annexes={"cpu/aarch64": "a" * 64, "cpu/x": "b" * 64})
+    promotion = version.promotion("production")
+    assert promotion is not None
+    promotion = replace(promotion, annexes={"cpu/aarch64": "a" * 64})
+    usable, withheld = usable_annexes(version, promotion, signed=False)
+    assert usable == ["cpu/aarch64"] and "promote" in withheld["cpu/x"]
+    usable, withheld = usable_annexes(version, promotion, signed=True)
+    assert usable == [] and "signed" in withheld["cpu/aarch64"] and "promote" in withheld["cpu/x"]
 
 
 def test_a_target_is_measured_on_a_device_of_its_kind(
