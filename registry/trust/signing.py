@@ -90,6 +90,11 @@ def put_signature(signature: bytes, folder: Path) -> None:
     try:
         partial.write_bytes(signature)
         partial.replace(folder / SIGNATURE)
+    except FileNotFoundError as error:
+        raise TrustError(
+            f"{folder}: its signature is gone before it was whole: it took so long that "
+            "`pipeline gc` took it for abandoned; sign again"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

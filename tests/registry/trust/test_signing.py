@@ -176,6 +176,25 @@ def test_a_signature_of_the_standard_command_is_taken(
     require_signature(Bundle.open(path), [read_trusted(release.public)])
 
 
+def test_a_collector_that_came_between(
+    make_bundle: MakeBundle, release: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written beside the folder is gone when it is to get its name."""
+    bundle = Bundle.open(make_bundle())
+    replace = Path.replace
+
+    def collected(path: Path, target: Path) -> Path:
+        if path.suffix == ".sig":
+            path.unlink()
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", collected)
+    with pytest.raises(TrustError, match="gc"):
+        sign(bundle, release.private)
+    monkeypatch.undo()
+    assert sign(bundle, release.private)
+
+
 def test_unsigned(make_bundle: MakeBundle, release: KeyPair) -> None:
     assert "not signed; trusted keys: " in refused(make_bundle(), release.public)
 
