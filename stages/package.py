@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +63,8 @@ class TargetResult:
     benchmark: BenchmarkReport | None
     tiles: Mapping[str, int] = field(default_factory=dict)
     """Rows at a time, of the candidates that are faster so and valid so."""
+    raced_with: Sequence[str] = ()
+    """Other targets in the same race."""
 
     @property
     def chosen(self) -> str | None:
@@ -203,7 +205,8 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
             shutil.copy2(compiled.folder / file, out / file)
     # What programs without Python read, beside every native library.
     for place in {library.parent for library in folder.glob("*/*.so")}:
-        (place / "arguments.txt").write_text(describe(signature))
+        text = describe(signature, result.tiles.get(place.name))
+        (place / "arguments.txt").write_text(text)
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
@@ -257,6 +260,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             Below(rows=rows, engine=name)
             for rows, name in (result.benchmark.below if result.benchmark else ())
         ],
+        raced_with=list(result.raced_with),
         candidates=candidates,
     )
 

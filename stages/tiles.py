@@ -9,12 +9,13 @@ case of the reference is then validated through the tiles as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
-from engines.native import NativeExecutable
 from runtime.checked import Tolerance, compare
+from runtime.opening import in_tiles
 from runtime.session import Session
 from soa.memory import Collection, fill_column, read_block
 from soa.signature import Signature
@@ -31,38 +32,36 @@ _SECONDS = 0.3
 
 def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     """The tile with which a session is fastest on its most rows; None: all rows at once."""
-    signature, executable = session.signature, session.executable
-    if not isinstance(executable, NativeExecutable) or session.device.type != "cpu":
+    sizes = tiles_of(session.signature)
+    if not sizes or session.device.type != "cpu":
         return None
-    sizes = tiles_of(signature)
-    if not sizes:
+    (dim,) = session.signature.dims
+    rows = session.signature.ranges[dim]
+    runs = {
+        tile: bound_call(tiled(session, tile), inputs, {dim: rows.max})
+        for tile in (*sizes, *(() if rows.unbounded else (0,)))
+    }
+    times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS).items()}
+    best = min(times[tile] for tile in sizes)
+    if best > _WORTH * times.get(0, math.inf):
         return None
-    (dim,) = signature.dims
-    case = {dim: signature.ranges[dim].max}
-    runs = {}
-    for rows in (0, *sizes):
-        run_in_tiles(session, rows)
-        runs[str(rows)] = bound_call(session, inputs, case)
-    run_in_tiles(session, 0)
-    times = {int(rows): timing.median_us for rows, timing in race(runs, _SECONDS).items()}
-    best = min(times[rows] for rows in sizes)
-    if best > _WORTH * times[0]:
-        return None
-    return min(rows for rows in sizes if times[rows] <= _AS_GOOD * best)
+    return min(tile for tile in sizes if times[tile] <= _AS_GOOD * best)
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:
-    """The tiles to try: those that cut the largest number of rows."""
+    """The tiles to try: those that cut the largest compiled number of rows."""
     if signature.tile_kinds is None:
         return ()
     (dim,) = signature.dims
-    return tuple(rows for rows in TILES if rows < signature.ranges[dim].max)
+    rows = signature.ranges[dim]
+    fit = tuple(tile for tile in TILES if 2 * tile <= rows.max)
+    return fit or ((rows.max // 2,) if rows.unbounded else ())
 
 
-def run_in_tiles(session: Session, rows: int) -> None:
-    """Have what is bound from now on run on `rows` rows at a time; 0: on all at once."""
-    assert isinstance(session.executable, NativeExecutable)
-    session.executable.run_in_tiles(session.signature.tile_kinds or "", rows)
+def tiled(session: Session, rows: int) -> Session:
+    """The same opened artifact, run on `rows` rows at a time; 0: on all at once."""
+    executable = in_tiles(session.executable, session.signature, rows)
+    return Session(session.signature, executable, str(session.device))
 
 
 def rows_are_independent(

@@ -48,7 +48,7 @@ from stages.reference import (
     read_set,
     windows,
 )
-from stages.tiles import rows_are_independent, run_in_tiles
+from stages.tiles import rows_are_independent, tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
@@ -192,7 +192,7 @@ def validate_here(
                 why = "the rows see each other, so it cannot run on some of them at a time"
                 return ValidationReport.failed(name, why).to_dict()
             if tile:
-                run_in_tiles(session, tile)
+                session = tiled(session, tile)
             report = validate_session(
                 session,
                 name,

@@ -130,6 +130,7 @@ class AutotunedEngine(AotiEngine, engine="aoti-autotune", order=11):
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
+    times_code = True
 
 
 class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):

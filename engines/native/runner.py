@@ -5,6 +5,7 @@ See soa_runner.h for what it promises; this file ties memory to it and keeps it 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -60,12 +61,14 @@ class NativeExecutable:
             call.tile(*self._tiles)
         return PreparedCall(call, arguments)
 
-    def run_in_tiles(self, kinds: str, rows: int, threads: int = 1) -> None:
-        """Calls prepared from now on run on `rows` rows at a time, shared by `threads` threads.
+    def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
+        """The same opened library, whose calls run on `rows` rows at a time, on `threads` threads.
 
         `kinds` has a letter for each argument, see soa_runner.h. With 0 rows: on all at once.
         """
-        self._tiles = (kinds, rows, threads)
+        made = copy.copy(self)
+        made._tiles = (kinds, rows, threads)
+        return made
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.

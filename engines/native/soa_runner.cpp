@@ -218,7 +218,7 @@ Tensor make_tensor(const Artifact &artifact, const Memory &memory, size_t index)
 // last bits depend on them. This sets both for one run and puts them back.
 class ThreadCount {
  public:
-  explicit ThreadCount(const soa_model_state &model) : artifact_(*model.artifact), threads_(model.threads) {
+  ThreadCount(const Artifact &artifact, int threads) : artifact_(artifact), threads_(threads) {
     if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
     static thread_local bool settled = false;
     if (!settled && artifact_.get_torch_threads != nullptr) {
@@ -242,9 +242,10 @@ class ThreadCount {
 };
 
 // One run of the artifact on handles that it takes over.
-void run_artifact(soa_model_state &model, std::vector<Tensor> &handles, void *stream) {
+void run_artifact(soa_call &call, std::vector<Tensor> &handles, void *stream) {
+  soa_model_state &model = *call.model;
   const Artifact &artifact = *model.artifact;
-  const ThreadCount count(model);
+  const ThreadCount count(artifact, call.tile > 0 ? 1 : model.threads);  // threads share the tiles
   std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
   if (artifact.single) turn.lock();
   if (artifact.run(artifact.container, handles.data(), handles.size(), nullptr, 0, stream, nullptr) != 0) {
@@ -293,7 +294,7 @@ void run_tiles(soa_call &call, int64_t n, void *stream) {
           if (kind != 'n') part.data += static_cast<uint64_t>(begin) * kDtypes[part.type].bytes;
           return make_tensor(artifact, part, i);
         });
-        run_artifact(*call.model, handles, stream);
+        run_artifact(call, handles, stream);
       } catch (...) {
         std::lock_guard<std::mutex> lock(first);
         if (failure == nullptr) failure = std::current_exception();
@@ -316,10 +317,10 @@ void run_call(soa_call *call, void *stream) {
   model.require_usable();
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();
-  const int64_t n = call->tile > 0 ? call->rows() : 0;
-  if (n > call->tile) return run_tiles(*call, n, stream);
+  const int64_t n = call->tile > 0 ? call->rows() : -1;
+  if (n >= 2 * call->tile) return run_tiles(*call, n, stream);
   make_handles(*model.artifact, call->stolen, [&](size_t i) { return second_handle(*call, i); });
-  run_artifact(model, call->stolen, stream);
+  run_artifact(*call, call->stolen, stream);
 }
 
 }  // namespace

@@ -61,11 +61,13 @@ class Warm:
         line = self._process.stdout.readline()
         return int(line) if line else self._process.wait()
 
-    def end(self, *, kill: bool = False) -> None:
-        """End it, with its child and all that this started where they are to be killed."""
-        if kill:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def kill(self) -> None:
+        """Kill it, with its child and all that this started; who waits gets that for an answer."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Let it end, as it has no job."""
         self.let_go()
         self._process.wait()
 
@@ -83,6 +85,7 @@ class Warm:
 
 
 _idle: list[Warm] = []
+_busy: set[Warm] = set()
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
@@ -95,16 +98,32 @@ def begin(job: Mapping[str, Any]) -> Warm:
         except ValueError:
             continue  # another thread took it
         if warm.environment == environment and warm.begin(job):
-            return warm
+            break
         warm.end()
-    warm = Warm(environment)
-    warm.begin(job)
+    else:
+        warm = Warm(environment)
+        warm.begin(job)
+    _busy.add(warm)
     return warm
 
 
 def give_back(warm: Warm) -> None:
     """A process whose job has ended, for the next one."""
+    _busy.discard(warm)
     _idle.append(warm)
+
+
+def kill(warm: Warm) -> None:
+    """Kill a process with its job and all that this started."""
+    _busy.discard(warm)
+    warm.kill()
+    warm.end()
+
+
+def kill_all() -> None:
+    """Kill those at work, for which other threads wait: they give them back as if all was well."""
+    for warm in tuple(_busy):
+        warm.kill()
 
 
 def _end_all() -> None:
@@ -113,8 +132,10 @@ def _end_all() -> None:
 
 
 def _forget_all() -> None:
-    while _idle:
-        _idle.pop().forget()
+    for warm in (*_idle, *_busy):
+        warm.forget()
+    _idle.clear()
+    _busy.clear()
 
 
 atexit.register(_end_all)

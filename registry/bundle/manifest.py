@@ -137,6 +137,8 @@ class TargetRecord(Record):
     chosen: str | None = None
     below: list[Below] = Field(default_factory=list)
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
+    raced_with: list[str] = Field(default_factory=list)
+    """Targets whose times may be compared with these: they come from the same race."""
     candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -32,12 +32,12 @@ def test_contestants_and_sizes(mlp: Built) -> None:
     threads = torch.get_num_threads()
     report = benchmark(mlp.signature, sessions, mlp.inputs, mlp.model, seconds=0.01)
     assert torch.get_num_threads() == threads
-    assert set(report.timings) == {"n=1000", "n=4099"}
+    assert [*report.timings] == [f"n={n}" for n in (1, 10, 100, 1000, 4099, 5000)]
     for rows in report.timings.values():
         assert set(rows) == {*sessions, EAGER, COPIES}
         for timing in rows.values():
             assert 0 < timing.p05_us <= timing.median_us <= timing.p95_us
-            assert timing.rounds >= 7
+            assert timing.rounds >= 3
     assert report.fastest in sessions
     assert BenchmarkReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 

@@ -13,12 +13,12 @@ import pipeline
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
 from runtime.checked.comparison import default_tolerance
-from runtime.errors import LoadError
+from runtime.opening.tiled import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
 from soa.memory import Collection, read_block
 from stages.reference.answers import Reference, make_cases
-from stages.tiles import fastest_tile, rows_are_independent, run_in_tiles, tiles_of
+from stages.tiles import fastest_tile, rows_are_independent, tiles_of
 from stages.validate import validate_here, validate_session
 from tests.models import detector, mlps, project, served
 from tests.models.building import Built, build, mlp_signature
@@ -59,8 +59,7 @@ def test_rows_that_see_each_other_are_refused_in_tiles(tmp_path: Path) -> None:
 
 def in_tiles(mlp: Built, rows: int, threads: int = 1) -> Session:
     executable = NativeExecutable(mlp.files["aoti"], "cpu", instances=4)
-    executable.run_in_tiles(mlp.signature.tile_kinds or "", rows, threads)
-    return Session(mlp.signature, executable)
+    return Session(mlp.signature, in_tiles_of(executable, mlp.signature, rows, threads))
 
 
 def answers(mlp: Built, session: Session, n: int) -> torch.Tensor:
@@ -73,7 +72,7 @@ def answers(mlp: Built, session: Session, n: int) -> torch.Tensor:
     return read_block(output, written["tags"])
 
 
-@pytest.mark.parametrize("n", [0, 1, 255, 256, 257, 511, 1000, 1025, 4097])
+@pytest.mark.parametrize("n", [0, 1, 256, 257, 511, 512, 513, 1000, 1025, 4097])
 def test_every_row_has_its_answer_and_threads_change_no_bit(mlp: Built, n: int) -> None:
     expected = answers(mlp, in_tiles(mlp, 0), n)
     alone = answers(mlp, in_tiles(mlp, 256), n)
@@ -108,23 +107,20 @@ def test_many_calls_in_tiles(mlp: Built) -> None:
 
 @pytest.mark.parametrize("kinds", ["", "n", "nm", "ccc", "xyz", "nmmm"])
 def test_kinds_that_are_not_those_of_the_arguments(mlp: Built, kinds: str) -> None:
-    executable = NativeExecutable(mlp.files["aoti"], "cpu")
-    executable.run_in_tiles(kinds, 256)
+    executable = NativeExecutable(mlp.files["aoti"], "cpu").in_tiles(kinds, 256)
     with pytest.raises(RunError, match="kind"):
         Session(mlp.signature, executable).bind(*mlp.collections({"n": 3}))
 
 
 def test_which_tiles_are_tried(mlp: Built) -> None:
-    assert tiles_of(mlp_signature(256)) == ()
-    assert tiles_of(mlp_signature(257)) == (256,)
-    assert tiles_of(mlp.signature) == (256, 1024, 4096)
+    assert tiles_of(mlp_signature(127)) == ()
+    assert tiles_of(mlp_signature(128)) == (64,)
+    assert tiles_of(mlp.signature) == (64, 256, 1024)
     assert mlp.signature.tile_kinds == "nmm"
-    assert {"n": 4097} in make_cases(mlp.signature)
+    assert {"n": 2049} in make_cases(mlp.signature)
     assert tiles_of(served.EVENT) == () and detector.signature().tile_kinds is None
-    session = mlp.session("aoti")
-    assert fastest_tile(session, mlp.inputs) in (None, 256, 1024, 4096)
-    assert fastest_tile(mlp.session("exported"), mlp.inputs) is None
-    run_in_tiles(session, 0)
+    for engine in ("aoti", "exported"):
+        assert fastest_tile(mlp.session(engine), mlp.inputs) in (None, 64, 256, 1024)
 
 
 def test_a_session_takes_the_tile_of_its_artifact(jets: project.Built, tmp_path: Path) -> None:
@@ -141,5 +137,4 @@ def test_a_session_takes_the_tile_of_its_artifact(jets: project.Built, tmp_path:
         with_tiles = pipeline.load(tiled.path, mode="test", threads=threads)
         project.require_right(with_tiles, "aoti", n=601)
     other = project.resealed(jets.bundle, tmp_path / "other", edit("torchscript"))
-    with pytest.raises(LoadError, match="tile"):
-        pipeline.load(other.path, mode="test")
+    project.require_right(pipeline.load(other.path, mode="test"), "torchscript", n=601)

@@ -19,7 +19,7 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
 from tests.models import mlps
-from tests.models.project import CONFIG, TARGET, Built, Project, cli, refusal, write_project
+from tests.models.project import CONFIG, TARGET, TARGETS, Built, Project, cli, refusal, write_project
 
 # Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
 COMMAND = """
@@ -101,7 +101,7 @@ def test_form_of_the_config_does_not_count(jets: Built) -> None:
         ("name: jets\n", "# who reads this?\nname:   'jets'\n"),
         ("[a, b, c, d, e, f]", "\n      [a, b,\n       c, d, e, f]"),
         ("description: a small tagger\n", ""),
-        ("targets: [cpu]\n", "targets:\n- cpu # this host's\ndescription: a small tagger\n"),
+        (f"{TARGETS}\n", "targets:\n- " + TARGET + " # this host's\ndescription: a small tagger\n"),
     )
     assert jets.project.run(config)["worked"] == []
 
