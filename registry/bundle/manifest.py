@@ -166,6 +166,12 @@ class TargetRecord(Record):
             return []
         return list(dict.fromkeys([self.chosen, *(each.engine for each in self.below)]))
 
+    def engine_at(self, case: str) -> str:
+        """Who runs a case of the benchmark, as `32` or `nodes=5,edges=20`."""
+        n = int(case) if case.isdecimal() else None
+        below = (each.engine for each in self.below if n is not None and n < each.rows)
+        return next(below, str(self.chosen))
+
     def choice(self) -> str:
         """The choice for people: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
         small = ", ".join(f"{each.engine} below {each.rows} rows" for each in self.below)

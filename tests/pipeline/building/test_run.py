@@ -19,7 +19,16 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
 from tests.models import mlps
-from tests.models.project import CONFIG, TARGET, TARGETS, Built, Project, cli, refusal, write_project
+from tests.models.project import (
+    CONFIG,
+    TARGET,
+    TARGETS,
+    Built,
+    Project,
+    cli,
+    refusal,
+    write_project,
+)
 
 # Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
 COMMAND = """
