@@ -14,7 +14,8 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,7 @@ def main(configs: list[Path], plot: str = "zoo") -> None:
     panels: list[Panel] = []
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
-        uri = f"sqlite:///{place}/registry.db"
-        with Access(uri, None).client(write=True):
-            pass  # a database is made once, not by every run
-        registry = Registry(uri)
+        registry = new_registry(Path(place))
         for config in configs:
             folder = Path(place) / config.stem
             folder.mkdir()
@@ -80,6 +78,13 @@ def main(configs: list[Path], plot: str = "zoo") -> None:
     print(f"all of it: {(time.perf_counter() - begun) / 60:.1f} minutes")
     if panels:
         save_plot(plot, CAPTION, panels)
+
+
+def new_registry(folder: Path) -> Registry:
+    """An empty one in `folder`: its database is made once, not in the time of a run."""
+    uri = f"sqlite:///{folder}/registry.db"
+    with Access(uri, None).client(write=True):
+        return Registry(uri)
 
 
 def built(config: Path, registry: Registry, folder: Path) -> tuple[Bundle, float]:
@@ -242,12 +247,18 @@ def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
+@contextmanager
+def configs_of(arguments: Sequence[str]) -> Iterator[list[Path]]:
+    """The configs that a command line names: files, or with `--unseen` networks by their names."""
+    if "--unseen" not in arguments:
+        known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
+        yield [Path(name) for name in arguments] or known
+        return
+    names = [name for name in arguments if name != "--unseen"]
+    with tempfile.TemporaryDirectory() as place:
+        yield [path for path in write_configs(Path(place)) if not names or path.stem in names]
+
+
 if __name__ == "__main__":
-    unseen = sys.argv[1:2] == ["--unseen"]
-    given = [Path(name) for name in sys.argv[1 + unseen :]]
-    if unseen:
-        with tempfile.TemporaryDirectory() as place:
-            known = write_configs(Path(place))
-            main([path for path in known if not given or Path(path.stem) in given], "unseen")
-        sys.exit()
-    main(given or [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"])
+    with configs_of(sys.argv[1:]) as wanted:
+        main(wanted, "unseen" if "--unseen" in sys.argv else "zoo")

@@ -28,20 +28,21 @@ _ROWS = 256
 _WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
 _AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
 _SECONDS = 0.3
+_MANY = 8 * TILES[-1]
 
 
 def fastest_tile(session: Session, inputs: Arrays) -> int | None:
-    """The tile with which a session is fastest on its most rows; None: all rows at once."""
+    """The tile with which a session is fastest on many rows; None: all rows at once."""
     sizes = tiles_of(session.signature)
     if not sizes or session.device.type != "cpu":
         return None
     (dim,) = session.signature.dims
     rows = session.signature.ranges[dim]
     runs = {
-        tile: bound_call(tiled(session, tile), inputs, {dim: rows.max})
+        tile: bound_call(tiled(session, tile), inputs, {dim: min(rows.max, _MANY)})
         for tile in (*sizes, *(() if rows.unbounded else (0,)))
     }
-    times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS).items()}
+    times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
     best = min(times[tile] for tile in sizes)
     if best > _WORTH * times.get(0, math.inf):
         return None
