@@ -105,4 +105,4 @@ class _TiledCall:
 
 def _moved(span: Span, kind: str, begin: int, n: int) -> Span:
     address = span.address if kind == "n" else span.address + begin * itemsize(span.dtype)
-    return span._replace(address=address, shape=span.shape if kind == "m" else (n,))
+    return span._replace(address=address, shape=span.shape if kind == "m" else (n, *span.shape[1:]))

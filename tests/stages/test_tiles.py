@@ -18,7 +18,7 @@ from runtime.session.session import Session
 from soa import Signature
 from soa.memory import Collection, read_block
 from stages.reference.answers import Reference, make_cases
-from stages.tiles import fastest_tile, rows_are_independent, tiles_of
+from stages.tiles import fastest_tile, rows_are_independent, tiled, tiles_of
 from stages.validate import validate_here, validate_session
 from tests.models import detector, mlps, project, served
 from tests.models.building import Built, build, mlp_signature
@@ -79,6 +79,18 @@ def test_every_row_has_its_answer_and_threads_change_no_bit(mlp: Built, n: int) 
     torch.testing.assert_close(alone, expected, atol=1e-6, rtol=1e-5)
     for threads in (2, 3):
         assert torch.equal(answers(mlp, in_tiles(mlp, 256, threads), n), alone)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "torchscript", "exported"])
+def test_every_engine_runs_in_tiles(mlp: Built, engine: str) -> None:
+    whole = mlp.session(engine)
+    for n in (0, 1, 511, 512, 1025):
+        expected = answers(mlp, whole, n)
+        torch.testing.assert_close(answers(mlp, tiled(whole, 256), n), expected)
+    reference = Reference.load(mlp.capture.reference, mlp.signature)
+    tolerances = {b.name: default_tolerance("float32") for b in mlp.signature.outputs}
+    report = validate_session(tiled(whole, 256), engine, reference, tolerances)
+    assert report.valid, report.reason
 
 
 def test_tiles_are_validated_as_a_whole_run_is(mlp: Built) -> None:
