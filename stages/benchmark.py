@@ -172,8 +172,8 @@ def _chosen(
         return BenchmarkReport(timings, fastest)
     (dim,) = signature.dims
     sizes = [case[dim] for case in ladder(signature)]
-    medians = [{name: timings[label({dim: n})][name].median_us for name in names} for n in sizes]
-    chosen, below = choose_by_rows(sizes, medians, fastest)
+    by_size = [{name: timings[label({dim: n})][name] for name in names} for n in sizes]
+    chosen, below = choose_by_rows(sizes, by_size, fastest)
     return BenchmarkReport(timings, chosen, below=below)
 
 
