@@ -15,6 +15,7 @@ from engines.target import Target
 from serving.errors import ServingError
 from serving.native import FILES, Backend, PlanFor, require_gpus
 from serving.wire import Form, Wire, WireTensor, mergeable
+from soa.errors import needs_extra
 from soa.signature import Signature
 
 DIGEST = "digest"
@@ -196,10 +197,6 @@ def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
 
 
 def _schema() -> Any:
-    try:
+    with needs_extra("serve", ServingError):
         from tritonclient.grpc import model_config_pb2
-    except ImportError as error:
-        raise ServingError(
-            f"serving needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
-        ) from None
     return model_config_pb2
