@@ -95,7 +95,7 @@ def checked(
     from runtime.checked import CheckedSession  # it needs torch
 
     reference = open_program(opened, device)
-    tolerances = tolerances_of(opened.bundle.manifest)
+    tolerances = recorded_tolerances(opened.bundle.manifest)
     return CheckedSession(opened.signature, executable, reference, tolerances, device, origin)
 
 
@@ -109,7 +109,7 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
     return Session(opened.signature, executable, device)
 
 
-def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
+def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
     """The tolerances a version was validated with, by output."""
     for bound in Signature.from_dict(manifest.signature).outputs:
         if bound.name not in manifest.tolerances:

@@ -23,7 +23,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
-from soa.memory import Collection, argument_tensors, fill_column
+from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
@@ -169,7 +169,7 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
         n = case[signature.rows_of[name]]
         collections[name] = Collection(layout, n, capacity=n + 64 * (i + 1))
         for column in layout.columns if name in inputs else ():
-            fill_column(collections[name], column, inputs[name][column.name])
+            collections[name].fill(column.name, inputs[name][column.name])
     # Clones, since torch cannot save example inputs that share memory under different dtypes.
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 

@@ -34,7 +34,7 @@ from runtime.opening import open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.files import as_record
-from soa.memory import Collection, fill_column, read_block
+from soa.memory import Collection, read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
 from stages.reference import (
@@ -343,7 +343,7 @@ def _run(
         n = case[signature.rows_of[name]]
         collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
         for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
+            collection.fill(column.name, inputs[name][column.name])
         _poison_outputs(signature, name, collection, poison)
         given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
     written: dict[str, Collection] = {}
