@@ -111,6 +111,13 @@ class Engine(ABC):
         """
 
 
+def close(executable: Executable | None) -> None:
+    """Release an opened artifact, where it holds anything."""
+    end = getattr(executable, "close", None)
+    if end is not None:
+        end()
+
+
 @known_options()
 def engine(name: str) -> Engine:
     """The engine of that name; raises EngineError if it is unknown or its library is missing."""

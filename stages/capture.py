@@ -23,6 +23,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
+from soa.files import digest_of
 from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
@@ -34,7 +35,6 @@ from stages.model import (
     TracedProgram,
     in_precision,
     mutation_line,
-    sha256,
     what_differs,
     where_raised,
     why_not_exported,
@@ -85,7 +85,7 @@ class Capture:
         digest = hashlib.sha256()
         for file in (self.program, self.script, self.reference):
             if file is not None:
-                digest.update(sha256(file).encode())
+                digest.update(digest_of(file).encode())
         return digest.hexdigest()
 
     def save(self) -> None:

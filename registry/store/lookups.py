@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +23,7 @@ from pydantic import AwareDatetime
 
 from registry.errors import RegistryError
 from registry.mlflow import Promotion, Version
-from soa.files import as_record, parse_json, read_plain
+from soa.files import as_record, parse_json, read_plain, write_whole
 
 _SCHEMA = 1
 
@@ -94,13 +92,8 @@ class LookupCache:
         }
         path = self._path(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
-        try:
-            text = json.dumps({"content": content, "sha256": _digest(content)}, indent=1)
-            partial.write_text(text + "\n")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        text = json.dumps({"content": content, "sha256": _digest(content)}, indent=1)
+        write_whole(path, text + "\n")
 
     def forget(self, ref: str) -> None:
         with contextlib.suppress(OSError):  # not there, or not ours to change

@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from engines.base import Executable, Prepared
+from engines.base import Executable, Prepared, close
 from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.session import tie
@@ -325,10 +325,3 @@ class OnDevice:
 
     def close(self) -> None:
         close(self._executable)
-
-
-def close(executable: Executable | None) -> None:
-    """Where it has anything to close."""
-    ends = getattr(executable, "close", None)
-    if ends:
-        ends()
