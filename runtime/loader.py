@@ -1,4 +1,4 @@
-"""Sessions: what came along the route to an artifact, on the devices where the data is."""
+"""Sessions of what `runtime.opening` has opened, on the devices where the data is."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
     name = name_of(opening)
     if name is None:
         raise LoadError(
-            f"{opening.ref} is a folder, which means the same for ever: load it as it is"
+            f"live: {opening.ref} is a folder, and a folder never changes: load it without live"
         )
     if name.ref.version is not None:
         raise LoadError(
-            f"{opening.ref} means the same for ever: to follow what is promoted, write "
+            f"live: {opening.ref} is always the same version: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
     return LiveSession(name, lambda opened: session_on(opened, where))

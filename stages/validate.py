@@ -242,7 +242,7 @@ def _beside_program(
         if share > nonfinite:
             why = (
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
-                f"infinite and prove nothing, {nonfinite:.2%} may be"
+                f"infinite and prove nothing; at most {nonfinite:.2%} is allowed"
             )
             return ValidationReport.failed(name, why)
     return _judged(name, cases, tolerances, begun)

@@ -32,7 +32,7 @@ from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
 from registry.errors import BundleError
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from soa.block import Block
 from soa.files import as_record
 from soa.layout import IDENTIFIER, Column, Layout
@@ -197,7 +197,7 @@ class InputConfig(BlockConfig):
     preprocess: PreprocessConfig | None = None
 
 
-class Tolerance(_Part):
+class ToleranceConfig(_Part):
     """|found - expected| <= atol + rtol * |expected|."""
 
     atol: NonNegative
@@ -205,7 +205,7 @@ class Tolerance(_Part):
 
 
 class OutputConfig(BlockConfig):
-    tolerance: Tolerance | None = None
+    tolerance: ToleranceConfig | None = None
     classifier: bool = False
 
 

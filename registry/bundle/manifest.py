@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from soa.files import as_record, parse_json
 
 SCHEMA_VERSION = 1

@@ -5,7 +5,7 @@ that a gate let the version pass and that it is signed as the registry's policie
 version as the registry knew it, with its promotion, and those policies' keys: whoever opens it
 later checks the same again. Where the registry said no, the record is removed.
 
-It is found by registry, reference and mode; its own sha256 is in it against damage. Against forgery
+It is found by registry, name and mode; its own sha256 is in it against damage. Against forgery
 there are signatures and a host's own keys: who may write to the cache could also write there.
 """
 
@@ -30,7 +30,7 @@ _SCHEMA = 1
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a reference meant, and how that is known: for the route to an artifact, for records."""
+    """Which version a name meant, and how that is known."""
 
     version: Version
     signers: Mapping[str, tuple[str, ...]]
@@ -47,7 +47,7 @@ class Lookup:
 
 
 class LookupCache:
-    """The records of one registry and mode in the folder `root`, by reference."""
+    """The records of one registry and mode in the folder `root`, by name."""
 
     def __init__(self, root: Path, registry: str, mode: str) -> None:
         self._root = root / "resolved"

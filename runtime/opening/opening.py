@@ -87,10 +87,10 @@ class Opening:
 
 @dataclass(frozen=True)
 class Opened:
-    """A version, or the bundle of a folder, for which all has passed that its mode asks for.
+    """A version, or the bundle of a folder, that has passed every check its mode asks for.
 
-    Only route.py makes one. `bundle` has the targets that may be used and no others: `withheld`
-    says of those that the version has besides why they may not.
+    Only route.py makes one. `bundle` has the targets that may be used and no others; `withheld`
+    says why the version's other targets may not.
     """
 
     bundle: Bundle

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from serving.errors import DeadlineError, ServingError
 from serving.metrics_reader import get, sums
 from serving.remote import RemoteModel
-from serving.site.options import Policy
+from serving.site.options import SitePolicy
 from serving.site.place import Place
 
 _FIRST_PAUSE_S = 0.1
@@ -38,7 +38,7 @@ class HealthCheck:
     """
 
     def __init__(
-        self, place: Place, policy: Policy, tell: Callable[[str | None, float | None], None]
+        self, place: Place, policy: SitePolicy, tell: Callable[[str | None, float | None], None]
     ) -> None:
         executable = place.executable
         self._model = executable if isinstance(executable, RemoteModel) else None

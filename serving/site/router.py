@@ -32,7 +32,7 @@ from serving.errors import (
 )
 from serving.remote import Progress
 from serving.site.health import HealthCheck
-from serving.site.options import Policy
+from serving.site.options import SitePolicy
 from serving.site.place import OPEN, Place, SiteReport, State
 from soa.errors import SoaPipelineError
 from soa.memory import Span, span_of
@@ -51,7 +51,7 @@ class Router(Executable):
     """
 
     def __init__(
-        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: Policy
+        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: SitePolicy
     ) -> None:
         self.places = tuple(places)
         self.fall_back = fall_back
