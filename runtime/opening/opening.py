@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from engines.target import Target
-from registry.bundle import MOST, Annex, Bundle
+from registry.bundle import MOST_THREADS, Annex, Bundle
 from registry.mlflow import Version
 from registry.store import Lookup, Registry
 from runtime.errors import LoadError
@@ -74,8 +74,8 @@ class Opening:
         if self.lookup not in LOOKUPS:
             raise LoadError(f"lookup {self.lookup!r}: use one of {', '.join(map(repr, LOOKUPS))}")
         for name, count in (("threads", self.threads), ("instances", self.instances)):
-            if count is not None and not 1 <= count <= MOST:
-                raise LoadError(f"{name}={count}: 1 to {MOST} are possible")
+            if count is not None and not 1 <= count <= MOST_THREADS:
+                raise LoadError(f"{name}={count}: 1 to {MOST_THREADS} are possible")
 
     @property
     def production(self) -> bool:
