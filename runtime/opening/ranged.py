@@ -1,4 +1,4 @@
-"""One model, several artifacts: who is fastest at a small n need not be at a large one."""
+"""One model, several artifacts: the fastest at a small n need not be the fastest at a large one."""
 
 from __future__ import annotations
 
