@@ -15,7 +15,7 @@ _WORTH = 0.9  # of the time of the candidate that is best overall: a tenth of it
 
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    """Who has the smallest geometric mean of medians over all sizes; None where nobody ran."""
+    """The engine with the smallest geometric mean of medians over all sizes; None if none ran."""
 
     def mean(name: str) -> float:
         return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
@@ -26,7 +26,7 @@ def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str
 def choose_by_rows(
     sizes: Sequence[int], medians: Sequence[Mapping[str, float]], overall: str
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Who runs at the largest size, and who below which row count.
+    """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
 
     `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
     Between two sizes the change lies at their geometric mean.

@@ -17,7 +17,7 @@ from registry.bundle import Manifest
 from runtime.checked import Tolerance, compare
 from runtime.session import Session
 from serving.wire import mergeable
-from soa.memory import Collection, fill_column, read_block
+from soa.memory import Collection, read_block
 
 # What a call of the Python backend costs beside the artifact, and each further request in it, in
 # microseconds: measured with benchmarks/serving.py and benchmarks/scaling.
@@ -58,7 +58,7 @@ def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str
     given = {name: Collection(signature.layouts[name], len(rows)) for name in inputs}
     for name, collection in given.items():
         for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name][index])
+            collection.fill(column.name, inputs[name][column.name][index])
     written = {
         name: given.get(name) or Collection(signature.layouts[name], len(rows))
         for name in signature.output_collections
