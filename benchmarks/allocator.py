@@ -53,11 +53,12 @@ def _spread(times: Sequence[float]) -> str:
 
 
 def _child(ref: str, keep: bool) -> int:
-    from benchmarks.serving import bound_call, timed
+    from benchmarks.serving import timed
     from pipeline.loading import load
     from runtime.opening import Opening, open_version
     from runtime.process import keep_freed_memory
     from soa.errors import SoaPipelineError
+    from stages.benchmark import bound_call
     from stages.reference.answers import Reference
 
     if keep:
@@ -69,9 +70,9 @@ def _child(ref: str, keep: bool) -> int:
         print(f"benchmarks.allocator: {error}", file=sys.stderr)
         return 1
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
-    (rows,) = session.signature.ranges.values()
+    ((dim, rows),) = session.signature.ranges.items()
     times = {
-        n: statistics.median(timed(bound_call(session, inputs, n), _SECONDS))
+        n: statistics.median(timed(bound_call(session, inputs, {dim: n}), _SECONDS))
         for n in _SIZES
         if n <= rows.max
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
@@ -18,9 +18,8 @@ from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from serving.site.options import Site, SiteServer
 from soa.errors import SoaPipelineError
-from soa.memory import Collection, fill_column
 from stages.benchmark import race
-from stages.reference.answers import Arrays, Reference
+from stages.reference.answers import Arrays, Reference, filled_collections
 
 CAPTION = f"Local CPU fall-back against a local session; ratios to it; {SPREAD}."
 _DIRECT = "local session, bound"
@@ -59,28 +58,12 @@ def measure(
     for n in sizes:
         runs: dict[str, Callable[[], object]] = {}
         for name, session in (("local session", direct), ("fall-back", falling)):
-            given, written = _collections(session, inputs, n)
+            case = dict.fromkeys(session.signature.dims, n)
+            given, written = filled_collections(session.signature, inputs, case, session.device)
             runs[f"{name}, bound"] = session.bind(given, written)
             runs[f"{name}, binding each time"] = partial(session.run, given, written)
         races[n] = race(runs, seconds)
     return race_panel("", "rows", races, _DIRECT)
-
-
-def _collections(
-    session: Session, inputs: Arrays, n: int
-) -> tuple[Mapping[str, Collection], Mapping[str, Collection]]:
-    """The first n rows of the reference, and outputs; a collection that is both is one."""
-    signature = session.signature
-    given = {name: session.collection(name, n) for name in signature.input_collections}
-    for name, collection in given.items():
-        for column in collection.layout.columns:
-            if column.name in inputs[name]:
-                fill_column(collection, column, inputs[name][column.name])
-    written = {
-        name: given.get(name) or session.collection(name, n)
-        for name in signature.output_collections
-    }
-    return given, written
 
 
 if __name__ == "__main__":

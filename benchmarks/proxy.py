@@ -29,7 +29,7 @@ from serving.client.options import RemoteOptions
 from serving.local.fleet import Fleet
 from serving.local.triton import TritonServer
 from soa.errors import SoaPipelineError
-from soa.memory import fill_column
+from stages.benchmark import bound_call
 from stages.reference.answers import Reference
 
 CLIENTS = (1, 8, 32)
@@ -141,15 +141,7 @@ def _call(session: Session, bundle: Path) -> Callable[[], None]:
     """A bound call on the first rows of the reference."""
     inputs = Reference.load(bundle / "reference.safetensors").inputs
     n = min(_ROWS, *(limit.max for limit in session.signature.ranges.values()))
-    given = {name: session.collection(name, n) for name in session.signature.input_collections}
-    for name, collection in given.items():
-        for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
-    written = {
-        name: given.get(name) or session.collection(name, n)
-        for name in session.signature.output_collections
-    }
-    return session.bind(given, written)
+    return bound_call(session, inputs, dict.fromkeys(session.signature.dims, n))
 
 
 def _print(loads: dict[tuple[str, int], Load]) -> None:

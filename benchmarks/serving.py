@@ -35,7 +35,7 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
 from runtime.checked.comparison import compare
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from runtime.session.session import Session
 from serving.client.options import RemoteOptions
 from serving.errors import ServingError
@@ -43,7 +43,7 @@ from serving.local.triton import TritonServer
 from serving.triton.config import Service
 from serving.triton.repository import write_repository
 from soa.errors import SoaPipelineError
-from soa.memory import fill_column
+from stages.benchmark import bound_call
 from stages.reference.answers import Arrays, Reference
 
 _REFS = ("jet-tagger@production", "particlenet@production", "zoo-particle-transformer@production")
@@ -180,7 +180,7 @@ def _check(answer: bytes, service: Service, reference: Reference, bundle: Bundle
     at = [sum(case.values()) for case in reference.cases].index(1)
     for t, raw in zip(service.wire.outputs, found.raw_output_contents, strict=True):
         values = torch.from_numpy(np.frombuffer(raw, t.dtype).reshape(t.shape(1)).copy())
-        tolerance = tolerances_of(bundle.manifest)[t.name]
+        tolerance = recorded_tolerances(bundle.manifest)[t.name]
         wanted = reference.outputs[at][t.name].reshape(values.shape)
         if compare(values, wanted, tolerance, classifier=False).outside > tolerance.max_outside:
             raise ServingError(f"the server's {t.name} is not the reference's")
@@ -206,19 +206,6 @@ def _ways(bundle: Path, url: str) -> dict[str, Session]:
     }
 
 
-def bound_call(session: Session, inputs: Arrays, n: int) -> Callable[[], None]:
-    """A bound call on the first n rows of the reference."""
-    given = {name: session.collection(name, n) for name in session.signature.input_collections}
-    for name, collection in given.items():
-        for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
-    written = {
-        name: given.get(name) or session.collection(name, n)
-        for name in session.signature.output_collections
-    }
-    return session.bind(given, written)
-
-
 def timed(call: Callable[[], None], seconds: float) -> list[float]:
     """Microseconds of each call, ten or more, after one that does not count."""
     call()
@@ -238,14 +225,14 @@ def _quantiles(times: Sequence[float]) -> tuple[float, float]:
 
 def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
     ways = _ways(bundle, url)
-    (rows,) = ways["local"].signature.ranges.values()
+    ((dim, rows),) = ways["local"].signature.ranges.items()
     sizes = [n for n in _SIZES if n <= rows.max]
     table = new_table("one client, one call: p50 / p99", "", *(f"n={n}" for n in sizes))
     medians: dict[str, list[float]] = {}
     for name, session in ways.items():
         cells = []
         for n in sizes:
-            p50, p99 = _quantiles(timed(bound_call(session, inputs, n), _CALLS_S))
+            p50, p99 = _quantiles(timed(bound_call(session, inputs, {dim: n}), _CALLS_S))
             medians.setdefault(name, []).append(p50)
             cells.append(f"{microseconds(p50)} / {microseconds(p99)}")
         session.close()

@@ -117,7 +117,7 @@ def make_request(
 
     from serving.triton.config import DIGEST
     from serving.wire import locations
-    from soa.memory import Collection, argument_tensors, fill_column
+    from soa.memory import Collection, argument_tensors
 
     request = service_pb2.ModelInferRequest(
         model_name=service.name, model_version=str(service.number)
@@ -127,7 +127,7 @@ def make_request(
     filled = {name: Collection(layout, n) for name, layout in signature.layouts.items()}
     for name in signature.input_collections:
         for column in signature.layouts[name].columns:
-            fill_column(filled[name], column, inputs[name][column.name])
+            filled[name].fill(column.name, inputs[name][column.name])
     rows = dict.fromkeys(signature.dims, n)
     memory = [argument.numpy() for argument in argument_tensors(signature, filled, rows)]
     places = locations(signature, service.wire.inputs, "input")

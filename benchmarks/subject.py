@@ -16,7 +16,6 @@ from engines import Executable, Portable, Target, engine
 from engines.target import gpu_target
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, random_inputs
@@ -107,7 +106,7 @@ class Subject:
         """Of a model with one of each: n rows of the reference inputs, and output columns."""
         given = Collection(self.signature.layouts["inputs"], n)
         for member in given.layout.columns:
-            fill_column(given, member, self.inputs["inputs"][member.name])
+            given.fill(member.name, self.inputs["inputs"][member.name])
         return given, Collection(self.signature.layouts["outputs"], n)
 
 

@@ -48,9 +48,9 @@ class Executable(Protocol):
 class Prepared(Protocol):
     """Arguments tied to an artifact, to run again and again: what an executable may offer.
 
-    One that does has a method `prepare(spans) -> Prepared`, of the same arguments as memory, which
-    it keeps alive; so it needs no torch. One
-    thread at a time uses it: `Binding` refuses a second one, but leaves that to native calls.
+    Such an executable has a method `prepare(spans) -> Prepared`: it takes the same arguments as
+    memory, without torch, and keeps that memory alive. One thread at a time may use the result.
+    `Binding` refuses a second one; a native call refuses it itself.
     """
 
     def run(self, stream: int = 0, /) -> None:
@@ -111,6 +111,13 @@ class Engine(ABC):
         the others follow torch's. `instances` is how many runs there may be at the same moment, for
         engines that keep a pool (None: one a core); with the others there is no limit.
         """
+
+
+def close(executable: Executable | None) -> None:
+    """Release an opened artifact, where it holds anything."""
+    end = getattr(executable, "close", None)
+    if end is not None:
+        end()
 
 
 @known_options()

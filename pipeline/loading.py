@@ -24,7 +24,7 @@ Device = str | torch.device
 Build = Literal["never", "missing"]
 Production = Literal["production"]
 
-_SERVERS_TO_SAY = ("target", "engine_name", "threads", "instances", "builder")
+_SERVER_CHOOSES = ("target", "engine_name", "threads", "instances", "builder")
 
 
 @overload
@@ -112,20 +112,20 @@ def load(
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None
     at_site = device == "site" or (site is not None and str(device) == "cpu")
     if site is not None and not at_site:
-        raise LoadError(f"a site with device {str(device)!r}: write 'site', or no device")
+        raise LoadError(f"a site with device {str(device)!r}: write device='site', or no device")
     if remote is not None and url is None:
-        whose = "that is the site file's to say" if at_site else f"write {SCHEME}HOST:PORT"
+        whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
     if live and (at_site or url):
-        raise LoadError(f"live with device {str(device)!r}: that is the server's to choose")
+        raise LoadError(f"live with device {str(device)!r}: a server runs one version")
     if at_site:
         return _at_a_site(opening, site)
     if url is None:
         return load_here(opening, device, live)
-    for name in _SERVERS_TO_SAY:
+    for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
             what = "build" if name == "builder" else name
-            raise LoadError(f"{what} with device {url!r}: that is the server's to choose")
+            raise LoadError(f"{what} with device {url!r}: the server chooses that")
     from serving.remote import connect
 
     return connect(opening, url, remote)
@@ -133,7 +133,7 @@ def load(
 
 def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:
     if opening.target is not None:
-        raise LoadError("target with device 'site': that is the site file's to say")
+        raise LoadError("target with device 'site': each place chooses its own")
     from pipeline.config import find_site, load_site
     from serving.site import connect_site
 

@@ -21,7 +21,7 @@ from pipeline.loading import load
 from registry.bundle import MLFLOW_NOTE, Bundle
 from registry.errors import RegistryError
 from registry.mlflow import Field, fields, is_frame
-from registry.reference import Ref
+from registry.ref import Ref
 from runtime.errors import LoadError
 from runtime.session import Session
 from soa.dtypes import numpy_dtype

@@ -1,4 +1,4 @@
-"""What `pipeline` shows of the floors below: the names of the first day, and the floors."""
+"""The names of other floors that `import pipeline` offers for a start, and those floors."""
 
 import registry as registry
 import runtime as runtime

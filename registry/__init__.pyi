@@ -26,7 +26,7 @@ from .promotion import Policy as Policy
 from .promotion import SpeedComparison as SpeedComparison
 from .promotion import SpeedPoint as SpeedPoint
 from .promotion import decide as decide
-from .reference import Ref as Ref
-from .reference import parse_ref as parse_ref
+from .ref import Ref as Ref
+from .ref import parse_ref as parse_ref
 from .store import ModelSummary as ModelSummary
 from .store import Registry as Registry

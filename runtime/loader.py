@@ -1,4 +1,4 @@
-"""Sessions: what came along the route to an artifact, on the devices where the data is."""
+"""Sessions of what `runtime.opening` has opened, on the devices where the data is."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
     name = name_of(opening)
     if name is None:
         raise LoadError(
-            f"{opening.ref} is a folder, which means the same for ever: load it as it is"
+            f"live: {opening.ref} is a folder, and a folder never changes: load it without live"
         )
     if name.ref.version is not None:
         raise LoadError(
-            f"{opening.ref} means the same for ever: to follow what is promoted, write "
+            f"live: {opening.ref} is always the same version: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
     return LiveSession(name, lambda opened: session_on(opened, where))
@@ -95,7 +95,7 @@ def checked(
     from runtime.checked import CheckedSession  # it needs torch
 
     reference = open_program(opened, device)
-    tolerances = tolerances_of(opened.bundle.manifest)
+    tolerances = recorded_tolerances(opened.bundle.manifest)
     return CheckedSession(opened.signature, executable, reference, tolerances, device, origin)
 
 
@@ -109,7 +109,7 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
     return Session(opened.signature, executable, device)
 
 
-def tolerances_of(manifest: Manifest) -> dict[str, Tolerance]:
+def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
     """The tolerances a version was validated with, by output."""
     for bound in Signature.from_dict(manifest.signature).outputs:
         if bound.name not in manifest.tolerances:

@@ -35,9 +35,9 @@ def keep_freed_memory() -> None:
 
 
 def settle_threads(threads: int, limit: bool, production: bool) -> None:
-    """Check that runs of `threads` threads can be had here; with `limit`, give torch so many.
+    """Check that a run with `threads` threads is possible here; with `limit`, set torch to that.
 
-    In production torch starts no threads of its own beyond those. RunError after a fork, see
+    In production torch starts no other threads of its own. RunError after a fork, see
     `require_openmp`.
     """
     import torch

@@ -6,6 +6,7 @@ import http.client
 import urllib.request
 
 from serving.errors import ServingError
+from soa.errors import needs_extra
 
 _LARGEST = 1 << 24
 
@@ -22,12 +23,8 @@ def get(url: str, within_s: float = 2.0) -> bytes:
 
 def sums(text: str, **labels: str) -> dict[str, float]:
     """By metric, the sum over its series with these labels; ValueError for what is no metrics."""
-    try:
+    with needs_extra("serve", ServingError):
         from prometheus_client.parser import text_string_to_metric_families
-    except ImportError as error:
-        raise ServingError(
-            f"metrics need prometheus_client ({error}): pip install 'soa-pipeline[serve]'"
-        ) from None
     try:
         families = list(text_string_to_metric_families(text))
     except IndexError:  # of the parser, where a line is cut

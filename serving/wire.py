@@ -84,7 +84,7 @@ class WireTensor:
         return (*self.dims, n) if self.rows_last else (n, *self.dims)
 
     def rows_in(self, shape: Sequence[int]) -> int:
-        """n of a tensor of this shape, if the shape is right at all; 0 where it has none."""
+        """n of a tensor of this shape, whose other extents are not checked; 0 for a shape ()."""
         return shape[-1 if self.rows_last else 0] if shape else 0
 
     @property

@@ -1,8 +1,11 @@
-"""What others may have written: how a file is opened and read, and JSON in it becomes a record."""
+"""How a file that others may have written is opened and read, how JSON in it becomes a record, and
+how one of ours is written.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from functools import cache
@@ -47,6 +50,22 @@ def read_plain(
     if largest is not None and len(content) > largest:
         raise OSError(errno.EINVAL, f"is larger than {largest} bytes", str(path))
     return content
+
+
+def digest_of(path: str | Path) -> str:
+    """The sha256 of a regular file; OSError for anything else."""
+    with os.fdopen(open_plain(path, links=True), "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that is there complete or not at all, also on a full disk or after a kill."""
+    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def parse_json(content: bytes | str) -> Any:

@@ -16,6 +16,7 @@ storage order, which is column-major: component k = column * rows + row.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,10 @@ from typing import Literal
 from soa.dtypes import itemsize
 from soa.errors import LayoutError
 from soa.options import known_options
+
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""What the columns, blocks, collections and row dimensions of a model may be called. These names
+are also read by C++, by Triton and in files whose fields are separated by spaces."""
 
 Kind = Literal["column", "scalar", "eigen"]
 Storage = Literal["buffer", "columns"]
@@ -37,7 +42,7 @@ class Column:
     """One named member of a layout.
 
     `shape` is `()` for a plain column and a scalar, `(r,)` for an Eigen vector, `(r, c)` for an
-    Eigen matrix.
+    Eigen matrix. A stored column may have any name that Python takes, as older versions let it.
     """
 
     name: str
@@ -91,19 +96,25 @@ class Column:
 @known_options()
 def column(name: str, dtype: str) -> Column:
     """A plain column: one value per element (`SOA_COLUMN`)."""
-    return Column(name, dtype)
+    return Column(_named(name), dtype)
 
 
 @known_options()
 def scalar(name: str, dtype: str) -> Column:
     """One value for the whole collection (`SOA_SCALAR`)."""
-    return Column(name, dtype, "scalar")
+    return Column(_named(name), dtype, "scalar")
 
 
 @known_options()
 def eigen(name: str, dtype: str, *shape: int) -> Column:
     """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`)."""
-    return Column(name, dtype, "eigen", tuple(shape))
+    return Column(_named(name), dtype, "eigen", tuple(shape))
+
+
+def _named(name: str) -> str:
+    if not IDENTIFIER.fullmatch(name):
+        raise LayoutError(f"column name {name!r} is not an identifier (A-Z a-z 0-9 _)")
+    return name
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.files import as_data, as_record
-from soa.layout import Column, Layout, Storage
+from soa.layout import IDENTIFIER, Column, Layout, Storage
 
 Role = Literal["carrier", "input", "output"]
 _MOST_ROWS = 1 << 40
@@ -110,11 +110,24 @@ class Signature:
         outputs: tuple[Block, ...] | list[Block],
         ranges: Mapping[str, RowRange],
         rows_of: Mapping[str, str] | None = None,
+        *,
+        stored: bool = False,
     ) -> Signature:
         """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
 
-        Raises SignatureError or BlockError naming the block, column or dimension.
+        `stored`: names may be any, as older versions let them. Raises SignatureError or BlockError
+        naming the block, column or dimension.
         """
+        names = {
+            "collection": layouts,
+            "column": [c.name for layout in layouts.values() for c in layout.columns],
+            "block": [block.name for block in (*inputs, *outputs)],
+            "row dimension": ranges,
+        }
+        for what, found in names.items():
+            for name in () if stored else found:
+                if not IDENTIFIER.fullmatch(name):
+                    raise SignatureError(f"{what} {name!r} is not an identifier (A-Z a-z 0-9 _)")
         unknown = sorted(set(rows_of or {}) - set(layouts))
         if unknown:
             raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
@@ -245,6 +258,7 @@ class Signature:
             stored.outputs,
             stored.rows,
             {name: collection.rows for name, collection in stored.collections.items()},
+            stored=True,
         )
         if signature.to_dict() != data:
             raise SignatureError(

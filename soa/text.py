@@ -1,4 +1,4 @@
-"""Text that did not come from our own source, as it is printed: nothing in it commands.
+"""How text from outside is printed: nothing in it acts as a command or as markup.
 
 A reason, a description, a name in somebody's bundle, another library's message may hold escape
 sequences of a terminal, characters that turn the direction of writing, or the markup of wherever it

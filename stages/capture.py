@@ -23,7 +23,8 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
-from soa.memory import Collection, argument_tensors, fill_column
+from soa.files import digest_of
+from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
@@ -34,7 +35,6 @@ from stages.model import (
     TracedProgram,
     in_precision,
     mutation_line,
-    sha256,
     what_differs,
     where_raised,
     why_not_exported,
@@ -85,7 +85,7 @@ class Capture:
         digest = hashlib.sha256()
         for file in (self.program, self.script, self.reference):
             if file is not None:
-                digest.update(sha256(file).encode())
+                digest.update(digest_of(file).encode())
         return digest.hexdigest()
 
     def save(self) -> None:
@@ -169,7 +169,7 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
         n = case[signature.rows_of[name]]
         collections[name] = Collection(layout, n, capacity=n + 64 * (i + 1))
         for column in layout.columns if name in inputs else ():
-            fill_column(collections[name], column, inputs[name][column.name])
+            collections[name].fill(column.name, inputs[name][column.name])
     # Clones, since torch cannot save example inputs that share memory under different dtypes.
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 

@@ -16,8 +16,8 @@ _NOISE = 1.03  # times the best: as fast, and then the first named, which is the
 
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    """Who has the smallest geometric mean over all sizes, or the first whose mean is as small; None
-    where nobody ran."""
+    """The engine with the smallest geometric mean over all sizes, or the first one within the noise
+    of it; None if none ran."""
 
     def mean(name: str) -> float:
         return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)
@@ -29,7 +29,7 @@ def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str
 def choose_by_rows(
     sizes: Sequence[int], timings: Sequence[Mapping[str, Timing]], overall: str
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Who runs at the largest size, and who below which row count.
+    """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
 
     `overall` runs wherever no other is worth it: a second artifact costs memory and a second load.
     Between two sizes the change lies at their geometric mean.

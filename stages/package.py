@@ -93,8 +93,8 @@ def package(
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
 
-    A version of which no target has a valid artifact is refused: what was proven nowhere is no
-    version, whatever device it waits for.
+    Refused if no target has a valid artifact, also where targets only wait for their device: a
+    version has been proven on one target at least.
     """
     if not any(result.status == "verified" for result in results.values()):
         reasons = "; ".join(_why_not(result) for result in results.values())

@@ -17,7 +17,7 @@ import torch
 from runtime.checked import Tolerance, compare
 from runtime.opening import in_tiles
 from runtime.session import Session
-from soa.memory import Collection, fill_column, read_block
+from soa.memory import Collection, read_block
 from soa.signature import Signature
 from stages.benchmark import bound_call, race
 from stages.reference import TILES, Arrays
@@ -94,7 +94,7 @@ def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str
     for name, collection in given.items():
         for column in collection.layout.columns:
             values = inputs[name][column.name]
-            fill_column(collection, column, values if column.kind == "scalar" else values[index])
+            collection.fill(column.name, values if column.kind == "scalar" else values[index])
     written = {
         name: given.get(name) or Collection(signature.layouts[name], len(rows))
         for name in signature.output_collections

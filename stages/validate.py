@@ -34,7 +34,7 @@ from runtime.opening import open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.files import as_record
-from soa.memory import Collection, fill_column, read_block
+from soa.memory import Collection, read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
 from stages.reference import (
@@ -254,7 +254,7 @@ def _beside_program(
         if share > nonfinite:
             why = (
                 f"output {output.name!r}: {share:.2%} of the portable program's answers are NaN or "
-                f"infinite and prove nothing, {nonfinite:.2%} may be"
+                f"infinite and prove nothing; at most {nonfinite:.2%} is allowed"
             )
             return ValidationReport.failed(name, why)
     return _judged(name, cases, tolerances, begun)
@@ -355,7 +355,7 @@ def _run(
         n = case[signature.rows_of[name]]
         collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
         for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
+            collection.fill(column.name, inputs[name][column.name])
         _poison_outputs(signature, name, collection, poison)
         given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
     written: dict[str, Collection] = {}

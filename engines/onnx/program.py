@@ -82,7 +82,7 @@ def read_outputs(text: str) -> list[Output]:
     try:
         return as_record(list[Output], parse_json(text))
     except ValueError as error:
-        raise EngineError(f"which columns it writes cannot be read: {error}") from error
+        raise EngineError(f"its list of output columns cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

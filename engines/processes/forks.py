@@ -65,9 +65,10 @@ class Lock:
 
 
 def require_openmp(threads: int) -> None:
-    """Raise RunError where a run of several threads would wait for OpenMP's for ever.
+    """Raise RunError where a run with several threads would never end.
 
-    That is in the thread that came through a fork: libgomp takes its workers there for living.
+    That is in the thread that came through a fork: libgomp waits there for worker threads that
+    exist in the parent alone.
     """
     if threads > 1 and threading.get_ident() == _came_through:
         raise RunError(

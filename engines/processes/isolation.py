@@ -24,6 +24,7 @@ from typing import Any
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.processes.warm import begin, give_back, kill, kill_all
 from soa.errors import SoaPipelineError
+from soa.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -143,9 +144,7 @@ def run_job(job: Path, answer: Path) -> int:
             if MORE_MEMORY not in text[0]:  # else what failed has said it
                 said = f" ({text[0]})" if text[0] else ""
                 result["error"] = f"out of memory{said}: {MORE_MEMORY}"
-    partial = answer.with_suffix(".partial")
-    partial.write_text(json.dumps(result))
-    partial.replace(answer)
+    write_whole(answer, json.dumps(result))
     return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock
 
-from soa.files import as_record, parse_json, read_plain
+from soa.files import as_record, digest_of, parse_json, read_plain, write_whole
 
 _DONE = "done.json"
 T = TypeVar("T")
@@ -71,19 +71,11 @@ def unchanged(files: Mapping[str, str]) -> bool:
     """Whether all files, by path, still have their digests."""
     for name, digest in files.items():
         try:
-            with open(name, "rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
-                    return False
+            if digest_of(name) != digest:
+                return False
         except OSError:
             return False
     return True
-
-
-def write_whole(path: Path, text: str) -> None:
-    """All of it or, on a full disk, nothing."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def _read(done: Path) -> dict[str, str] | None:

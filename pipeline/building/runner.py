@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
-from pipeline.building.cache import StageCache, content_key, unchanged, write_whole
+from pipeline.building.cache import StageCache, content_key, unchanged
 from pipeline.building.candidates import Recipe, Say, Work, build_targets
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
@@ -26,7 +26,7 @@ from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version
 from registry.store import Registry
-from soa.files import as_record, parse_json, read_plain
+from soa.files import as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
 from stages.capture import Capture, capture
 from stages.errors import CaptureError

@@ -27,7 +27,7 @@ from registry.errors import BundleError
 from registry.mlflow import Version, tag_of
 from registry.store import CACHE_VARIABLE, Registry, cache_root
 from runtime.errors import LoadError
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from runtime.opening import Opening, open_version
 from soa.signature import Signature
 from stages.capture import Capture
@@ -140,7 +140,7 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
         chosen,
         {str(name): options for name, options in recorded.options.items()},
         recorded.timeout_s,
-        tolerances_of(manifest),
+        recorded_tolerances(manifest),
         frozenset(manifest.classifiers),
         None,
         recorded.benchmark_s,

@@ -13,7 +13,7 @@ from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from registry.reference import Ref
+    from registry.ref import Ref
     from registry.store import Entry, Registry
 
 
@@ -95,7 +95,7 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
 
 def _in_registry(ref: str, what: str) -> Ref:
     from registry.errors import RegistryError
-    from registry.reference import Ref, parse_ref
+    from registry.ref import Ref, parse_ref
 
     found = parse_ref(ref)
     if not isinstance(found, Ref):

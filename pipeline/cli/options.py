@@ -85,7 +85,7 @@ def give(answer: Answer) -> None:
 
 
 def opened_at(ref: str, registry: Registry) -> Opened:
-    """To look at or to measure, whether it was promoted or not."""
+    """To show or measure it, whether it was promoted or not."""
     from runtime.opening import Opening, open_version
 
     return open_version(Opening(ref, mode="test", registry=registry))

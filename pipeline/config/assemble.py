@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from pipeline.config.expressions import features_of
 from pipeline.config.schema import Config
 from runtime.checked import Tolerance, default_tolerance
+from soa.files import digest_of
 from soa.signature import Signature
 from stages.errors import ReferenceDataError
 from stages.model import ModelSource, load_callable, precision_tolerance
@@ -71,5 +71,5 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
         file = factory.rpartition(":")[0]
         paths = sorted(Path(file).parent.glob("*.py")) if file.endswith(".py") else []
         for path in paths:
-            found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[path.name] = digest_of(path)
     return found

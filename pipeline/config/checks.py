@@ -15,12 +15,12 @@ from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
 from soa.errors import SoaPipelineError
+from soa.layout import IDENTIFIER
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, Config
 
 T = TypeVar("T")
-IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _PATHS = ("program", "torchscript", "weights")
 

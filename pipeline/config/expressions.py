@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
-from stages.model import BINARY, UNARY, Expression, Features, Step
+from stages.model import BINARY, UNARY, Expression, Features, Operation
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, ColumnConfig, PreprocessConfig
@@ -72,7 +72,7 @@ def _expression(at: Key, written: Any, columns: Collection[str]) -> Expression:
     return Expression(written[0], tuple(steps))
 
 
-def _step(at: Key, written: Any, columns: Collection[str]) -> Step:
+def _step(at: Key, written: Any, columns: Collection[str]) -> Operation:
     """`log`, `clip: [-5, 5]`, or `ratio:` with a column, a number or an expression."""
     if isinstance(written, dict) and len(written) == 1:
         [(name, given)] = written.items()
@@ -84,10 +84,10 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Step:
         raise _Mistake(at, text)
     if name in BINARY:
         if isinstance(given, int | float):
-            return Step(name, operand=_number(at, given))
+            return Operation(name, operand=_number(at, given))
         if given == []:
             raise _Mistake(at, f"found {name} alone; write {name}: with a column or a number")
-        return Step(name, operand=_expression(at, given, columns))
+        return Operation(name, operand=_expression(at, given, columns))
     if name not in UNARY:
         raise _Mistake(at, not_among(name, [*UNARY, *BINARY]))
     listed = list(given) if isinstance(given, list | tuple) else [given]
@@ -101,7 +101,7 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Step:
         raise _Mistake(at, f"found low {numbers[0]:g} above high {numbers[1]:g}")
     if name == "standardise" and numbers[1] == 0:
         raise _Mistake(at, "found scale 0, which would make every value the same")
-    return Step(name, numbers)
+    return Operation(name, numbers)
 
 
 def _number(at: Key, value: Any) -> float:

@@ -9,9 +9,9 @@ from engines.target import Target
 from pipeline.config.wording import validated
 from pipeline.config.yaml_lines import Problem, read_yaml
 from registry.errors import TrustError
-from registry.history import digest_of
 from registry.promotion import Asked, Policy, ReferenceFile
 from registry.trust import read_trusted
+from soa.files import digest_of
 
 
 def load_policy(source: Path) -> Asked:

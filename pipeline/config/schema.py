@@ -27,15 +27,15 @@ from pydantic import (
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.checks import IDENTIFIER, Files, check_config, find_files
+from pipeline.config.checks import Files, check_config, find_files
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
 from registry.errors import BundleError
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from soa.block import Block
 from soa.files import as_record
-from soa.layout import Column, Layout
+from soa.layout import IDENTIFIER, Column, Layout
 from soa.options import known_options
 from soa.signature import RowRange, Signature
 
@@ -197,7 +197,7 @@ class InputConfig(BlockConfig):
     preprocess: PreprocessConfig | None = None
 
 
-class Tolerance(_Part):
+class ToleranceConfig(_Part):
     """|found - expected| <= atol + rtol * |expected|."""
 
     atol: NonNegative
@@ -205,7 +205,7 @@ class Tolerance(_Part):
 
 
 class OutputConfig(BlockConfig):
-    tolerance: Tolerance | None = None
+    tolerance: ToleranceConfig | None = None
     classifier: bool = False
 
 

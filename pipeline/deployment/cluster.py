@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from serving.cluster import (
     schema_reader,
 )
 from serving.errors import ServingError
+from soa.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,8 @@ def _head(planned: Needs) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text)
-        partial.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise ServingError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()

@@ -14,7 +14,7 @@ from engines.target import Target, choose_target
 from pipeline.promotion import pull_version
 from registry.bundle import Bundle
 from registry.store import Registry
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from runtime.opening import Opened, Opening, copy_artifact, open_program, open_version, withheld
 from runtime.session import Session
 from serving.client import RemoteOptions
@@ -175,7 +175,7 @@ def _compared(
         session,
         name,
         Reference.load(bundle.file(bundle.manifest.reference), signature),
-        tolerances_of(bundle.manifest),
+        recorded_tolerances(bundle.manifest),
         frozenset(bundle.manifest.classifiers),
     )
 
@@ -207,6 +207,6 @@ def _why_never(opened: Opened) -> str | None:
     manifest = bundle.manifest
     inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, open_program(opened, torch.device("cpu")))
-    if rows_are_independent(session, inputs, tolerances_of(manifest)):
+    if rows_are_independent(session, inputs, recorded_tolerances(manifest)):
         return None
     return "the answer of a row depends on the other rows"

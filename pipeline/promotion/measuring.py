@@ -26,7 +26,7 @@ from registry.promotion import (
 )
 from registry.store import Registry
 from registry.trust import trusted
-from runtime.loader import measured_session, tolerances_of
+from runtime.loader import measured_session, recorded_tolerances
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference, proof_of, too_much
@@ -109,7 +109,7 @@ def revalidate(
             held.file(candidate.files[0]),
             opened.signature,
             held.file(manifest.reference),
-            tolerances_of(manifest),
+            recorded_tolerances(manifest),
             frozenset(manifest.classifiers),
             Path(folder),
             _VALIDATION_LIMIT_S,
@@ -133,7 +133,7 @@ def _on_set(
             held.file(manifest.targets[target].candidates[engine_name].files[0]),
             opened.signature,
             inputs.resolve(),
-            tolerances_of(manifest),
+            recorded_tolerances(manifest),
             frozenset(),
             Path(folder),
             _VALIDATION_LIMIT_S,

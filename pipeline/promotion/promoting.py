@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.target import Target
 from pipeline.config import BuiltFrom, load_policy
-from pipeline.promotion.measuring import measure, open_to_measure
+from pipeline.promotion.measuring import Say, measure, open_to_measure
 from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, PromotionRefused
 from registry.history import PREVIOUS, PRODUCTION, check_promotable
@@ -27,8 +27,6 @@ from registry.promotion import (
 from registry.promotion import override as overridden
 from registry.store import Registry
 from soa.options import known_options
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

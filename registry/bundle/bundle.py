@@ -41,7 +41,7 @@ _CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
 _HASHERS = 8
 _WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
 MLFLOW_NOTE = "registered_model_meta"
-"""MLflow puts it into the folder from which it loads a model: whose version that is."""
+"""MLflow writes it into the folder from which it loads a model; it names the version."""
 _BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
 """Files about the bundle, written after it was sealed: `SHA256SUMS` does not list them."""
 
@@ -71,7 +71,7 @@ class Sealed:
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
     """What each file was when its digest was checked: see registry/bundle/pinned.py."""
     holds: tuple[object, ...] = field(default=(), repr=False, compare=False)
-    """Keeps what lies in the cache there: see registry/store/cache.py."""
+    """Objects whose life keeps the files in the cache: see registry/store/cache.py."""
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
@@ -167,7 +167,7 @@ def open_sealed(
     """
     root = Path(path).absolute()
     if not root.is_dir():
-        raise BundleError(f"{root}: no such {'annex' if main == 'annex.json' else 'bundle'} folder")
+        raise BundleError(f"{root}: no such {'bundle' if main == MANIFEST else 'annex'} folder")
     text = _read(root, SUMS)
     listed = _parse_sums(root, text, main)
     _compare_listing(root, listed, aside)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from soa.files import as_record, parse_json
 
 SCHEMA_VERSION = 1
@@ -45,9 +45,9 @@ TargetName = Annotated[str, Field(pattern=f"^{TARGET_PATTERN}$")]
 EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*$")]
 """Row counts: `1000`, or `nodes=5,edges=20`."""
-MOST = 4096
-"""Threads or instances."""
-Count = Annotated[int, Field(ge=1, le=MOST)]
+MOST_THREADS = 4096
+"""Or instances."""
+Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -1,17 +1,17 @@
 """Opening what was hashed: files of a bundle, held open, under paths that lead to nothing else.
 
 A digest is checked when the bundle is opened; an engine opens the path later. In between a file may
-be replaced. So the file is opened once more, must be the one that was hashed (device, inode, size,
-both times: not all of it can be kept by who writes into a file, or puts another one there), and the
-engine gets a folder of links to `/proc/self/fd/N`: whatever is renamed or replaced from then on, it
-opens that very file. Nothing is copied, and processes still share the pages. Only a file that is
-another one by now is read a second time, for its digest: somebody may have put the same there
-again, and a network's file system may give it another inode.
+be replaced. So the file is opened once more and must be the one that was hashed: the same device,
+inode, size and times, of which a write or a replacement changes at least one. The engine gets a
+folder of links to `/proc/self/fd/N`, so it opens that very file, whatever is renamed or replaced
+later. Nothing is copied, and processes still share the pages. A file that is another one by now is
+hashed again: it may have been replaced by an equal one, or a network's file system may have given
+it another inode.
 
-What is left: who may write into the file itself, and does it between our last look and the
-engine's, is noticed afterwards at best (through a shared mapping, or twice within a tick of the
-kernel's clock, not even then); and in pages that are mapped already, never. Files that nobody may
-write, as on CVMFS, a read-only mount or another user's, leave no such gap.
+One gap is left. A write into the file itself, between our last check and the engine's opening, is
+found only afterwards; through a shared mapping, or within one tick of the kernel's clock, not even
+then; and in pages that are mapped already, never. Files that nobody may write (CVMFS, a read-only
+mount, another user's) have no such gap.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ from .event_log import approvers as approvers
 from .event_log import gaps as gaps
 from .event_log import promoted_since as promoted_since
 from .lock import write_lock as write_lock
-from .policies import digest_of as digest_of
 from .writer import PREVIOUS as PREVIOUS
 from .writer import PRODUCTION as PRODUCTION
 from .writer import STAGING as STAGING

@@ -7,8 +7,6 @@ killed on the way never does. Nothing is overwritten: MLflow's page lists who as
 
 from __future__ import annotations
 
-import hashlib
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ from registry.errors import RegistryError
 from registry.history.lock import write_lock
 from registry.mlflow import models
 from registry.promotion import Asked, Policy, ReferenceFile
-from soa.files import open_plain
+from soa.files import digest_of
 from soa.text import plain
 
 if TYPE_CHECKING:
@@ -128,8 +126,3 @@ def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
     if (sha256 := digest_of(path)) != tags.get(_SHA256):
         raise RegistryError(f"{origin}: its reference set is not the file that was named")
     return Asked(policy, origin, ReferenceFile(path, sha256))
-
-
-def digest_of(path: Path) -> str:
-    with os.fdopen(open_plain(path, links=True), "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

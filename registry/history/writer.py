@@ -20,8 +20,8 @@ have seen is never taken back.
 
 Once settled, for every model: the aliases are what the last event left; each points to a version;
 the version in production has the tag of a promotion. Between a kill and the next writer,
-`production` is right and `previous` may still be the version before the one it should be; readers
-of the history take an open event for what it will be settled to.
+`production` is right, but `previous` may still be one version too old; readers of the history see
+an open event as the next writer will close it.
 
 Aliases that others moved (with MLflow's page or its client) are shown: the next writer adds an
 event "found" with what it found.
@@ -50,7 +50,7 @@ from registry.mlflow import (
     tag_of,
 )
 from registry.promotion import Decision
-from registry.reference import checked_alias
+from registry.ref import checked_alias
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -68,7 +68,9 @@ def check_promotable(alias: str) -> None:
     """Raise RegistryError for an alias that no promotion may move."""
     checked_alias(alias)
     if alias == PREVIOUS:
-        raise RegistryError(f"'{PREVIOUS}' follows from promotions, not by one")
+        raise RegistryError(
+            f"'{PREVIOUS}' cannot be promoted to: it is what '{PRODUCTION}' was before"
+        )
 
 
 def as_settled(

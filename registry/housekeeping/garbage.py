@@ -23,7 +23,7 @@ from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
 from registry.mlflow import ANNEX, DIGEST, models
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from registry.store import UPLOADING, Registry, artifacts, cache_root
 
 if TYPE_CHECKING:

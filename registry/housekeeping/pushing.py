@@ -16,7 +16,7 @@ from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
 from registry.mlflow import DIGEST, ORIGIN, Version, models
-from registry.reference import Ref
+from registry.ref import Ref
 from registry.store import Registry, artifacts
 from soa.options import known_options
 

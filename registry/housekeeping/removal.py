@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from registry.errors import RegistryError
 from registry.history import Event
 from registry.mlflow import Version
-from registry.reference import Ref
+from registry.ref import Ref
 from registry.store import Registry, artifacts
 
 REMOVED = "soa.removed"

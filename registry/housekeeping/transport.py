@@ -33,7 +33,7 @@ from registry.bundle import (
 from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.history import Event, Number
 from registry.housekeeping.pushing import Pushed, push
-from registry.reference import Ref
+from registry.ref import Ref
 from registry.store import Registry
 from soa.files import as_record, open_plain, read_plain
 

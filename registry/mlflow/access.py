@@ -248,9 +248,9 @@ def _prepare() -> None:
 
 
 class _Variables:
-    """Variables of the process that hold while anybody is inside; MLflow is told by nothing else.
+    """Environment variables, set while anybody is inside; MLflow is set up in no other way.
 
-    Other threads that use MLflow for their own ends see them meanwhile.
+    Other threads that use MLflow for their own ends see them too.
     """
 
     def __init__(self) -> None:

@@ -71,7 +71,7 @@ def check_override(gates: Iterable[str], reason: str) -> None:
     """Refuse, before any gate is asked, an override without a reason or of a fixed gate."""
     named = sorted(gates)
     if named and not reason.strip():
-        raise RegistryError("to override a gate takes a reason: --reason '...'")
+        raise RegistryError("overriding a gate takes a reason: --reason '...'")
     if fixed := [gate for gate in named if gate in NEVER_OVERRIDDEN]:
         raise RegistryError(f"the gate {fixed[0]!r} cannot be overridden")
 

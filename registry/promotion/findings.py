@@ -72,7 +72,7 @@ class SignatureCheck:
 
 @dataclass(frozen=True)
 class Findings:
-    """Of one version, on the host that promotes it. A number that is NaN passes no gate."""
+    """What was measured of one version, on the host that promotes it. NaN passes no gate."""
 
     manifest: Manifest
     needed: Requirements

@@ -59,8 +59,8 @@ def annex_place(target: str, digest: str) -> str:
 class Source:
     """Where the files of a version are taken from.
 
-    `in_place`: from the store's own folder, where that is on this host. `fetch`: into the cache,
-    where it has them not; without it nothing is fetched.
+    `in_place`: from the store's own folder, where that is on this host. `fetch`: what the cache
+    lacks is copied into it; False: nothing is fetched.
     """
 
     access: Access

@@ -5,7 +5,7 @@ that a gate let the version pass and that it is signed as the registry's policie
 version as the registry knew it, with its promotion, and those policies' keys: whoever opens it
 later checks the same again. Where the registry said no, the record is removed.
 
-It is found by registry, reference and mode; its own sha256 is in it against damage. Against forgery
+It is found by registry, name and mode; its own sha256 is in it against damage. Against forgery
 there are signatures and a host's own keys: who may write to the cache could also write there.
 """
 
@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +23,14 @@ from pydantic import AwareDatetime
 
 from registry.errors import RegistryError
 from registry.mlflow import Promotion, Version
-from soa.files import as_record, parse_json, read_plain
+from soa.files import as_record, parse_json, read_plain, write_whole
 
 _SCHEMA = 1
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What a reference meant, and how that is known: for the route to an artifact, for records."""
+    """Which version a name meant, and how that is known."""
 
     version: Version
     signers: Mapping[str, tuple[str, ...]]
@@ -49,7 +47,7 @@ class Lookup:
 
 
 class LookupCache:
-    """The records of one registry and mode in the folder `root`, by reference."""
+    """The records of one registry and mode in the folder `root`, by name."""
 
     def __init__(self, root: Path, registry: str, mode: str) -> None:
         self._root = root / "resolved"
@@ -94,13 +92,8 @@ class LookupCache:
         }
         path = self._path(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{uuid.uuid4().hex[:8]}.partial")
-        try:
-            text = json.dumps({"content": content, "sha256": _digest(content)}, indent=1)
-            partial.write_text(text + "\n")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        text = json.dumps({"content": content, "sha256": _digest(content)}, indent=1)
+        write_whole(path, text + "\n")
 
     def forget(self, ref: str) -> None:
         with contextlib.suppress(OSError):  # not there, or not ours to change

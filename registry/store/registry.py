@@ -31,7 +31,7 @@ from registry.history import (
 from registry.history import policies as policy_store
 from registry.mlflow import ORIGIN, Access, Promotion, Version, description, models
 from registry.promotion import Asked, Decision, Policy
-from registry.reference import NAME_PATTERN, Ref, checked_alias, parse_ref
+from registry.ref import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.store import artifacts, upload
 from registry.store.cache import Cache, cache_root
 from registry.trust import Trusted

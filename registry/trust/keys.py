@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.errors import TrustError
+from soa.errors import needs_extra
 from soa.files import read_plain
 
 TRUSTED_KEYS_VARIABLE = "PIPELINE_TRUSTED_KEYS"
@@ -137,9 +138,6 @@ def read_file(path: Path) -> bytes:
 
 
 def require_library() -> None:
-    try:
+    """OpenSSF's model-signing; with it comes cryptography."""
+    with needs_extra("sign", TrustError):
         import model_signing  # noqa: F401
-    except ImportError as error:
-        raise TrustError(
-            "signatures need OpenSSF model-signing: pip install 'soa-pipeline[sign]'"
-        ) from error

@@ -92,8 +92,8 @@ def put_signature(signature: bytes, folder: Path) -> None:
         partial.replace(folder / SIGNATURE)
     except FileNotFoundError as error:
         raise TrustError(
-            f"{folder}: its signature is gone before it was whole: it took so long that "
-            "`pipeline gc` took it for abandoned; sign again"
+            f"{folder}: its signature took so long to be written that `pipeline gc` took it for "
+            "abandoned; sign again"
         ) from error
     finally:
         partial.unlink(missing_ok=True)
@@ -106,7 +106,9 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
 
     own, *others = (read_certificates(read_file(path), str(path)) for path in files)
     if len(own) != 1:
-        raise TrustError(f"{files[0]}: {len(own)} certificates: the chain goes apart")
+        raise TrustError(
+            f"{files[0]}: {len(own)} certificates: give the signer's alone, the others as its chain"
+        )
     if own[0].public_key() != public:
         raise TrustError(f"{files[0]}: the certificate of another key ({name_of(own[0])})")
     usages = {type(each.value): each.value for each in own[0].extensions}

@@ -1,7 +1,7 @@
 """Whether a run touched memory that is not its own.
 
-What was written shows by poison before and a comparison after. What was read past an end shows by a
-page that nobody may touch: the process is killed.
+Writes are found by filling the memory with a pattern before the run and comparing afterwards. A
+read past an end hits a page that nobody may touch: the process is killed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def poisoned(
 
 
 def snapshot(collection: Collection) -> Collection:
-    """A copy of every byte, padding included; a plain copy makes a bool of a byte that is none."""
+    """A copy of every byte, padding included; a typed copy would change a byte that is no bool."""
     copy = collection.to(collection.device)
     for theirs, mine in zip(copy.memory(), collection.memory(), strict=True):
         theirs.view(torch.uint8).copy_(mine.view(torch.uint8))

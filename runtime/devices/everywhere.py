@@ -34,7 +34,7 @@ class MultiDeviceSession(Session):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        raise RunError("a session for every device has none of its own")
+        raise RunError("a session for every device is on none: ask a binding, or `on(device)`")
 
     @property
     def executable(self) -> Executable:

@@ -1,13 +1,13 @@
 """A live session: one that moves to a newly promoted version between events.
 
-At every moment one version is in place. A call that begins takes that version for the whole of
-itself, so an event is one version's; and since all bindings read the same `current`, no thread sees
+At every moment one version is in place. A call uses the version that was in place when it began,
+to its end, so no event mixes two; and since all bindings read the same `current`, no thread sees
 the old version again after it has seen the new one. A binding moves at its first call after the
-swap, in the thread that uses it, so nothing waits and nothing is locked. What is not in place any
-more is closed when the last binding has left it.
+swap, in the thread that uses it, so nothing waits and nothing is locked. The old version is closed
+when the last binding has left it.
 
-The version that is to come has passed every gate and check of a load, and every binding in use has
-been tried on it, before it is put in place. Where anything of that fails, the old one stays.
+A new version is put in place only after it has passed every check of a load, and every binding in
+use has been tried on it. If anything fails, the old version stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Opening: the one route from a reference to an artifact that runs.
+"""Opening: the one route from a name to an artifact that runs.
 
     opened = open_version(Opening("jets@production"))      # looked up, promoted, trusted
     executable, target, engine = open_here(opened, device)    # chosen, opened as hashed

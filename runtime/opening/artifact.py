@@ -140,4 +140,4 @@ def _held(
 
 
 def _let_go(holds: tuple[object, ...]) -> None:
-    """That these existed until now is what kept the files."""
+    """Called when the executable dies: until then `holds` has kept the files in the cache."""

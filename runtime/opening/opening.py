@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from engines.target import Target
-from registry.bundle import MOST, Annex, Bundle
+from registry.bundle import MOST_THREADS, Annex, Bundle
 from registry.mlflow import Version
 from registry.store import Lookup, Registry
 from runtime.errors import LoadError
@@ -74,8 +74,8 @@ class Opening:
         if self.lookup not in LOOKUPS:
             raise LoadError(f"lookup {self.lookup!r}: use one of {', '.join(map(repr, LOOKUPS))}")
         for name, count in (("threads", self.threads), ("instances", self.instances)):
-            if count is not None and not 1 <= count <= MOST:
-                raise LoadError(f"{name}={count}: 1 to {MOST} are possible")
+            if count is not None and not 1 <= count <= MOST_THREADS:
+                raise LoadError(f"{name}={count}: 1 to {MOST_THREADS} are possible")
 
     @property
     def production(self) -> bool:
@@ -87,10 +87,10 @@ class Opening:
 
 @dataclass(frozen=True)
 class Opened:
-    """A version, or the bundle of a folder, for which all has passed that its mode asks for.
+    """A version, or the bundle of a folder, that has passed every check its mode asks for.
 
-    Only route.py makes one. `bundle` has the targets that may be used and no others: `withheld`
-    says of those that the version has besides why they may not.
+    Only route.py makes one. `bundle` has the targets that may be used and no others; `withheld`
+    says why the version's other targets may not.
     """
 
     bundle: Bundle

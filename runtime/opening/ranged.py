@@ -1,11 +1,11 @@
-"""One model, several artifacts: who is fastest at a small n need not be at a large one."""
+"""One model, several artifacts: the fastest at a small n need not be the fastest at a large one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engines.base import Executable, Prepared
+from engines.base import Executable, Prepared, close
 from engines.errors import RunError
 from runtime.session import tie
 from soa.memory import Span
@@ -43,9 +43,7 @@ class RangedExecutable:
 
     def close(self) -> None:
         for each in (*(each for _, each in self._below), self._otherwise):
-            close = getattr(each, "close", None)
-            if close:
-                close()
+            close(each)
 
 
 class _RangedCall:

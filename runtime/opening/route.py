@@ -1,9 +1,9 @@
-"""The one route from a reference to a version that may be used: look up, fetch, judge.
+"""The one route from a name to a version that may be used: look up, fetch, judge.
 
-Whatever runs a version, or hands it to who will, comes this way. The registry says which version a
-name means, what it knows of it, and gives its files; here is judged whether it may be used. What
-may be left out is `Opening.mode`, and nothing else: a version that is taken from this host's record
-(`Opening.lookup`) passes the same gates again, by the promotion and the keys in that record.
+Everything that runs a version, or hands it on to be run, comes this way. The registry says which
+version a name means and gives its files; this file judges whether it may be used. `Opening.mode`
+alone decides which checks are left out: a version that comes from this host's record of an earlier
+lookup (`Opening.lookup`) passes the same checks, by the promotion and the keys in that record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from registry.errors import (
     TrustError,
 )
 from registry.history import PRODUCTION
-from registry.reference import Ref, parse_ref
+from registry.ref import Ref, parse_ref
 from registry.store import Lookup, LookupCache, cache_root
 from registry.trust import require_signature
 from runtime.errors import LoadError
@@ -44,7 +44,7 @@ log = logger("soa-pipeline")
 def open_version(opening: Opening, annexes: Collection[str] | None = None) -> Opened:
     """A version, or the bundle of a folder, once it has passed all that its mode asks for.
 
-    `annexes`: of the targets that were built for a version later, these at most.
+    `annexes`: use at most these of the targets that were built later.
     Raises LoadError, or the registry's error of what went wrong.
     """
     ref = _parsed(opening)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engines.base import Executable, Prepared
+from engines.base import Executable, Prepared, close
 from engines.native import NativeExecutable
 from soa.dtypes import itemsize
 from soa.memory import Span
@@ -63,9 +63,7 @@ class _Tiled:
         return [(begin, min(self._rows, n - begin)) for begin in range(0, n, self._rows)]
 
     def close(self) -> None:
-        close = getattr(self._executable, "close", None)
-        if close:
-            close()
+        close(self._executable)
 
 
 class _TiledCalls(_Tiled):

@@ -1,6 +1,6 @@
 """What production asks of a version before it uses anything of it: promotion and signatures.
 
-Nothing here asks a registry, but for the keys' files nothing is read: what is judged was fetched.
+Nothing here asks a registry, and no file is read but those of keys: all has been fetched before.
 """
 
 from __future__ import annotations
@@ -82,10 +82,8 @@ def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) ->
 def keys_asked_for(
     signers: Mapping[str, Sequence[str]], given: str | Path | Sequence[str | Path] | None
 ) -> list[tuple[Trusted, ...]]:
-    """One of each has to have signed: the host's keys, those given, and those of each policy.
-
-    A folder has no registry, and so no policy. Empty: nobody asks.
-    """
+    """Groups of keys; of each group, one key must have signed: the host's, those given, and those
+    of each policy in `signers`. Empty where no signature is asked for."""
     host = host_keys()
     asked = [] if host is None else [host]
     if given is not None:

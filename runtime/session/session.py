@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from engines.base import Executable
+from engines.base import Executable, close
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError
 from runtime.session.binding import Binding
@@ -114,9 +114,7 @@ class Session:
 
     def close(self) -> None:
         """Release the artifact once running calls have ended; bindings then raise RunError."""
-        close = getattr(self._executable, "close", None)
-        if close:
-            close()
+        close(self._executable)
 
     def _named(
         self, inputs: Collections, outputs: Collections

@@ -217,8 +217,8 @@ def _credentials(tls: Tls) -> Any:
 
 
 def _check(tls: Tls) -> None:
-    """By OpenSSL: gRPC takes an empty file for the system's certificates, and speaks of others
-    only as a handshake that failed."""
+    """By OpenSSL, which says what is wrong: gRPC takes an empty file for the system's certificates,
+    and reports any other bad one as a failed handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files = str(tls.root_certificates)
     try:

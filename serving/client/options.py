@@ -63,11 +63,12 @@ class RemoteOptions:
         if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
-                f"in_flight={self.in_flight}: needed are a time above 0, at least 0, at least 1"
+                f"in_flight={self.in_flight}: they must be above 0, at least 0 and at least 1"
             )
         if not HEADERS < self.message_bytes <= LARGEST:
             raise ServingError(
-                f"message_bytes={self.message_bytes}: more than {HEADERS}, at most {LARGEST}"
+                f"message_bytes={self.message_bytes}: it must be above {HEADERS}, and at most "
+                f"{LARGEST}"
             )
         if self.compression not in ("none", "gzip", "deflate"):
             raise ServingError(f"compression {self.compression!r}: use none, gzip or deflate")

@@ -22,6 +22,7 @@ import yaml
 
 from serving.cluster.needs import RESOURCES, SHM_MIB, Needs
 from serving.errors import ServingError
+from soa.errors import needs_extra
 
 Address = tuple[str, int]
 """Host, by name or number, and port."""
@@ -58,10 +59,8 @@ def check_values(values: Object) -> None:
 
 def schema_reader() -> Any:
     """The class that checks by a schema; raises ServingError where its library is missing."""
-    try:
+    with needs_extra("cluster", ServingError):
         from jsonschema import Draft202012Validator
-    except ImportError as error:
-        raise _missing("--helm needs jsonschema", error) from None
     return Draft202012Validator
 
 
@@ -206,10 +205,8 @@ def _render(template: str, **names: Any) -> list[Object]:
 
 @cache
 def _templates() -> Any:
-    try:
+    with needs_extra("cluster", ServingError):
         import jinja2
-    except ImportError as error:
-        raise _missing("files for a cluster, and Envoy's, need jinja2", error) from None
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
         undefined=jinja2.StrictUndefined,
@@ -217,7 +214,3 @@ def _templates() -> Any:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-
-
-def _missing(what: str, error: ImportError) -> ServingError:
-    return ServingError(f"{what} ({error}): pip install 'soa-pipeline[cluster]'")

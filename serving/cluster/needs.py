@@ -127,8 +127,8 @@ def prometheus_at(url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """`name` begins the names of all objects; `gpus`, `cpus` and memory are of one server;
-    `shm_mib` is the /dev/shm that tensors travel through inside it."""
+    """All objects' names begin with `name`; `gpus`, `cpus` and memory are of one server; `shm_mib`
+    is its /dev/shm, through which tensors travel inside it."""
 
     name: str
     model: str

@@ -1,4 +1,4 @@
-"""A program of others on this host: found, started, waited for, and stopped."""
+"""A program that is not ours, on this host: found, started, waited for, and stopped."""
 
 from __future__ import annotations
 

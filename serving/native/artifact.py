@@ -1,8 +1,9 @@
 """A version's ONNX or TorchScript file, as a model for Triton's own backends.
 
 The artifacts of a bundle are in the calling convention: a row carrier, blocks `(F, S)` narrowed
-inside, outputs that are columns. No such server passes that. So each gets a shell, inside the file,
-that takes what a request carries (serving/wire.py) and gives what an answer carries.
+inside, outputs that are columns. Triton's own backends pass no such arguments. So the file gets a
+shell around the artifact, which takes what a request carries (serving/wire.py) and gives what an
+answer carries.
 
 No Triton with these backends has run them. What is proven is the file: `pipeline deploy` puts the
 reference through the very file it writes, with ONNX Runtime or libtorch of this process, fed as

@@ -10,6 +10,7 @@ from engines.errors import EngineError, first_line
 from engines.onnx import OUTPUTS, input_name, read_outputs
 from serving.native.artifact import Program
 from serving.wire import Array, Wire, WireTensor, argument_columns
+from soa.errors import needs_extra
 from soa.signature import Signature
 
 _INNER = "artifact/"  # of the names in the artifact: a block may have one of them
@@ -19,13 +20,9 @@ _LARGEST = 2**31 - 1
 
 def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
     """Write `file`, weights inside. Raises EngineError."""
-    try:
+    with needs_extra("onnx", EngineError):
         import onnx
         import onnx.compose
-    except ImportError as error:
-        raise EngineError(f"{error.name} is not installed: pip install 'soa-pipeline[onnx]'") from (
-            error
-        )
     model = onnx.compose.add_prefix(onnx.load(artifact), _INNER)
     _put_on(model, signature, wire)
     if model.ByteSize() > _LARGEST:

@@ -23,6 +23,7 @@ from serving.errors import ServingError
 from serving.native.onnx import write_onnx
 from serving.wire import Array, Wire
 from soa.dtypes import torch_dtype
+from soa.errors import needs_extra
 from soa.signature import RowRange, Signature
 
 # Triton's tensorrt backend has int8 too, and TensorRT uint8: the ONNX parser takes int8 for a
@@ -82,10 +83,8 @@ def plan_for(
     require_gpus(devices)
     if wanted is not None:
         Target.parse(wanted)
-    try:
-        version = str(_library().__version__)
-    except EngineError as error:
-        raise ServingError(str(error)) from None
+    with needs_extra("cuda", ServingError):
+        import tensorrt
     if here is None:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         here = [gpu_target(index) for index in range(count)]
@@ -102,7 +101,7 @@ def plan_for(
             f"torch sees {', '.join(kinds) or 'none'} here"
         )
     gpu = [str(target) for target in here].index(name)
-    return PlanFor(here[gpu], gpu, version)
+    return PlanFor(here[gpu], gpu, str(tensorrt.__version__))
 
 
 def profile(
@@ -157,9 +156,10 @@ def write_plan(
     artifact: Path, signature: Signature, wire: Wire, tuning: PlanTuning, graph: Path, file: Path
 ) -> None:
     """Write the plan of an ONNX artifact, by way of the ONNX file `graph`. Raises EngineError."""
+    import tensorrt as library
+
     require_carried(wire)
     write_onnx(artifact, signature, wire, graph)
-    library = _library()
     with torch.cuda.device(tuning.plan.gpu):
         builder = library.Builder(_log())
         # In TensorRT 11 every network is.
@@ -193,7 +193,8 @@ class OpenPlan:
     """
 
     def __init__(self, file: Path, wire: Wire, gpu: int) -> None:
-        library = _library()
+        import tensorrt as library
+
         self._wire, self._device = wire, torch.device("cuda", gpu)
         with torch.cuda.device(gpu):
             self._runtime = library.Runtime(_log())  # outlives the engine, as that the context
@@ -257,17 +258,6 @@ def _tensors(library: Any, engine: Any) -> dict[str, tuple[np.dtype[np.generic],
 @cache
 def _log() -> Any:
     """TensorRT's logger, which prints errors alone. A process has one: the first that was made."""
-    library = _library()
-    return library.Logger(library.Logger.ERROR)
+    import tensorrt
 
-
-def _library() -> Any:
-    """TensorRT's Python library; EngineError where it, or a library that it loads, is missing."""
-    try:
-        import tensorrt
-    except (ImportError, OSError) as error:  # OSError: libnvinfer is found by the dynamic loader
-        raise EngineError(
-            f"TensorRT's Python library cannot be imported ({first_line(error)}): "
-            "pip install 'soa-pipeline[cuda]'"
-        ) from error
-    return tensorrt
+    return tensorrt.Logger(tensorrt.Logger.ERROR)

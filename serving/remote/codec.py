@@ -58,7 +58,7 @@ class Codec:
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The rows of the next message, whose arrays may have `room` bytes: `left` if all fit.
 
-        Of several messages each gets as many. None where the rows cannot be taken apart so far.
+        Else the rows are spread evenly over messages; None where they cannot be split so far.
         """
         largest = self.nbytes(left)
         if largest <= room:

@@ -17,6 +17,7 @@ from serving.remote.codec import Codec, Progress
 from serving.triton import DIGEST, REQUESTS, TARGET
 from serving.wire import FORMS
 from soa.dtypes import is_float
+from soa.errors import needs_extra
 
 if TYPE_CHECKING:
     from serving.client import Client
@@ -247,12 +248,8 @@ def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteMo
     Raises ServingError where tritonclient or a certificate is missing, or the GPU; RemoteError
     where the server cannot open the GPU's memory.
     """
-    try:
+    with needs_extra("serve", ServingError):
         from serving.client import Client, CudaRegions, Regions, require_cuda
-    except ImportError as error:
-        raise ServingError(
-            f"a remote session needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
-        ) from None
     client = Client(address, options)
     if options.cuda is None:
         return RemoteModel(opened, client, Regions(client) if options.shared_memory else None)

@@ -8,7 +8,6 @@ nv_inference_request_success, not by nv_inference_count, which counts rows (http
 
 from __future__ import annotations
 
-import http.client
 import random
 import threading
 import time
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping
 from serving.errors import DeadlineError, ServingError
 from serving.metrics_reader import get, sums
 from serving.remote import RemoteModel
-from serving.site.options import Policy
+from serving.site.options import SitePolicy
 from serving.site.place import Place
 
 _FIRST_PAUSE_S = 0.1
@@ -39,7 +38,7 @@ class HealthCheck:
     """
 
     def __init__(
-        self, place: Place, policy: Policy, tell: Callable[[str | None, float | None], None]
+        self, place: Place, policy: SitePolicy, tell: Callable[[str | None, float | None], None]
     ) -> None:
         executable = place.executable
         self._model = executable if isinstance(executable, RemoteModel) else None
@@ -136,5 +135,5 @@ class HealthCheck:
         try:
             text = get(page, self._within_s).decode("utf-8", "replace")
             return time.monotonic(), sums(text, model=self._model.opened.name)
-        except (OSError, http.client.HTTPException, ValueError):  # ValueError: no numbers in it
+        except (OSError, ValueError):  # ValueError: no numbers in it
             return None

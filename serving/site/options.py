@@ -81,7 +81,7 @@ class SiteServer(_Part):
     def address(self) -> str:
         return address_of(self.url)
 
-    def options(self, policy: Policy, folder: Path) -> RemoteOptions:
+    def options(self, policy: SitePolicy, folder: Path) -> RemoteOptions:
         """For one attempt: the session tries again elsewhere."""
         tls = None
         if self.tls is not None:
@@ -109,7 +109,7 @@ class SiteLocal(_Part):
     fall_back: bool = True
 
 
-class Policy(_Part):
+class SitePolicy(_Part):
     """`attempt_s`: for one request at one place; `deadline_s`: no attempt begins that would end
     later. `health_s`: between two looks at a server. `queue_us`: requests that wait longer than
     this in a server's queue make it busy, and nothing is sent to it until that is half.
@@ -123,7 +123,7 @@ class Policy(_Part):
     allow_nan: bool = False
 
     @model_validator(mode="after")
-    def _in_order(self) -> Policy:
+    def _in_order(self) -> SitePolicy:
         if self.attempt_s > self.deadline_s:
             raise ValueError(
                 f"found attempt_s {self.attempt_s:g} above deadline_s {self.deadline_s:g}; an "
@@ -145,7 +145,7 @@ class Site(_Part):
     site: str = ""
     servers: Annotated[tuple[SiteServer, ...], Field(strict=False)] = ()
     local: SiteLocal = SiteLocal()
-    policy: Policy = Policy()
+    policy: SitePolicy = SitePolicy()
     models: dict[str, ModelRule] = {}
 
     @field_validator("servers")

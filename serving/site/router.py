@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 
-from engines.base import Executable, Prepared
+from engines.base import Executable, Prepared, close
 from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.session import tie
@@ -32,7 +32,7 @@ from serving.errors import (
 )
 from serving.remote import Progress
 from serving.site.health import HealthCheck
-from serving.site.options import Policy
+from serving.site.options import SitePolicy
 from serving.site.place import OPEN, Place, SiteReport, State
 from soa.errors import SoaPipelineError
 from soa.memory import Span, span_of
@@ -51,7 +51,7 @@ class Router(Executable):
     """
 
     def __init__(
-        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: Policy
+        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: SitePolicy
     ) -> None:
         self.places = tuple(places)
         self.fall_back = fall_back
@@ -325,10 +325,3 @@ class OnDevice:
 
     def close(self) -> None:
         close(self._executable)
-
-
-def close(executable: Executable | None) -> None:
-    """Where it has anything to close."""
-    ends = getattr(executable, "close", None)
-    if ends:
-        ends()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engines.base import Executable
+from engines.base import Executable, close
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
 from runtime.loader import AUTO, checked, device_here, session_on
@@ -18,7 +18,7 @@ from runtime.session import Origin
 from serving.remote import RemoteSession, open_model
 from serving.site.options import Site
 from serving.site.place import Place, SiteReport
-from serving.site.router import OnDevice, Router, close
+from serving.site.router import OnDevice, Router
 from soa.signature import Signature
 
 

@@ -15,6 +15,7 @@ from engines.target import Target
 from serving.errors import ServingError
 from serving.native import FILES, Backend, PlanFor, require_gpus
 from serving.wire import Form, Wire, WireTensor, mergeable
+from soa.errors import needs_extra
 from soa.signature import Signature
 
 DIGEST = "digest"
@@ -32,9 +33,9 @@ _MOST = 2**31 - 1  # what Triton's message holds
 class Service:
     """What is to be served, and how.
 
-    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: rows may share a run with those
-    of other requests, so that a client may also cut one; `batching`: Triton's batcher lets them.
-    `queue_delay_us`: how long it may wait for more of them.
+    `devices`: "cpu", "cuda:0", ...; `instances` on each. `merge`: rows of several requests may
+    share a run, and a client may cut a long request; `batching`: Triton's batcher makes use of it,
+    and waits at most `queue_delay_us` for more requests.
     `requests`: the form of requests and answers, see serving/wire.py; `backend`: what of Triton
     runs the model, see serving/native/artifact.py; `plan`: what its file was built for.
     """
@@ -196,10 +197,6 @@ def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
 
 
 def _schema() -> Any:
-    try:
+    with needs_extra("serve", ServingError):
         from tritonclient.grpc import model_config_pb2
-    except ImportError as error:
-        raise ServingError(
-            f"serving needs tritonclient ({error}): pip install 'soa-pipeline[serve]'"
-        ) from None
     return model_config_pb2

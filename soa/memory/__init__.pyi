@@ -1,7 +1,6 @@
 from .arguments import argument_spans as argument_spans
 from .arguments import argument_tensors as argument_tensors
 from .arguments import carrier as carrier
-from .arguments import fill_column as fill_column
 from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes

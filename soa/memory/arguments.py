@@ -1,4 +1,4 @@
-"""A signature's arguments as views of the caller's memory; a block's values in and out, by copy."""
+"""A signature's arguments as views of the caller's memory; a block's values, by copy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from soa.dtypes import is_float, itemsize, torch_dtype
-from soa.layout import Column
 from soa.memory.collection import Collection
 from soa.memory.span import CPU, Device, Span
 from soa.signature import BoundBlock, Signature
@@ -43,11 +42,6 @@ def argument_tensors(
 ) -> list[torch.Tensor]:
     """`argument_spans` as torch's views."""
     return [span.tensor() for span in argument_spans(signature, collections, rows)]
-
-
-def fill_column(collection: Collection, column: Column, values: torch.Tensor) -> None:
-    """Copy values, `(n, ...)` (more rows are left out) or `()`, into a member's columns."""
-    collection.fill(column.name, values)
 
 
 def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:

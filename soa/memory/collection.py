@@ -82,7 +82,7 @@ class Collection:
         first = whole or columns[layout.columns[0].name][0]
         self.device: Device = first.device
         self.readonly: bool = first.readonly
-        """No output is bound to it. torch has no read-only tensors: do not write to them."""
+        """No output is bound to such memory. torch would let you write to it: do not."""
 
     # -- construction over other memory ------------------------------------------------------
 

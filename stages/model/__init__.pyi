@@ -10,7 +10,7 @@ from .expressions import BINARY as BINARY
 from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
-from .expressions import Step as Step
+from .expressions import Operation as Operation
 from .precision import Precision as Precision
 from .precision import check_precision as check_precision
 from .precision import in_precision as in_precision
@@ -22,4 +22,3 @@ from .source import ModelSource as ModelSource
 from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
-from .source import sha256 as sha256

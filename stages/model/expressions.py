@@ -34,10 +34,10 @@ BINARY: dict[str, Callable[..., Any]] = {
 
 
 @dataclass(frozen=True)
-class Step:
-    """One operation on the value so far, with its numbers or its second value."""
+class Operation:
+    """One step on the value so far, with its numbers or its second value."""
 
-    operation: str
+    name: str
     numbers: tuple[float, ...] = ()
     operand: Expression | float | None = None
 
@@ -45,7 +45,7 @@ class Step:
 @dataclass(frozen=True)
 class Expression:
     column: str
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Operation, ...] = ()
 
 
 @dataclass(frozen=True)

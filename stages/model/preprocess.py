@@ -77,9 +77,9 @@ def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> tor
     value = columns[expression.column]
     for step in expression.steps:
         if step.operand is None:
-            value = UNARY[step.operation][0](value, *step.numbers)
+            value = UNARY[step.name][0](value, *step.numbers)
         else:
             other = step.operand
             second = evaluate(other, columns) if isinstance(other, Expression) else other
-            value = BINARY[step.operation](value, second)
+            value = BINARY[step.name](value, second)
     return value

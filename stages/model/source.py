@@ -20,6 +20,7 @@ import torch
 
 from engines.errors import first_line
 from engines.exported import quiet_torch
+from soa.files import digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
 from stages.model.preprocess import Preprocessed
@@ -56,23 +57,22 @@ class ModelSource:
             file, _, _ = self.factory.rpartition(":")
             if file.endswith(".py"):
                 for path in sorted(Path(file).parent.glob("*.py")):
-                    found[f"code/{path.name}"] = sha256(path)
+                    found[f"code/{path.name}"] = _digest_of(path)
             else:
                 found["code"] = _module_fingerprint(file)
         for name in ("program", "torchscript", "weights"):
             path = getattr(self, name)
             if path is not None:
-                found[name] = sha256(path)
+                found[name] = _digest_of(path)
         found["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
             found["preprocess"] = repr(self.preprocess)
         return found
 
 
-def sha256(path: Path) -> str:
+def _digest_of(path: Path) -> str:
     try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
+        return digest_of(path)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from None
 
@@ -95,7 +95,7 @@ def loaded_sources() -> dict[str, str]:
         if own or path.parent == ours or any(library in path.parents for library in libraries):
             continue
         if path.is_file():
-            found[str(path)] = sha256(path)
+            found[str(path)] = _digest_of(path)
     return found
 
 
@@ -310,4 +310,4 @@ def _module_fingerprint(module: str) -> str:
         spec = None
     if spec is None or spec.origin is None:
         raise SourceError(f"{module} cannot be imported: no such module")
-    return sha256(Path(spec.origin))
+    return _digest_of(Path(spec.origin))

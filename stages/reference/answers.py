@@ -21,7 +21,7 @@ from engines.errors import first_line
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.files import as_record, parse_json
 from soa.layout import Column, Layout
-from soa.memory import Collection, Device, fill_column
+from soa.memory import Collection, Device
 from soa.signature import BoundBlock, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
@@ -302,7 +302,7 @@ def filled_collections(
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
         for column in collection.layout.columns:
-            fill_column(collection, column, inputs[name][column.name])
+            collection.fill(column.name, inputs[name][column.name])
         given[name] = collection if device.type == "cpu" else collection.to(device)
     written = {
         name: given.get(name)

@@ -1,8 +1,8 @@
 """What a reference proves, and where it proves nothing.
 
-An artifact that reads the wrong memory gives NaN where NaN is expected, and the constant where
-nothing else is expected. So the values that are NaN or infinite are counted, and refused above a
-limit; and the eager model is asked, once for every input column, what changes with it.
+If NaN or a constant is all that is expected, an artifact that reads the wrong memory passes too. So
+values that are NaN or infinite are counted, and refused above a limit; and for every input column
+the eager model is asked whether other values of it change any output.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
             cure += ", or raise reference: nonfinite"
         return (
             f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
-            f"proves nothing ({limit:.2%} may be){none}; the first is in {one.first}: {cure}"
+            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {one.first}: "
+            f"{cure}"
         )
     return None
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from benchmarks import fallback
 from benchmarks.subject import subject
 from runtime.session.session import Origin
-from serving.site.options import Policy
+from serving.site.options import SitePolicy
 from serving.site.place import Place
 from serving.site.router import Router
 from serving.site.session import SiteSession
@@ -13,7 +13,7 @@ def test_fall_back_against_a_local_session() -> None:
     made = subject(features=3, highest=100)
     direct = made.session("exported")
     away = Place("away", direct.executable, state="bad", reason="away")
-    router = Router("mlp/1", [away], direct.executable, Policy())
+    router = Router("mlp/1", [away], direct.executable, SitePolicy())
     falling = SiteSession(made.signature, router, Origin("mlp", "1", None, "site", "away"))
     panel = fallback.measure(direct, falling, made.inputs, (1, 33), 0.01)
     assert panel.columns == (1, 33) and len(panel.rows) == 4

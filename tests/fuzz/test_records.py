@@ -53,7 +53,7 @@ from registry.promotion import Decision
 from registry.store.lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
 from registry.trust import require_signature, trusted
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from runtime.opening import Opened, Opening
 from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
@@ -121,7 +121,7 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: require_plain(description.markdown(bundle))
     yield lambda: require_plain(page(manifest.name, manifest, manifest.targets, bundle.digest))
     yield from (
-        partial(make, manifest) for make in (description.parameters, recipe_of, tolerances_of)
+        partial(make, manifest) for make in (description.parameters, recipe_of, recorded_tolerances)
     )
     yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
     yield lambda: requirements(bundle, "production", None, [])

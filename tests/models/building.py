@@ -11,7 +11,6 @@ import torch
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory import fill_column
 from stages.capture import Capture, Route, capture
 from stages.compile import artifact_file
 from stages.reference.answers import Arrays, Case, random_inputs
@@ -101,7 +100,7 @@ def reference_collections(
         n = case[signature.rows_of[name]]
         given[name] = Collection(signature.layouts[name], n, capacity=n + spare)
         for member in signature.layouts[name].columns:
-            fill_column(given[name], member, inputs[name][member.name])
+            given[name].fill(member.name, inputs[name][member.name])
     written: dict[str, Collection] = {}
     for name in signature.output_collections:
         n = case[signature.rows_of[name]]

@@ -208,6 +208,7 @@ def test_dtypes(size: int, dtypes: set[str]) -> None:
     ("make", "says"),
     [
         (lambda: column("2x", "float32"), "'2x' is not an identifier"),
+        (lambda: scalar("é", "float32"), "'é' is not an identifier"),
         (lambda: column("x", "float"), "column 'x': unknown dtype 'float'"),
         (lambda: column("x", "uint64"), "column 'x': unknown dtype 'uint64'"),
         (lambda: Column("x", "int8", "row"), "'x': kind 'row'"),  # type: ignore[arg-type]

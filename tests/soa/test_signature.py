@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from soa.block import Block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
-from soa.layout import Layout, column, eigen, scalar
+from soa.layout import Column, Layout, column, eigen, scalar
 from soa.signature import RowRange, Signature
 from tests.soa.strategies import layouts
 
@@ -28,6 +28,7 @@ JETS = Layout(
 )
 TAGS = Layout([column("b", "float32"), column("c", "float32"), column("n", "int32")])
 LAYOUTS = {"jets": JETS, "tags": TAGS}
+MESONS = Layout([Column("µ", "float32")])
 RANGES = {"n": RowRange(0, 100, (10,))}
 KINEMATICS = Block("kinematics", "jets", ("eta", "pt"))
 SCORES = Block("scores", "tags", ("b", "c"))
@@ -111,6 +112,10 @@ def test_a_column_may_be_read_twice() -> None:
         ({"rows_of": {"jets": "m"}}, "collection 'jets': no range for its rows 'm'"),
         ({"rows_of": {"jest": "n"}}, "rows of 'jest', which is no collection"),
         ({"layouts": {**LAYOUTS, "spare": TAGS}}, "collection 'spare' has no block"),
+        ({"layouts": {**LAYOUTS, "my jets": JETS}}, "collection 'my jets' is not an identifier"),
+        ({"layouts": {**LAYOUTS, "more": MESONS}}, "column 'µ' is not an identifier"),
+        ({"inputs": [Block("x-y", "jets", ("pt",))]}, "block 'x-y' is not an identifier"),
+        ({"ranges": {**RANGES, "n/2": RANGES["n"]}}, "row dimension 'n/2' is not an identifier"),
     ],
 )
 def test_signatures_that_contradict_themselves(how: dict[str, Any], says: str) -> None:
@@ -174,6 +179,12 @@ def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObj
     assert again == signature
     assert again.arguments == signature.arguments
     assert again.to_dict() == signature.to_dict()
+
+
+def test_a_signature_that_was_stored_with_other_names_reads_back() -> None:
+    text = json.dumps(build().to_dict()).replace('"pt"', '"µ"').replace("kinematics", "p-T")
+    old = Signature.from_dict(json.loads(text))
+    assert old.inputs[0].name == "p-T" and old.layouts["jets"].columns[0].name == "µ"
 
 
 @pytest.mark.parametrize(

@@ -225,17 +225,15 @@ def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> N
 # -- in a process of its own ---------------------------------------------------------------------
 
 
-def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None:
-    report = validate_candidate(
-        "aoti",
-        mlp.files["aoti"],
-        mlp.signature,
-        mlp.capture.reference,
-        TIGHT,
-        frozenset({"probabilities"}),
-        tmp_path,
-        300,
+def in_a_child(mlp: Built, file: Path, folder: Path) -> ValidationReport:
+    reference, classifiers = mlp.capture.reference, frozenset({"probabilities"})
+    return validate_candidate(
+        "aoti", file, mlp.signature, reference, TIGHT, classifiers, folder, 300
     )
+
+
+def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None:
+    report = in_a_child(mlp, mlp.files["aoti"], tmp_path)
     assert report.reason is None
     assert report.valid
     assert report.worst["probabilities"].argmax == 1.0
@@ -245,16 +243,7 @@ def test_a_candidate_is_validated_in_a_child(mlp: Built, tmp_path: Path) -> None
 def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
     mlp: Built, tmp_path: Path
 ) -> None:
-    report = validate_candidate(
-        "aoti",
-        rogues.broken_library(tmp_path),
-        mlp.signature,
-        mlp.capture.reference,
-        TIGHT,
-        frozenset(),
-        tmp_path / "child",
-        300,
-    )
+    report = in_a_child(mlp, rogues.broken_library(tmp_path), tmp_path / "child")
     assert not report.valid
     assert report.reason is not None
     assert report.reason.startswith("killed by SIGSEGV before its first run (log: ")
@@ -264,16 +253,8 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
 def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(
     mlp: Built, tmp_path: Path
 ) -> None:
-    report = validate_candidate(
-        "aoti",
-        rogues.broken_library(tmp_path, "raise(SIGKILL)"),  # as the kernel does
-        mlp.signature,
-        mlp.capture.reference,
-        TIGHT,
-        frozenset(),
-        tmp_path / "child",
-        300,
-    )
+    killed = rogues.broken_library(tmp_path, "raise(SIGKILL)")  # as the kernel does
+    report = in_a_child(mlp, killed, tmp_path / "child")
     assert report.reason is not None
     assert report.reason.startswith("killed by SIGKILL, as the kernel does where memory runs out")
     job = json.loads((tmp_path / "child" / "job.json").read_text())

@@ -11,7 +11,7 @@ ORDER = 10
 
 
 def decide(found: Findings) -> Iterable[Decision]:
-    """What is not as sealed cannot be opened, and so not measured: see `altered`."""
+    """A bundle that is not as sealed cannot be opened, and never comes here: see `altered`."""
     detail = "every file has the digest it was sealed with"
     yield Decision("digests", True, "all match", "all match", detail)
 

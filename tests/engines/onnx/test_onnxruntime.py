@@ -21,7 +21,6 @@ from runtime.checked.comparison import Tolerance
 from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
-from soa.memory import fill_column
 from stages.capture import Capture, capture
 from stages.compile import compile_candidate
 from stages.reference.answers import Reference, random_inputs
@@ -77,7 +76,7 @@ def test_a_binding_reads_and_writes_the_callers_memory(mlp: Built) -> None:
     binding = mlp.session("onnxruntime").bind(given, written)
     binding()
     before = values(written["tags"])[:, :10].clone()
-    fill_column(given["jets"], given["jets"].layout["a"], torch.full((10,), 7.0))
+    given["jets"].fill("a", torch.full((10,), 7.0))
     binding()  # nothing was bound anew
     jets = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
     after = values(written["tags"])[:, :10]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.building.cache import StageCache, content_key, unchanged, write_whole
+from pipeline.building.cache import StageCache, content_key, unchanged
+from soa.files import write_whole
 
 
 def test_key_depends_on_what_is_said_not_on_its_order() -> None:

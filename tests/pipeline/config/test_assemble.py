@@ -11,7 +11,7 @@ from pipeline.config.schema import Config, load_config
 from runtime.checked.comparison import default_tolerance
 from soa.signature import RowRange
 from stages.errors import ReferenceDataError
-from stages.model.expressions import Expression, Features, Step
+from stages.model.expressions import Expression, Features, Operation
 from stages.reference.answers import Arrays
 
 CONFIG = """
@@ -101,13 +101,14 @@ def test_expressions_become_what_the_model_is_built_with(folder: Path) -> None:
                 Expression(
                     "cov",
                     (
-                        Step("log"),
-                        Step("clip", (-5.0, 5.0)),
-                        Step("ratio", operand=Expression("e")),
+                        Operation("log"),
+                        Operation("clip", (-5.0, 5.0)),
+                        Operation("ratio", operand=Expression("e")),
                     ),
                 ),
                 Expression(
-                    "e", (Step("add", operand=Expression("cov", (Step("above", (0.0,)),))),)
+                    "e",
+                    (Operation("add", operand=Expression("cov", (Operation("above", (0.0,)),))),),
                 ),
             ),
             "e",

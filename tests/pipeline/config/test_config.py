@@ -14,7 +14,7 @@ import engines
 from pipeline.config.schema import Config, load_config
 from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
-from registry.reference import NAME_PATTERN
+from registry.ref import NAME_PATTERN
 from tests.models.signatures import problems
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()

@@ -163,8 +163,7 @@ def test_a_plan_is_for_gpus(promoted: Registry, tmp_path: Path) -> None:
 def test_a_plan_without_tensorrt(promoted: Registry, tmp_path: Path) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--backend", "tensorrt")
     assert refusal("deploy", "jets", *where, "--device", "cuda:0") == (
-        "TensorRT's Python library cannot be imported (No module named 'tensorrt'): "
-        "pip install 'soa-pipeline[cuda]'"
+        "tensorrt cannot be imported (No module named 'tensorrt'): pip install 'soa-pipeline[cuda]'"
     )
     assert "unknown target 'sm_90'" in refusal(
         "deploy", "jets", *where, "--device", "cuda:0", "--target", "sm_90"

@@ -300,9 +300,9 @@ class TestRefused:
 
 
 def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
-    with pytest.raises(LoadError, match="is a folder, which means the same for ever"):
+    with pytest.raises(LoadError, match="is a folder, and a folder never changes"):
         load(jets.bundle.path, live=True, mode="test")
-    with pytest.raises(LoadError, match=r"jets/1 means the same for ever: .* jets@production"):
+    with pytest.raises(LoadError, match=r"jets/1 is always the same version: .* jets@production"):
         load("jets/1", live=True, registry=registry)
 
 

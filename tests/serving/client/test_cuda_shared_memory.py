@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import pipeline
 from runtime.errors import BindError
 from runtime.loader import load as load_here
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from runtime.opening import Opening, open_version
 from serving.arrays import Arrays, Tensors
 from serving.client.calls import Client
@@ -120,7 +120,7 @@ def test_through_a_real_triton_on_cpu_tensors(shop: Shop, triton: TritonServer, 
     bundle = shop.bundles[name]
     report = validate_session(
         session, "on a device", Reference.load(bundle.file("reference.safetensors")),
-        tolerances_of(bundle.manifest),
+        recorded_tolerances(bundle.manifest),
     )  # fmt: skip
     session.close()
     assert report.valid, report.reason

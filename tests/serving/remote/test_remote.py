@@ -25,7 +25,7 @@ from registry.store.registry import Registry
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError, DeviationError, LoadError
 from runtime.loader import load as load_here
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from serving.client.options import HEADERS, RemoteOptions, Tls
 from serving.errors import (
     AnswerError,
@@ -101,7 +101,7 @@ def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) ->
     bundle = shop.bundles["jets"]
     report = validate_session(
         remote, "remote", Reference.load(bundle.file("reference.safetensors")),
-        tolerances_of(bundle.manifest),
+        recorded_tolerances(bundle.manifest),
     )  # fmt: skip
     assert report.valid, report.reason
     assert len(report.cases) > 5
@@ -117,7 +117,7 @@ def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> Non
         remote = connect(shop, url)
         report = validate_session(
             remote, form, Reference.load(bundle.file("reference.safetensors")),
-            tolerances_of(bundle.manifest),
+            recorded_tolerances(bundle.manifest),
         )  # fmt: skip
         assert report.valid, report.reason
         given, written = collections(shop, remote, 5)

@@ -20,7 +20,7 @@ import torch
 
 import pipeline
 from pipeline.deployment.repository import deploy
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from serving.client.options import RemoteOptions, Tls
 from serving.errors import (
     DeadlineError,
@@ -68,7 +68,7 @@ def validate(shop: Shop, name: str, session: RemoteSession) -> None:
     bundle = shop.bundles[name]
     report = validate_session(
         session, "triton", Reference.load(bundle.file("reference.safetensors")),
-        tolerances_of(bundle.manifest),
+        recorded_tolerances(bundle.manifest),
     )  # fmt: skip
     session.close()
     assert report.valid, report.reason

@@ -7,7 +7,7 @@ import torch
 
 from soa.block import Block
 from soa.layout import Layout, column, eigen, scalar
-from soa.memory import Collection, argument_tensors, carrier, fill_column, read_block
+from soa.memory import Collection, argument_tensors, carrier, read_block
 from soa.signature import RowRange, Signature
 from tests.soa.strategies import values_of
 
@@ -66,7 +66,7 @@ def test_values_in_and_blocks_out() -> None:
     values = values_of(JETS, 6, seed=3)
     jets = Collection(JETS, 5, capacity=40)
     for member in JETS.columns:
-        fill_column(jets, member, values[member.name])  # the sixth row is left out
+        jets.fill(member.name, values[member.name])  # the sixth row is left out
         expected = values[member.name]
         expected = expected if member.kind == "scalar" else expected[:5]
         assert torch.equal(jets.tensor(member.name), expected)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
-from soa.memory import fill_column, read_block
+from soa.memory import read_block
 from stages.errors import CaptureError
 from stages.model.convention import SoaProgram, TracedProgram, outputs_in_order
 from tests.models.signatures import Problem, problems
@@ -38,7 +38,7 @@ def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
     for name in signature.input_collections:
         inputs[name] = poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
         for member in signature.layouts[name].columns:
-            fill_column(inputs[name], member, problem.inputs[name][member.name])
+            inputs[name].fill(member.name, problem.inputs[name][member.name])
     untouched = {name: snapshot(c) for name, c in inputs.items()}
     out = poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
     before = snapshot(out)

@@ -18,7 +18,7 @@ from pipeline.config.schema import ColumnConfig, PreprocessConfig
 from runtime.checked.comparison import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import Capture
-from stages.model.expressions import BINARY, UNARY, Expression, Features, Step
+from stages.model.expressions import BINARY, UNARY, Expression, Features, Operation
 from stages.model.preprocess import Preprocessed, features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference
@@ -116,7 +116,7 @@ def test_random_expressions_are_numpys(written: list[Any], seed: int, n: int) ->
 
 
 def test_absent_rows_and_elements_are_padded_whatever_they_hold() -> None:
-    value = Expression("v", (Step("log"),))
+    value = Expression("v", (Operation("log"),))
     block = Features((("v", (3,)), ("p", (3,))), (value, value), "p", -9.0)
     v = torch.tensor([[1.0, -1.0, math.e], [math.nan, math.inf, 1.0]])
     p = torch.tensor([[1.0, 0.0, 2.0], [-1.0, math.nan, 1e-30]])
@@ -135,7 +135,7 @@ def test_absent_rows_and_elements_are_padded_whatever_they_hold() -> None:
 def test_features_keep_the_shape_of_eigen_columns(
     shape: tuple[int, ...], features_shape: tuple[int, ...]
 ) -> None:
-    block = Features((("x", shape),), (Expression("x"), Expression("x", (Step("square"),))))
+    block = Features((("x", shape),), (Expression("x"), Expression("x", (Operation("square"),))))
     given_ = torch.randn(4, *shape) if len(shape) == 2 else torch.randn(4, math.prod(shape))
     found = features(block, given_)
     assert tuple(found.shape) == features_shape
@@ -176,8 +176,10 @@ SIGNATURE = Signature.build(
 BLOCK = Features(
     (("u", (3,)), ("pt", ()), ("count", ())),
     (
-        Expression("u", (Step("abs"), Step("add", operand=1.0), Step("log"))),
-        Expression("u", (Step("multiply", operand=Expression("count", (Step("log1p"),))),)),
+        Expression("u", (Operation("abs"), Operation("add", operand=1.0), Operation("log"))),
+        Expression(
+            "u", (Operation("multiply", operand=Expression("count", (Operation("log1p"),))),)
+        ),
     ),
     "pt",
     0.25,

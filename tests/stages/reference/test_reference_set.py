@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.loader import tolerances_of
+from runtime.loader import recorded_tolerances
 from soa.block import Block
 from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
@@ -72,7 +72,7 @@ def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
         str(jets.bundle.file(candidate.files[0])),
         manifest.signature,
         str(inputs),
-        {name: vars(t) for name, t in tolerances_of(manifest).items()},
+        {name: vars(t) for name, t in recorded_tolerances(manifest).items()},
         program=str(program),
         keep_memory=False,
     )
