@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import tempfile
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plot import save_plot
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from benchmarks.zoo import built, chosen_target, configs_of, new_registry, sizes
+from benchmarks.zoo import asked, built, chosen_target, new_registry, sizes
 from engines.aoti.engine import AotiEngine
 from engines.base import engine
 from engines.errors import EngineError
@@ -96,7 +95,7 @@ def measure(bundle: Bundle, peak: tuple[float, float]) -> Panel:
     )  # fmt: skip
 
 
-def main(configs: list[Path]) -> None:
+def main(configs: list[Path], work: Path) -> None:
     torch.set_num_threads(1)
     print_machine()
     peak = peaks()
@@ -105,10 +104,8 @@ def main(configs: list[Path]) -> None:
     with tempfile.TemporaryDirectory() as place:
         registry = new_registry(Path(place))
         for config in configs:
-            folder = Path(place) / config.stem
-            folder.mkdir()
             try:
-                panels.append(measure(built(config, registry, folder)[0], peak))
+                panels.append(measure(built(config, registry, work / config.stem)[0], peak))
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
                 continue
@@ -118,5 +115,5 @@ def main(configs: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    with configs_of(sys.argv[1:]) as wanted:
-        main(wanted)
+    with asked() as given:
+        main(given.configs, given.work)

@@ -36,7 +36,7 @@ def main() -> None:
         config.write_text(
             config.read_text().replace("max: 1000000,", f"max: {_BUILT_FOR}, unbounded: true,")
         )
-        bundle, _ = built(config, new_registry(folder), folder)
+        bundle, _ = built(config, new_registry(folder), folder / "work")
         memory = {n: _grown(bundle, n) for n in SIZES}  # first: what was freed is not taken again
         panels = [_times(bundle)]
     caption = f"A call on n rows in tiles. x: to one thread; {SPREAD}."

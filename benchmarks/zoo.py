@@ -11,10 +11,10 @@ takes longer than a few seconds a call is left out, and said.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ _SECONDS = 1.0
 _TOO_LONG_S = 3.0
 
 
-def main(configs: list[Path], plot: str = "zoo") -> None:
+def main(configs: list[Path], work: Path, plot: str) -> None:
     torch.set_num_threads(1)
     print_machine()
     panels: list[Panel] = []
@@ -67,7 +67,7 @@ def main(configs: list[Path], plot: str = "zoo") -> None:
             folder = Path(place) / config.stem
             folder.mkdir()
             try:
-                bundle, seconds = built(config, registry, folder)
+                bundle, seconds = built(config, registry, work / config.stem)
                 panel = measure(config, bundle, folder, _SECONDS)
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
@@ -87,10 +87,10 @@ def new_registry(folder: Path) -> Registry:
         return Registry(uri)
 
 
-def built(config: Path, registry: Registry, folder: Path) -> tuple[Bundle, float]:
-    """`pipeline run` from nothing; the bundle, and the seconds it took."""
+def built(config: Path, registry: Registry, work: Path) -> tuple[Bundle, float]:
+    """`pipeline run`; the bundle, and the seconds it took."""
     begun = time.perf_counter()
-    done = run(config, registry, folder / "work")
+    done = run(config, registry, work)
     return done.bundle, time.perf_counter() - begun
 
 
@@ -248,17 +248,24 @@ def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
 
 
 @contextmanager
-def configs_of(arguments: Sequence[str]) -> Iterator[list[Path]]:
-    """The configs that a command line names: files, or with `--unseen` networks by their names."""
-    if "--unseen" not in arguments:
-        known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
-        yield [Path(name) for name in arguments] or known
-        return
-    names = [name for name in arguments if name != "--unseen"]
+def asked() -> Iterator[argparse.Namespace]:
+    """The command line: `configs`, which may be those of the unseen networks, and `work`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
+    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--work", type=Path, help="keep what is built here, for the next command")
+    given = parser.parse_args()
+    known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
     with tempfile.TemporaryDirectory() as place:
-        yield [path for path in write_configs(Path(place)) if not names or path.stem in names]
+        if given.unseen:
+            written = write_configs(Path(place))
+            given.configs = [p for p in written if not given.configs or p.stem in given.configs]
+        else:
+            given.configs = [Path(name) for name in given.configs] or known
+        given.work = given.work or Path(place) / "work"
+        yield given
 
 
 if __name__ == "__main__":
-    with configs_of(sys.argv[1:]) as wanted:
-        main(wanted, "unseen" if "--unseen" in sys.argv else "zoo")
+    with asked() as given:
+        main(given.configs, given.work, "unseen" if given.unseen else "zoo")
