@@ -22,6 +22,14 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A third less time in g++ for every aoti artifact; its kernels are compiled as ever.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Nine children that each try one of the CPU's instructions, before every compilation.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# And no time in g++ at all for what was compiled before, in this run or an earlier one.
+if "TESTS_COMPILED" not in os.environ:
+    os.environ["TESTS_COMPILED"] = str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
+    os.environ["TESTS_CXX"] = os.environ.get("CXX", "g++")
+    os.environ["CXX"] = str(Path(__file__).parent / "models" / "compiler" / "g++")
+    Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,21 @@ import pytest
 import torch
 
 from engines.errors import out_of_memory
+from engines.processes import warm
 from engines.processes.isolation import Outcome, run_isolated
 from tests.models.signals import disposed
 
 STEPS = "tests.engines.steps"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light() -> Iterator[None]:
+    """Processes of this module alone, which do not import torch beforehand: some are ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm, "_IMPORTED", ())
+        patch.setattr(warm, "_idle", [])
+        yield
+        warm._end_all()
 
 
 def run(folder: Path, name: str, timeout_s: float = 60, **payload: Any) -> Outcome:
@@ -145,7 +157,8 @@ def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     payload = {"pids": str(pids)}
     code = (
-        "from pathlib import Path; from engines.processes.isolation import run_isolated;"
+        "from pathlib import Path; from engines.processes import run_isolated, warm;"
+        "warm._IMPORTED = ();"
         f"run_isolated('{STEPS}:hang', {payload!r}, Path({str(tmp_path / 'step')!r}), 600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])
