@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from engines.processes import warm
 from tests.models import sqlite
 from tests.models.shared import made_once
 
@@ -54,6 +55,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a load keeps on this host is no test's to find, and not to be left in anybody's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(warm, "_IDLE_S", 600.0)  # importing torch takes more than a test
         yield
 
 

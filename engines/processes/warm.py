@@ -22,8 +22,10 @@ from typing import Any
 
 _IMPORTED = ("torch._inductor.compile_fx", "torch._inductor.package", "torch.onnx", "onnxscript")
 _IDLE_S = 60.0
-# Variables that no library reads when it is imported: ours, and pytest's, one for each test.
-_READ_LATER = ("PIPELINE_", "PYTEST_")
+# Variables that torch does not read when it is imported: no reason to import it again.
+_READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
+# Where modules are, before a model's folder is added: that is told to a job.
+_PATH = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
 # child imports for itself.
@@ -90,6 +92,7 @@ _idle: list[Warm] = []
 def begin(job: Mapping[str, Any]) -> Warm:
     """A process at work on a job."""
     environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
+    environment["PYTHONPATH"] = _PATH
     for warm in list(_idle):
         if warm.environment != environment:
             continue  # it ends by itself

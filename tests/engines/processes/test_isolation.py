@@ -86,8 +86,25 @@ def test_it_is_another_process_with_our_environment(
         monkeypatch.setenv("A_SETTING", value)
         monkeypatch.chdir(tmp_path)
         outcome = run(tmp_path / "step", "where", variable="A_SETTING")
-        assert outcome.value == {"pid": outcome.value["pid"], "value": value, "cwd": str(tmp_path)}
+        assert (outcome.value["value"], outcome.value["cwd"]) == (value, str(tmp_path))
         assert outcome.value["pid"] != os.getpid()
+
+
+def test_torch_is_imported_again_only_for_what_it_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parent(variable: str, value: str) -> int:
+        monkeypatch.setenv(variable, value)
+        found = run(tmp_path, "where", variable=variable).value
+        assert found["value"] == value
+        return int(found["parent"])
+
+    first = parent("A_SETTING", "one")
+    assert parent("PIPELINE_SOMETHING", "else") == first
+    monkeypatch.syspath_prepend(tmp_path)  # as a model's folder is added
+    assert parent("PIPELINE_SOMETHING", "more") == first
+    assert parent("A_SETTING", "two") != first
+    assert parent("A_SETTING", "one") == first  # it was kept
 
 
 def test_threads_have_children_at_the_same_time(tmp_path: Path) -> None:
