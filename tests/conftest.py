@@ -26,7 +26,7 @@ os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
 # Nine children that each try one of the CPU's instructions, before every compilation.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # And no time in g++ at all for what was compiled before, in this run or an earlier one.
-if "TESTS_COMPILED" not in os.environ:
+if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", ""):
     os.environ["TESTS_COMPILED"] = str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
     os.environ["TESTS_CXX"] = os.environ.get("CXX", "g++")
     os.environ["CXX"] = str(Path(__file__).parent / "models" / "compiler" / "g++")
