@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from engines.processes import warm
 from tests.models import sqlite
 from tests.models.shared import made_once
 
@@ -22,6 +23,14 @@ if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A third less time in g++ for every aoti artifact; its kernels are compiled as ever.
 os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+# Nine children that each try one of the CPU's instructions, before every compilation.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# And no time in g++ at all for what was compiled before, in this run or an earlier one.
+if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", ""):
+    os.environ["TESTS_COMPILED"] = str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
+    os.environ["TESTS_CXX"] = os.environ.get("CXX", "g++")
+    os.environ["CXX"] = str(Path(__file__).parent / "models" / "compiler" / "g++")
+    Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None)
@@ -46,6 +55,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What a load keeps on this host is no test's to find, and not to be left in anybody's home."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(warm, "_IDLE_S", 600.0)  # importing torch takes more than a test
         yield
 
 

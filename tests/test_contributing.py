@@ -19,14 +19,23 @@ PAGE = (ROOT / "CONTRIBUTING.md").read_text()
 EXAMPLES = dict(re.findall(r"^## (A new .+)\n((?:(?!## ).*\n)+)", PAGE, re.MULTILINE))
 del EXAMPLES["A new gate"]  # tried in tests/registry/promotion
 
-_GIVEN = """
-import json, sys, torch
+_TRY = """
+import json, shutil, sys, torch, traceback
 from pathlib import Path
 from engines import Portable
 from soa import Signature
-root, folder = Path.cwd(), Path("made")
-source = Portable(Path(sys.argv[1]), Path(sys.argv[2]))
-signature = Signature.from_dict(json.loads(sys.argv[3]))
+given = {"json": json, "torch": torch, "root": Path.cwd(), "folder": Path("made")}
+given["source"] = Portable(Path(sys.argv[1]), Path(sys.argv[2]))
+given["signature"] = Signature.from_dict(json.loads(sys.argv[3]))
+for title, check in json.loads(sys.argv[4]).items():
+    shutil.rmtree("made", ignore_errors=True)
+    Path("made").mkdir()
+    try:
+        exec(check, dict(given))
+    except Exception:
+        print(json.dumps([title, traceback.format_exc()]))
+    else:
+        print(json.dumps([title, "works"]))
 """
 
 
@@ -36,32 +45,33 @@ def parts(text: str, kind: str) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout to put files into."""
+def tried(mlp: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """How each check ends, in one process, in a checkout with nothing but the new files put in."""
     root = tmp_path_factory.mktemp("checkout")
     for name in PACKAGES:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return root
-
-
-@pytest.mark.parametrize("title", EXAMPLES)
-def test_an_example_is_one_short_file(title: str, mlp: Built, checkout: Path) -> None:
-    ((name, content),) = parts(EXAMPLES[title], "file")
-    ((_, check),) = parts(EXAMPLES[title], "check")
-    assert len(content.splitlines()) <= 40
-    assert not (checkout / name).exists()
-    (checkout / name).write_text(content)
-    shutil.rmtree(checkout / "made", ignore_errors=True)
-    (checkout / "made").mkdir()
-    given = [mlp.capture.program, mlp.capture.script, json.dumps(mlp.signature.to_dict())]
+    for text in EXAMPLES.values():
+        ((name, content),) = parts(text, "file")
+        assert not (root / name).exists()
+        (root / name).write_text(content)
+    checks = {title: parts(text, "check")[0][1] for title, text in EXAMPLES.items()}
+    signature = json.dumps(mlp.signature.to_dict())
+    given = [mlp.capture.program, mlp.capture.script, signature, json.dumps(checks)]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _GIVEN + check, *map(str, given)],
-        cwd=checkout,
+        [sys.executable, "-W", "ignore", "-c", _TRY, *map(str, given)],
+        cwd=root,
         capture_output=True,
         text=True,
     )
-    (checkout / name).unlink()
     assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("title", EXAMPLES)
+def test_an_example_is_one_short_file(title: str, tried: dict[str, str]) -> None:
+    ((_, content),) = parts(EXAMPLES[title], "file")
+    assert len(content.splitlines()) <= 40
+    assert tried[title] == "works"
 
 
 def test_lines_are_counted_by_one_command() -> None:

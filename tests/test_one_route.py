@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,13 @@ ROOT = Path(__file__).parent.parent
 ROOM = "runtime/opening/"
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+@functools.cache
+def modules() -> tuple[tuple[str, ast.Module], ...]:
+    paths = (path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))
+    return tuple((p.relative_to(ROOT).as_posix(), ast.parse(p.read_text())) for p in paths)
 
 
+@functools.cache
 def used(tree: ast.AST) -> set[str]:
     """Every name that is imported, called or read in a module, with the name it is read of."""
     found: set[str] = set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import functools
 import io
 import json
 import os
@@ -37,16 +38,20 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [path for name in soa_pipeline.PACKAGES for path in (ROOT / name).rglob("*.py")]
 
 
+@functools.cache
+def called() -> dict[str, set[str]]:
+    """The names of functions and methods that each module calls."""
+    found: dict[str, set[str]] = {}
+    for path in SOURCES:
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        names = {f.attr if isinstance(f, ast.Attribute) else getattr(f, "id", "") for f in calls}
+        found[path.relative_to(ROOT).as_posix()] = names
+    return found
+
+
 def callers(*names: str) -> set[str]:
     """The modules that call a function or method of such a name."""
-    found = set()
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            called = node.func if isinstance(node, ast.Call) else None
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name in names:
-                found.add(path.relative_to(ROOT).as_posix())
-    return found
+    return {path for path, found in called().items() if not found.isdisjoint(names)}
 
 
 OWN_STEPS = {  # what a step leaves for the next one, in a folder of the work or of a child process

@@ -22,6 +22,10 @@ from typing import Any
 
 _IMPORTED = ("torch._inductor.compile_fx", "torch._inductor.package", "torch.onnx", "onnxscript")
 _IDLE_S = 60.0
+# Variables that torch does not read when it is imported: no reason to import it again.
+_READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
+# Where modules are, before a model's folder is added: that is told to a job.
+_PATH = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
 # child imports for itself.
@@ -35,7 +39,7 @@ class Warm:
         self.environment = environment
         """A library may ask it when it is imported."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engines.processes.warm"],
+            [sys.executable, "-m", "engines.processes.warm", str(_IDLE_S), *_IMPORTED],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a child imports the same, and says why it could not
@@ -90,14 +94,16 @@ _busy: set[Warm] = set()
 
 def begin(job: Mapping[str, Any]) -> Warm:
     """A process at work on a job."""
-    # Variables of pytest change with each test, and no library reads one when it is imported.
-    environment = {k: v for k, v in job["environment"].items() if not k.startswith("PYTEST_")}
+    environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
+    environment["PYTHONPATH"] = _PATH
     for warm in list(_idle):
+        if warm.environment != environment:
+            continue  # it ends by itself
         try:
             _idle.remove(warm)
         except ValueError:
             continue  # another thread took it
-        if warm.environment == environment and warm.begin(job):
+        if warm.begin(job):
             break
         warm.end()
     else:
@@ -142,13 +148,13 @@ atexit.register(_end_all)
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def _serve() -> None:
+def _serve(idle_s: float, *imported: str) -> None:
     """Take jobs from the standard input, and do each in a child of a fork."""
-    for name in () if _HAS_GPU else _IMPORTED:
+    for name in () if _HAS_GPU else imported:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     asked = sys.stdin.fileno()
-    while select.select([asked], [], [], _IDLE_S)[0]:
+    while select.select([asked], [], [], idle_s)[0]:
         line = sys.stdin.readline()
         if not line:
             break
@@ -187,4 +193,4 @@ def _do(job: Mapping[str, Any], server: int) -> int:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(float(sys.argv[1]), *sys.argv[2:])

@@ -21,7 +21,8 @@ def add(a: int, b: int) -> int:
 
 
 def where(variable: str) -> dict[str, Any]:
-    return {"pid": os.getpid(), "value": os.environ.get(variable), "cwd": os.getcwd()}
+    value = os.environ.get(variable)
+    return {"pid": os.getpid(), "parent": os.getppid(), "value": value, "cwd": os.getcwd()}
 
 
 def kill_itself() -> None:

@@ -24,9 +24,9 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     folder = tmp_path / "cwd"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS", "PIPELINE_CACHE"):
+    for name in ("PIPELINE_REGISTRY", "PIPELINE_ARTIFACTS"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache" / "soa-pipeline"))
     yield folder
     assert list(folder.iterdir()) == []
 

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-_BLOCKS = """
-import resource
-import torch
-from runtime.process import keep_freed_memory
+from engines.processes import run_isolated
 
-if {keep}:
-    keep_freed_memory()
-torch.set_num_threads(1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(60):
-    torch.ones(9 << 20)  # 36 MiB: beyond what glibc keeps by itself
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-_PAGES = 60 * (36 << 20) // 4096
+_BLOCKS = 10
+_PAGES = _BLOCKS * (36 << 20) // 4096
+
+
+def faults(keep: bool) -> int:
+    """Page faults of blocks one after the other; in a process of its own."""
+    import resource
+
+    import torch
+
+    from runtime.process import keep_freed_memory
+
+    if keep:
+        keep_freed_memory()
+    torch.set_num_threads(1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(_BLOCKS):
+        torch.ones(9 << 20)  # 36 MiB: beyond what glibc keeps by itself
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_large_blocks_are_not_mapped_anew_each_time(keep: bool) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _BLOCKS.format(keep=keep)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (int(done.stdout) < _PAGES / 2) is keep
+def test_large_blocks_are_not_mapped_anew_each_time(keep: bool, tmp_path: Path) -> None:
+    outcome = run_isolated("tests.runtime.test_allocator:faults", {"keep": keep}, tmp_path, 60)
+    assert outcome.ok, outcome.error
+    assert (int(outcome.value) < _PAGES / 2) is keep

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from stages.reference.answers import Reference, random_inputs
 from stages.validate import ValidationReport, validate_candidate, validate_session
 from tests.models import mlps, rogues
 from tests.models.building import ENGINES, Built, build, mlp_signature
+from tests.models.forked import ended
 
 TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
 
@@ -354,18 +353,17 @@ class ReadsBeyond:
         ctypes.string_at(arguments[1].data_ptr() + arguments[1].nbytes, 16)
 
 
-@pytest.mark.parametrize("name", ["ReadsBefore", "ReadsBeyond"])
-def test_a_read_past_an_end_kills_the_process_that_validates(name: str) -> None:
+@pytest.mark.parametrize("reads", [ReadsBefore, ReadsBeyond])
+def test_a_read_past_an_end_kills_the_process_that_validates(
+    reads: Callable[[], Executable], reference: Reference, tmp_path: Path
+) -> None:
     """No answer shows it; a user's buffer may end where their process has no more memory."""
-    code = (
-        "from tests.stages import test_validate as here;"
-        "from tests.models import rogues;"
-        "from tests.models.building import mlp_signature; from runtime.session import Session;"
-        f"session = Session(mlp_signature(), here.{name}());"
-        "here.validate_session(session, 'by hand', rogues.reference(), here.TIGHT, say=print)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-u", "-c", code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == -signal.SIGSEGV, done.stderr
-    assert done.stdout.splitlines() == ["at n=0", "at n=1"]
+    session = Session(mlp_signature(), reads())
+    with (tmp_path / "said").open("w", buffering=1) as said:
+
+        def say(text: str) -> None:
+            print(text, file=said)
+
+        code = ended(lambda: validate_session(session, "by hand", reference, TIGHT, say=say))
+    assert code == -signal.SIGSEGV
+    assert (tmp_path / "said").read_text().splitlines() == ["at n=0", "at n=1"]

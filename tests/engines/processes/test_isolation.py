@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,21 @@ import pytest
 import torch
 
 from engines.errors import out_of_memory
+from engines.processes import warm
 from engines.processes.isolation import Outcome, run_isolated, side_by_side
 from tests.models.signals import disposed
 
 STEPS = "tests.engines.steps"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def light() -> Iterator[None]:
+    """Processes of this module alone, which do not import torch beforehand: some are ended."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm, "_IMPORTED", ())
+        patch.setattr(warm, "_idle", [])
+        yield
+        warm._end_all()
 
 
 def run(folder: Path, name: str, timeout_s: float = 60, **payload: Any) -> Outcome:
@@ -74,8 +86,25 @@ def test_it_is_another_process_with_our_environment(
         monkeypatch.setenv("A_SETTING", value)
         monkeypatch.chdir(tmp_path)
         outcome = run(tmp_path / "step", "where", variable="A_SETTING")
-        assert outcome.value == {"pid": outcome.value["pid"], "value": value, "cwd": str(tmp_path)}
+        assert (outcome.value["value"], outcome.value["cwd"]) == (value, str(tmp_path))
         assert outcome.value["pid"] != os.getpid()
+
+
+def test_torch_is_imported_again_only_for_what_it_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parent(variable: str, value: str) -> int:
+        monkeypatch.setenv(variable, value)
+        found = run(tmp_path, "where", variable=variable).value
+        assert found["value"] == value
+        return int(found["parent"])
+
+    first = parent("A_SETTING", "one")
+    assert parent("PIPELINE_SOMETHING", "else") == first
+    monkeypatch.syspath_prepend(tmp_path)  # as a model's folder is added
+    assert parent("PIPELINE_SOMETHING", "more") == first
+    assert parent("A_SETTING", "two") != first
+    assert parent("A_SETTING", "one") == first  # it was kept
 
 
 def test_threads_have_children_at_the_same_time(tmp_path: Path) -> None:
@@ -174,7 +203,8 @@ def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     payload = {"pids": str(pids)}
     code = (
-        "from pathlib import Path; from engines.processes.isolation import run_isolated;"
+        "from pathlib import Path; from engines.processes import run_isolated, warm;"
+        "warm._IMPORTED = ();"
         f"run_isolated('{STEPS}:hang', {payload!r}, Path({str(tmp_path / 'step')!r}), 600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code])

@@ -368,7 +368,8 @@ def test_default_registry_leaves_nothing_else(
     home = tmp_path / "home"
     home.mkdir()
     environment = os.environ | {"HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
-    for name in ("MLFLOW_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST", "XDG_CACHE_HOME"):
+    cache = ("PIPELINE_CACHE", "XDG_CACHE_HOME")
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST", *cache):
         environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(make_bundle()), str(tmp_path)],

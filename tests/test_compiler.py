@@ -1,0 +1,82 @@
+"""The compiler of the tests (models/compiler/g++) remembers what is the same, nothing else."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+COMPILER = Path(__file__).parent / "models" / "compiler" / "g++"
+# It notes that it was asked, and makes its output of all it was given.
+REAL = """#!/bin/sh
+[ "$*" = --version ] && { cat "$0.version"; exit; }
+echo asked >> "$0.log"
+case "$*" in *-broken*) exit 3 ;; esac
+while [ "$1" != -o ]; do given="$given $(cat "$1" 2>/dev/null || echo "$1")"; shift; done
+echo "$given" > "$2"
+"""
+
+Compile = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
+    """Compile a text to a file; how often the real compiler was asked in all, and what is there."""
+    real = tmp_path / "real"
+    real.write_text(REAL)
+    real.chmod(0o755)
+    (tmp_path / "real.version").write_text("12")
+    (tmp_path / "torch" / "include").mkdir(parents=True)
+    (tmp_path / "torch" / "version.py").write_text("")
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setenv("TESTS_CXX", str(real))
+    monkeypatch.setenv("TESTS_COMPILED", str(tmp_path / "kept"))
+
+    def compiled(
+        text: str, *flags: str, source: str = "x.wrapper.cpp", made: str = "x.wrapper.o"
+    ) -> tuple[int, str]:
+        (tmp_path / source).write_text(text)
+        (tmp_path / made).unlink(missing_ok=True)
+        include = f"-I{tmp_path}/torch/include"
+        given = [str(tmp_path / source), include, *flags, "-o", str(tmp_path / made)]
+        done = subprocess.run([str(COMPILER), *given], check=False)
+        assert done.returncode == (3 if "-broken" in flags else 0)
+        times = len((tmp_path / "real.log").read_text().splitlines())
+        return times, (tmp_path / made).read_text() if done.returncode == 0 else ""
+
+    return compiled
+
+
+def test_the_same_once(compile: Compile) -> None:
+    first = compile("int a;", "-O0")
+    assert first[0] == 1
+    assert compile("// another day\n\nint a;\n", "-O0", source="y.wrapper.cpp") == first
+    assert compile("// another day\n\nint a;\n", "-O0", made="y.wrapper.o") == first
+
+
+def test_another_compilation(compile: Compile, tmp_path: Path) -> None:
+    assert compile("int a;")[0] == 1
+    assert compile("int b;")[0] == 2
+    assert compile("int b;", "-O3")[0] == 3
+    (tmp_path / "real.version").write_text("13")
+    assert compile("int b;", "-O3")[0] == 4
+    (tmp_path / "torch" / "version.py").write_text("another torch")
+    assert compile("int b;", "-O3")[0] == 5
+    assert compile("int b;", "-O3")[0] == 5
+
+
+def test_a_library_of_other_objects(compile: Compile) -> None:
+    library = {"source": "x.kernel.o", "made": "x.wrapper.so"}
+    assert compile("1", **library)[0] == 1
+    assert compile("// 2", **library)[0] == 2
+    assert compile("1", **library)[0] == 2
+
+
+def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
+    assert [compile("int a;", "-broken")[0] for _ in range(2)] == [1, 2]
+    assert [compile("int a;", made="x.o")[0] for _ in range(2)] == [3, 4]  # nothing of Inductor's
+    shutil.rmtree(tmp_path / "kept")
+    assert [compile("int a;")[0] for _ in range(2)] == [5, 6]
