@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
 from pipeline.building.cache import StageCache, content_key, unchanged
@@ -91,7 +92,10 @@ def run(
 
 
 def _targets(config: Config) -> list[Target]:
-    """The targets, with `cpu` resolved to levels; each once."""
+    """The targets, with `cpu` resolved to levels, or to one where all that is built runs on any;
+    each once."""
+    if all(engine(name).anywhere for name in config.engines):
+        return list(dict.fromkeys(map(Target.parse, config.targets)))
     return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
 
 

@@ -50,9 +50,10 @@ def snapshot(folder: Path) -> dict[str, int]:
 
 def test_first_run(jets: Built) -> None:
     engines = ("aoti", "torchscript", "exported")
-    each = [f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS]
-    last = [f"benchmark on {TARGET}", "package", "register"]
-    assert jets.answer["worked"] == ["capture", *each, *last]
+    each = {f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS}
+    first, *between, benchmark, package, register = jets.answer["worked"]
+    assert first == "capture" and each <= set(between)  # side by side, in any order
+    assert (benchmark, package, register) == ("benchmark on cpu", "package", "register")
     assert jets.answer["version"] == "jets/1"
     found = Registry(jets.project.registry).find("jets")
     assert found.digest == jets.bundle.digest == jets.answer["digest"]
@@ -192,19 +193,14 @@ def test_ctrl_c_and_the_next_run_resumes(
     with pytest.raises(NotFoundError):
         registry.find("jets")
     finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
-    assert finished == {"capture"}
+    assert finished - {"compile"} == {"capture"}  # the quickest may have been compiled already
     assert not list(project.work.rglob("bundle"))
 
     (capture,) = project.work.glob("capture/*/program.pt2")
     before = capture.stat().st_mtime_ns
     resumed = project.run()
-    assert resumed["worked"] == [
-        f"compile exported for {TARGET}",
-        f"validate exported on {TARGET}",
-        f"benchmark on {TARGET}",
-        "package",
-        "register",
-    ]
+    assert "capture" not in resumed["worked"]
+    assert {f"validate exported on {TARGET}", "package", "register"} <= set(resumed["worked"])
     assert resumed["version"] == "jets/1"
     assert capture.stat().st_mtime_ns == before
 
