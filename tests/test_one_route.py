@@ -50,6 +50,7 @@ def test_an_engine_opens_in_one_module() -> None:
         "stages/compile.py",
         "stages/package.py",
         "pipeline/building/candidates.py",
+        "pipeline/building/runner.py",
     }
     asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
     assert asked.pop(f"{ROOM}artifact.py") == {"open"}

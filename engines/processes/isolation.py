@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.processes.warm import begin, give_back, kill, kill_all
+from engines.processes.warm import begin, give_back, kill, killed
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -91,11 +91,10 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
     try:
         yield pool
     except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        kill_all()
+        with killed():
+            pool.shutdown(cancel_futures=True)
         raise
-    finally:
-        pool.shutdown()
+    pool.shutdown()
 
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:

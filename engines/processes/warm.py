@@ -16,7 +16,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,11 @@ class Warm:
 
 _idle: list[Warm] = []
 _busy: set[Warm] = set()
+_stopped = threading.Event()
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
-    """A process at work on a job."""
+    """A process at work on a job. RuntimeError while all are stopped."""
     environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
     environment["PYTHONPATH"] = _PATH
     for warm in list(_idle):
@@ -110,6 +112,9 @@ def begin(job: Mapping[str, Any]) -> Warm:
         warm = Warm(environment)
         warm.begin(job)
     _busy.add(warm)
+    if _stopped.is_set():  # after it can be seen: no process comes between
+        kill(warm)
+        raise RuntimeError("stopped with all that ran side by side")
     return warm
 
 
@@ -126,10 +131,16 @@ def kill(warm: Warm) -> None:
     warm.end()
 
 
-def kill_all() -> None:
-    """Kill those at work, for which other threads wait: they give them back as if all was well."""
+@contextlib.contextmanager
+def killed() -> Iterator[None]:
+    """Kill those at work, for which other threads wait, and let none begin inside."""
+    _stopped.set()
     for warm in tuple(_busy):
         warm.kill()
+    try:
+        yield
+    finally:
+        _stopped.clear()
 
 
 def _end_all() -> None:

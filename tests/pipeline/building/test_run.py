@@ -172,7 +172,7 @@ def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedP
         said = ""
         for line in process.stderr:
             said += line
-            if line.startswith("compile"):
+            if line.startswith("compile") and line.endswith("…\n"):
                 process.send_signal(signal.SIGINT)
         output = process.stdout.read()
         code = process.wait()
