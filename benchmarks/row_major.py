@@ -46,13 +46,21 @@ def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder:
     """torch's `AOTICompiledModel`, compiled on contiguous rows: what a user would build alone."""
     path = folder / "row_major.pt2"
     if not path.exists():
-        arguments, shapes = _example(signature, inputs)
+        exported = exported_rows(model, signature, inputs)
         with quiet_torch():
-            exported = torch.export.export(model, arguments, dynamic_shapes=shapes, strict=False)
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=str(path), inductor_configs={"cpp.threads": 1}
             )
     return torch._inductor.aoti_load_package(str(path))
+
+
+def exported_rows(
+    model: nn.Module, signature: Signature, inputs: Arrays
+) -> torch.export.ExportedProgram:
+    """The bare model on contiguous rows."""
+    arguments, shapes = _example(signature, inputs)
+    with quiet_torch():
+        return torch.export.export(model, arguments, dynamic_shapes=shapes, strict=False)
 
 
 def aoti(compiled: Any) -> Model:

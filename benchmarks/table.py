@@ -1,4 +1,4 @@
-"""What a benchmark found, and how it is printed: tables of 100 columns, and the machine."""
+"""What a benchmark found, and how it is printed: tables of 132 columns, and the machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.building.provenance import host, tools
 from pipeline.report.tables import new_table
 from stages.benchmark import Timing
 
-WIDTH = 100
+WIDTH = 132
 SPREAD = "below each median its spread, p05 … p95"
 
 

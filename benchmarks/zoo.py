@@ -1,5 +1,7 @@
 """Every model of the zoo, every engine, every size: `python -m benchmarks.zoo [CONFIG ...]`.
 
+With `--unseen` the networks of benchmarks/unseen.py instead, which nothing was tuned on.
+
 Each config goes through `pipeline run`; then what the pipeline chose races against each of its
 engines, and against what a user would build by hand. Everything starts from SoA columns and ends in
 SoA columns, so every copy that a way needs is inside its time. Ratios are to the eager model; the
@@ -9,10 +11,11 @@ takes longer than a few seconds a call is left out, and said.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,12 @@ import torch
 from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
+from benchmarks.unseen import write_configs
+from engines.aoti.engine import TARGET, unpack
+from engines.base import Executable
 from engines.exported import quiet_torch
-from engines.target import Target
+from engines.native import NativeExecutable
+from engines.target import host_targets
 from pipeline.building.runner import run
 from pipeline.config.assemble import source_of
 from pipeline.config.schema import load_config
@@ -30,7 +37,9 @@ from registry.bundle.bundle import Bundle
 from registry.mlflow.access import Access
 from registry.store.registry import Registry
 from runtime.loader import measured_session
-from runtime.opening import Opening, open_version
+from runtime.opening import Opened, Opening, open_version
+from runtime.opening.target_choice import choose
+from runtime.session import Session
 from soa.errors import SoaPipelineError
 from soa.signature import Signature
 from stages.benchmark import EAGER, benchmark_cases, bound_call, race, row_major_call
@@ -41,27 +50,24 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 CAPTION = (
     f"Each model from SoA columns to SoA columns, one thread.\nx: to the eager model; {SPREAD}."
 )
-SIZES = (1, 32, 1024, 16384)
+SIZES = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _CHOSEN = "ours, chosen"
 _SECONDS = 1.0
 _TOO_LONG_S = 3.0
 
 
-def main(configs: list[Path]) -> None:
+def main(configs: list[Path], work: Path, plot: str) -> None:
     torch.set_num_threads(1)
     print_machine()
     panels: list[Panel] = []
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
-        uri = f"sqlite:///{place}/registry.db"
-        with Access(uri, None).client(write=True):
-            pass  # a database is made once, not by every run
-        registry = Registry(uri)
+        registry = new_registry(Path(place))
         for config in configs:
             folder = Path(place) / config.stem
             folder.mkdir()
             try:
-                bundle, seconds = built(config, registry, folder)
+                bundle, seconds = built(config, registry, work / config.stem)
                 panel = measure(config, bundle, folder, _SECONDS)
             except SoaPipelineError as error:
                 print(f"without {config.stem}: {error}", flush=True)
@@ -71,26 +77,31 @@ def main(configs: list[Path]) -> None:
             print(summary(panel, bundle, seconds), flush=True)
     print(f"all of it: {(time.perf_counter() - begun) / 60:.1f} minutes")
     if panels:
-        save_plot("zoo", CAPTION, panels)
+        save_plot(plot, CAPTION, panels)
 
 
-def built(config: Path, registry: Registry, folder: Path) -> tuple[Bundle, float]:
-    """`pipeline run` from nothing; the bundle, and the seconds it took."""
+def new_registry(folder: Path) -> Registry:
+    """An empty one in `folder`: its database is made once, not in the time of a run."""
+    uri = f"sqlite:///{folder}/registry.db"
+    with Access(uri, None).client(write=True):
+        return Registry(uri)
+
+
+def built(config: Path, registry: Registry, work: Path) -> tuple[Bundle, float]:
+    """`pipeline run`; the bundle, and the seconds it took."""
     begun = time.perf_counter()
-    done = run(config, registry, folder / "work")
+    done = run(config, registry, work)
     return done.bundle, time.perf_counter() - begun
 
 
 def sizes(signature: Signature) -> list[Case]:
-    """`SIZES`, as far as the signature goes; with several row dimensions, its typical ones."""
+    """`SIZES`, as far as the signature goes, and its largest; with several row dimensions, its
+    typical ones."""
     if len(signature.dims) > 1:
         return benchmark_cases(signature)
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    beyond = [f"{n:,}" for n in SIZES if not rows.min <= n <= rows.max]
-    if beyond:
-        print(f"without {', '.join(beyond)} rows: it is built for {rows.min:,} to {rows.max:,}")
-    return [{dim: n} for n in SIZES if rows.min <= n <= rows.max]
+    return [{dim: n} for n in sorted({*SIZES, rows.max}) if rows.min <= n <= rows.max]
 
 
 def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel:
@@ -99,11 +110,14 @@ def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel
     signature = opened.signature
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     model = build_model(source_of(load_config(config))).eval()
-    target = str(Target.parse("cpu"))
+    target = chosen_target(opened)
     sessions = {_CHOSEN: measured_session(opened, target)}
     for name, candidate in bundle.manifest.targets[target].candidates.items():
         if candidate.status == "valid":
             sessions[f"ours, {name}"] = measured_session(opened, target, name)
+    sessions["AOTI in our convention, by hand"] = Session(
+        signature, by_hand_in_place(bundle, folder)
+    )
     by_hand = ways_by_hand(model, signature, inputs, folder)
     races = {}
     for case in sizes(signature):
@@ -117,6 +131,25 @@ def measure(config: Path, bundle: Bundle, folder: Path, seconds: float) -> Panel
             runs[name] = call
         races[max(case.values())] = race(_quick_enough(runs, case), seconds)
     return race_panel(f"{bundle.manifest.name}", "rows", races, EAGER)
+
+
+def chosen_target(opened: Opened) -> str:
+    """The target that a session takes on this host."""
+    return choose(opened, torch.device("cpu"), None)
+
+
+def by_hand_in_place(bundle: Bundle, folder: Path) -> Executable:
+    """The captured program as torch compiles it for this very host."""
+    path = folder / "in_place.pt2"
+    program = torch.export.load(bundle.file(bundle.manifest.program))
+    with quiet_torch():
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(path), inductor_configs={"cpp.threads": 1}
+        )
+    (folder / "in_place").mkdir()
+    (library, *_) = unpack(path, folder / "in_place")
+    (folder / "in_place" / TARGET).write_text(f"soa-target 1\n{host_targets('cpu')[0]}\n")
+    return NativeExecutable(folder / "in_place" / library, "cpu")
 
 
 def _quick_enough(
@@ -186,7 +219,9 @@ def _positional(run_list: Callable[[list[torch.Tensor]], Any]) -> Callable[..., 
 
 def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
     """The choice, who beat it and by how much, and what the pipeline costs beside its compilers."""
-    record = bundle.manifest.targets[str(Target.parse("cpu"))]
+    opened = open_version(Opening(bundle.path, mode="test"))
+    target = chosen_target(opened)
+    record = bundle.manifest.targets[target]
     others = [name for name in panel.rows if name != _CHOSEN]
     parts = []
     for i, n in enumerate(panel.columns):
@@ -196,16 +231,41 @@ def summary(panel: Panel, bundle: Bundle, seconds: float) -> str:
             continue
         first = min(times, key=lambda name: times[name])
         parts.append(f"n={n}: {times[first] / chosen.value:.2f} ({first})")
-    compiled = sum(c.compile_seconds or 0.0 for c in record.candidates.values())
+    compiled = sum(
+        c.compile_seconds or 0.0
+        for r in bundle.manifest.targets.values()
+        for c in r.candidates.values()
+    )
+    tiles = {name: c.tile for name, c in record.candidates.items() if name in record.engines()}
     refused = [f"{name}: {c.reason}" for name, c in record.candidates.items() if c.reason]
     lines = [
-        f"chosen: {record.choice()}; the best other way, as a ratio to it: {'; '.join(parts)}",
+        f"chosen: {target}, {record.choice()}, tiles {tiles}",
+        f"the best other way, as a ratio to it: {'; '.join(parts)}",
         f"pipeline run {seconds:.0f} s, {seconds / compiled:.2f} x its compilers {compiled:.0f} s",
         *(f"refused {text}" for text in refused),
     ]
     return "\n".join(lines) + "\n"
 
 
+@contextmanager
+def asked() -> Iterator[argparse.Namespace]:
+    """The command line: `configs`, which may be those of the unseen networks, and `work`."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
+    parser.add_argument("--unseen", action="store_true")
+    parser.add_argument("--work", type=Path, help="keep what is built here, for the next command")
+    given = parser.parse_args()
+    known = [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"]
+    with tempfile.TemporaryDirectory() as place:
+        if given.unseen:
+            written = write_configs(Path(place))
+            given.configs = [p for p in written if not given.configs or p.stem in given.configs]
+        else:
+            given.configs = [Path(name) for name in given.configs] or known
+        given.work = given.work or Path(place) / "work"
+        yield given
+
+
 if __name__ == "__main__":
-    given = [Path(name) for name in sys.argv[1:]]
-    main(given or [*sorted((CONFIGS / "zoo").glob("*.yaml")), CONFIGS / "particlenet.yaml"])
+    with asked() as given:
+        main(given.configs, given.work, "unseen" if given.unseen else "zoo")

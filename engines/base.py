@@ -79,6 +79,8 @@ class Engine(ABC):
     name: ClassVar[str] = ""
     anywhere: ClassVar[bool] = False
     """Whether `compile` needs no device of the target: its artifact is portable."""
+    times_code: ClassVar[bool] = False
+    """Whether `compile` chooses by time: then nothing else is compiled beside it."""
 
     def __init_subclass__(
         cls, engine: str = "", order: int = 0, default: bool = True, options: bool = True

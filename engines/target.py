@@ -88,6 +88,14 @@ class Target:
         return cls(device, arch)
 
 
+def targets_called(text: str) -> list[Target]:
+    """As `Target.parse`, but plain `cpu` is this host's own level too, where that is higher."""
+    found = [Target.parse(text)]
+    if text == "cpu":
+        found.append(host_targets("cpu")[0])
+    return list(dict.fromkeys(found))
+
+
 @known_options()
 def check_host_runs(target: Target) -> None:
     """Raise TargetError saying what is missing if this host cannot run `target`."""

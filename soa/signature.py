@@ -23,11 +23,15 @@ _MOST_ROWS = 1 << 40
 
 @dataclass(frozen=True)
 class RowRange:
-    """The compiled range of a row dimension, and the sizes its users typically run."""
+    """The compiled range of a row dimension, and the sizes its users typically run.
+
+    `unbounded`: larger n run too, on at most `max` rows at a time.
+    """
 
     min: int
     max: int
     typical: tuple[int, ...] = ()
+    unbounded: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.min <= self.max:
@@ -39,6 +43,16 @@ class RowRange:
         outside = [n for n in self.typical if not self.min <= n <= self.max]
         if outside:
             raise SignatureError(f"typical n {outside[0]} lies outside {self.min} … {self.max}")
+
+    @property
+    def limit(self) -> int:
+        """The largest n that may be bound."""
+        return _MOST_ROWS if self.unbounded else self.max
+
+    @property
+    def proven(self) -> int:
+        """The largest n that validation runs: where it is unbounded, one that needs tiles."""
+        return self.max + 1 if self.unbounded else self.max
 
 
 @dataclass(frozen=True)
@@ -148,6 +162,12 @@ class Signature:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SignatureError(f"two blocks are called {twice[0]!r}")
+        for dim in self.dims:
+            if self.ranges[dim].unbounded and self.tile_kinds is None:
+                raise SignatureError(
+                    f"rows of {dim!r} are unbounded: that needs one row dimension, a least n of 0 "
+                    "or 1, and no output that all rows share"
+                )
         read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
@@ -181,6 +201,21 @@ class Signature:
         return tuple(dict.fromkeys(bound.rows for bound in (*self.inputs, *self.outputs)))
 
     @cached_property
+    def tile_kinds(self) -> str | None:
+        """Which arguments move where a run takes a part of the rows: a letter each, n for a row
+        carrier, c for a column, m for a matrix, - for what is the same for all rows.
+
+        None where the rows cannot be cut: several row dimensions, a least n above 1, or an output
+        that all rows share.
+        """
+        if len(self.dims) > 1 or self.ranges[self.dims[0]].min > 1:
+            return None
+        if any(bound.plan.kind == "scalars" for bound in self.outputs):
+            return None
+        letters = {"carrier": "n", "column": "c", "matrix": "m", "scalar": "-"}
+        return "".join(letters[argument.kind] for argument in self.arguments)
+
+    @cached_property
     def input_collections(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(b.block.collection for b in self.inputs))
 
@@ -205,7 +240,7 @@ class Signature:
                 name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
             },
-            "rows": {dim: as_data(each) for dim, each in self.ranges.items()},
+            "rows": {dim: _as_stored(each) for dim, each in self.ranges.items()},
             "inputs": [described(b) for b in self.inputs],
             "outputs": [described(b) for b in self.outputs],
         }
@@ -231,6 +266,13 @@ class Signature:
                 "written by another version of this software"
             )
         return signature
+
+
+def _as_stored(rows: RowRange) -> dict[str, Any]:
+    data: dict[str, Any] = as_data(rows)
+    if not rows.unbounded:  # as it was stored before there was such a thing
+        del data["unbounded"]
+    return data
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,10 +26,15 @@ from stages.choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, filled_collections, label
 
+K = TypeVar("K")
+
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
+_FIRST_ROUNDS = 3
+_LOST = 1.05  # times the fastest: a choice that is slower has lost that size
+_HOPELESS = 2.0  # times the fastest: such a candidate takes part in the first rounds alone
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,31 @@ class BenchmarkReport:
     threads: int = 1
     below: tuple[tuple[int, str], ...] = ()
 
+    def engine_at(self, n: int) -> str | None:
+        """Who runs n rows."""
+        return next((name for rows, name in self.below if n < rows), self.fastest)
+
+    def lines(self) -> list[str]:
+        """The choice against the eager model, and each size at which it is not the fastest."""
+        ratios, lost = [], []
+        for case, times in self.timings.items():
+            size = case.partition("=")[2]
+            name = self.engine_at(int(size)) if size.isdecimal() else self.fastest
+            if name is None:
+                return []
+            took = times[name].median_us
+            rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
+            if EAGER in rivals:
+                ratios.append(f"{rivals[EAGER] / took:.2g} at {case}")
+            best = min(rivals, key=lambda rival: rivals[rival])
+            if rivals[best] < took / _LOST:
+                lost.append(
+                    f"at {case} {name}, which is chosen, takes {took:.3g} us, {best} "
+                    f"{rivals[best]:.3g} us"
+                )
+        faster = [f"{self.fastest} is chosen; as fast as eager, times: {', '.join(ratios)}"]
+        return [*(faster if ratios else []), *lost]
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -73,6 +103,17 @@ def benchmark_cases(signature: Signature) -> list[Case]:
             for i in range(longest)]  # fmt: skip
 
 
+def ladder(signature: Signature) -> list[Case]:
+    """The typical sizes and, with one row dimension, 1, 10, 100 … and the largest."""
+    cases = benchmark_cases(signature)
+    if len(signature.dims) > 1:
+        return cases
+    (dim,) = signature.dims
+    rows = signature.ranges[dim]
+    sizes = {case[dim] for case in cases} | {10**k for k in range(10)} | {rows.max}
+    return [{dim: n} for n in sorted(sizes) if max(rows.min, 1) <= n <= rows.max]
+
+
 def benchmark(
     signature: Signature,
     sessions: Mapping[str, Session],
@@ -83,46 +124,91 @@ def benchmark(
     """Time every session, and the eager model where given, for about `seconds` a size.
 
     One torch thread, as production runs. The fastest has the smallest geometric mean of medians;
-    with one row dimension, another is taken for the sizes at which it saves a tenth.
+    with one row dimension, another is taken for the sizes at which it saves a twentieth.
     """
+    (report,) = benchmark_targets(signature, {"": sessions}, inputs, model, seconds).values()
+    return report
+
+
+def benchmark_targets(
+    signature: Signature,
+    sessions: Mapping[str, Mapping[str, Session]],
+    inputs: Arrays,
+    model: torch.nn.Module | None = None,
+    seconds: float = 1.0,
+) -> dict[str, BenchmarkReport]:
+    """The same for several targets of one device, `sessions[target][name]`, in one race.
+
+    So their times may be compared. A session that several targets share is timed once.
+    """
+    every = {session for each in sessions.values() for session in each.values()}
+    timings: dict[str, dict[str, dict[str, Timing]]] = {target: {} for target in sessions}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        timings: dict[str, dict[str, Timing]] = {}
-        for case in benchmark_cases(signature):
-            runs = {name: bound_call(s, inputs, case) for name, s in sessions.items()}
+        for case in ladder(signature):
+            runs: dict[Session | str, Callable[[], None]] = {}
             if model is not None:
                 runs[EAGER] = row_major_call(signature, model, inputs, case)
                 runs[COPIES] = row_major_call(signature, None, inputs, case)
-            timings[label(case)] = race(runs, seconds)
+            users = list(runs)
+            runs |= {session: bound_call(session, inputs, case) for session in every}
+            found = race(runs, seconds, stay=users)
+            for target, each in sessions.items():
+                timed = {name: found[session] for name, session in each.items()}
+                timings[target][label(case)] = timed | {str(name): found[name] for name in users}
     finally:
         torch.set_num_threads(threads)
-    fastest = fastest_overall(timings, list(sessions))
+    return {
+        target: _chosen(signature, timings[target], list(each)) for target, each in sessions.items()
+    }
+
+
+def _chosen(
+    signature: Signature, timings: dict[str, dict[str, Timing]], names: list[str]
+) -> BenchmarkReport:
+    fastest = fastest_overall(timings, names)
     if fastest is None or len(signature.dims) > 1:
         return BenchmarkReport(timings, fastest)
     (dim,) = signature.dims
-    sizes = [case[dim] for case in benchmark_cases(signature)]
-    medians = [{name: timings[label({dim: n})][name].median_us for name in sessions} for n in sizes]
-    chosen, below = choose_by_rows(sizes, medians, fastest)
+    sizes = [case[dim] for case in ladder(signature)]
+    by_size = [{name: timings[label({dim: n})][name] for name in names} for n in sizes]
+    chosen, below = choose_by_rows(sizes, by_size, fastest)
     return BenchmarkReport(timings, chosen, below=below)
 
 
-def race(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, Timing]:
-    """Time callables in turns; each turn repeats a short one until it takes a few milliseconds."""
-    repeats: dict[str, int] = {}
-    once: dict[str, float] = {}
+def race(
+    runs: Mapping[K, Callable[[], object]], seconds: float, stay: Container[K] | None = None
+) -> dict[K, Timing]:
+    """Time callables in turns; each turn repeats a short one until it takes a few milliseconds.
+
+    With `stay`, others than those leave after a few rounds where they are hopeless.
+    """
+    repeats: dict[K, int] = {}
+    once: dict[K, float] = {}
     for name, run in runs.items():
         run()
         begun = time.perf_counter()
         run()
         once[name] = time.perf_counter() - begun
         repeats[name] = max(1, round(_TURN_S / max(once[name], 1e-7)))
-    a_round = sum(once[name] * repeats[name] for name in runs)
-    rounds = max(_MIN_ROUNDS, min(200, math.ceil(seconds / max(a_round, 1e-6))))
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    taken: dict[K, list[float]] = {name: [] for name in runs}
     order = list(runs)
     shuffle = random.Random(0).shuffle
-    for _ in range(rounds):
+
+    def rounds() -> int:
+        a_round = sum(once[name] * repeats[name] for name in order)
+        return max(_MIN_ROUNDS, min(200, math.ceil(seconds / max(a_round, 1e-6))))
+
+    last = rounds()
+    number = 0
+    while number < last:
+        number += 1
+        if number > _FIRST_ROUNDS and stay is not None:
+            medians = {name: statistics.median(taken[name]) for name in order}
+            most = _HOPELESS * min(medians.values())
+            order = [name for name in order if name in stay or medians[name] <= most]
+            last, stay = rounds(), None
         shuffle(order)
         for name in order:
             run, repeat = runs[name], repeats[name]

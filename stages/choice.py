@@ -11,20 +11,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stages.benchmark import Timing
 
-_WORTH = 0.9  # of the time of the candidate that is best overall: a tenth of it saved
+_WORTH = 0.95  # of the time of the candidate that is best overall: a twentieth of it saved
+_NOISE = 1.03  # times the best: as fast, and then the first named, which is the simpler one
 
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    """The engine with the smallest geometric mean of medians over all sizes; None if none ran."""
+    """The engine with the smallest geometric mean over all sizes, or the first one within the noise
+    of it; None if none ran."""
 
     def mean(name: str) -> float:
-        return math.fsum(math.log(rows[name].median_us) for rows in timings.values())
+        return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)
 
-    return min(names, key=mean) if names else None
+    best = min(map(mean, names), default=0.0)
+    return next((name for name in names if mean(name) <= best + math.log(_NOISE)), None)
 
 
 def choose_by_rows(
-    sizes: Sequence[int], medians: Sequence[Mapping[str, float]], overall: str
+    sizes: Sequence[int], timings: Sequence[Mapping[str, Timing]], overall: str
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
     """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
 
@@ -32,12 +35,22 @@ def choose_by_rows(
     Between two sizes the change lies at their geometric mean.
     """
     best: list[tuple[int, str]] = []
-    for n, times in sorted(zip(sizes, medians, strict=True), key=lambda pair: pair[0]):
-        first = min(times, key=lambda name: times[name])
-        best.append((n, first if times[first] < times[overall] * _WORTH else overall))
+    for n, times in sorted(zip(sizes, timings, strict=True), key=lambda pair: pair[0]):
+        first = min(times, key=lambda name: _cost(times[name]))
+        best.append((n, first if _saves(times[first], times[overall]) else overall))
     below = tuple(
         (max(math.ceil(math.sqrt(max(n, 1) * m)), n + 1), name)
         for (n, name), (m, following) in itertools.pairwise(best)
         if name != following
     )
     return best[-1][1], below
+
+
+def _cost(timing: Timing) -> float:
+    """Between the median and the fastest turns, which noise of the machine reaches least."""
+    return math.sqrt(timing.median_us * timing.p05_us)
+
+
+def _saves(timing: Timing, other: Timing) -> bool:
+    """Whether it is worth it by the median and by the fastest turns: noise seldom says so twice."""
+    return timing.median_us < other.median_us * _WORTH and timing.p05_us < other.p05_us * _WORTH

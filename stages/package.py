@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,6 +61,10 @@ class TargetResult:
     compiled: Mapping[str, Compiled]
     reports: Mapping[str, ValidationReport]
     benchmark: BenchmarkReport | None
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    """Rows at a time, of the candidates that are faster so and valid so."""
+    raced_with: Sequence[str] = ()
+    """Other targets in the same race."""
 
     @property
     def chosen(self) -> str | None:
@@ -201,7 +205,8 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
             shutil.copy2(compiled.folder / file, out / file)
     # What programs without Python read, beside every native library.
     for place in {library.parent for library in folder.glob("*/*.so")}:
-        (place / "arguments.txt").write_text(describe(signature))
+        text = describe(signature, result.tiles.get(place.name))
+        (place / "arguments.txt").write_text(text)
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
@@ -233,6 +238,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),
             facts=compiled.facts,
+            tile=result.tiles.get(engine_name),
             worst={
                 output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
                 for output, d in report.worst.items()
@@ -254,6 +260,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             Below(rows=rows, engine=name)
             for rows, name in (result.benchmark.below if result.benchmark else ())
         ],
+        raced_with=list(result.raced_with),
         candidates=candidates,
     )
 

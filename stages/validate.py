@@ -48,6 +48,7 @@ from stages.reference import (
     read_set,
     windows,
 )
+from stages.tiles import rows_are_independent, tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
@@ -110,6 +111,7 @@ def validate_candidate(
     *,
     program: Path | None = None,
     nonfinite: float = 0.0,
+    tile: int = 0,
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
@@ -118,6 +120,8 @@ def validate_candidate(
     compiled code is the captured program on these inputs; that the program is the eager model was
     shown at capture. There more than the fraction `nonfinite` of an output's answers may not be NaN
     or infinite: that proves nothing. A file that does not fit raises ReferenceDataError here.
+
+    With `tile`, the artifact runs on so many rows at a time, and its rows must not see each other.
 
     Where memory runs out it is done once more, without keeping any that is free.
     """
@@ -130,6 +134,7 @@ def validate_candidate(
         "classifiers": sorted(classifiers),
         "device": device,
         "precision": precision,
+        "tile": tile,
     }
     if program is not None:
         read_set(signature, reference)
@@ -169,6 +174,7 @@ def validate_here(
     precision: Precision = "fp32",
     program: str | None = None,
     nonfinite: float = 0.0,
+    tile: int = 0,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
     """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
@@ -181,10 +187,16 @@ def validate_here(
     with tf32_switches(precision):
         session = Session(kept, open_candidate(name, Path(file), where), where)
         if program is None:
+            known = Reference.load(Path(reference), kept)
+            if tile and not rows_are_independent(session, known.inputs, limits):
+                why = "the rows see each other, so it cannot run on some of them at a time"
+                return ValidationReport.failed(name, why).to_dict()
+            if tile:
+                session = tiled(session, tile)
             report = validate_session(
                 session,
                 name,
-                Reference.load(Path(reference), kept),
+                known,
                 limits,
                 frozenset(classifiers),
                 say=lambda text: print(text, flush=True),

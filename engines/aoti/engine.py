@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
+from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, first_line
@@ -67,8 +68,9 @@ class AotiEngine(Engine, engine="aoti", order=10):
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         """What an engine changes in the program, in place, and the settings that go with it.
 
-        Raises EngineError where it has nothing to change.
+        Raises EngineError where it has nothing to change that another engine would not.
         """
+        fold_linear(program)
         return {}
 
     def compile(
@@ -128,6 +130,7 @@ class AutotunedEngine(AotiEngine, engine="aoti-autotune", order=11):
     """
 
     preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
+    times_code = True
 
 
 class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
@@ -140,6 +143,7 @@ class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
 
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         hoisted = hoist_linear(program)
+        super().rewritten(program)
         if any(node.target in _CONVOLUTIONS for node in program.graph.nodes):
             return {"freezing": True}
         if not hoisted:

@@ -172,6 +172,18 @@ PyObject *call_update(PyObject *self, PyObject *given) {
   Py_RETURN_NONE;
 }
 
+PyObject *call_tile(PyObject *self, PyObject *given) {
+  const char *kinds = nullptr;
+  long long rows = 0;
+  int threads = 1;
+  if (!PyArg_ParseTuple(given, "sLi", &kinds, &rows, &threads)) return nullptr;
+  char message[kMessage] = "";
+  const int code = soa_call_tile(reinterpret_cast<Call *>(self)->call, kinds, rows, threads, message,
+                                 sizeof message);
+  if (code != SOA_OK) return raise(code, message);
+  Py_RETURN_NONE;
+}
+
 void call_dealloc(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   auto *call = reinterpret_cast<Call *>(self);
@@ -219,6 +231,8 @@ PyMethodDef model_methods[] = {
 PyMethodDef call_methods[] = {
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void *>(call_run)), METH_FASTCALL,
      "run([stream]): run once, without the GIL."},
+    {"tile", call_tile, METH_VARARGS,
+     "tile(kinds, rows, threads): from now on run on so many rows at a time, see soa_runner.h."},
     {"update", call_update, METH_O,
      "update([(index, (address, dtype, sizes)), ...]): replace arguments, all of them or none."},
     {nullptr, nullptr, 0, nullptr}};

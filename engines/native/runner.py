@@ -5,6 +5,7 @@ See soa_runner.h for what it promises; this file ties memory to it and keeps it 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ class NativeExecutable:
         self._open = partial(NativeExecutable, library, device, 0, threads)
         self._recordable: NativeExecutable | None = None
         self._lock = Lock()
+        self._tiles: tuple[str, int, int] | None = None
         self._model = _native.Model(
             str(library),
             str(device),
@@ -54,7 +56,19 @@ class NativeExecutable:
 
     def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
         """Tie arguments to the artifact, to run again and again."""
-        return PreparedCall(self._model.prepare([a[:3] for a in arguments]), arguments)
+        call = self._model.prepare([a[:3] for a in arguments])
+        if self._tiles is not None:
+            call.tile(*self._tiles)
+        return PreparedCall(call, arguments)
+
+    def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
+        """The same opened library, whose calls run on `rows` rows at a time, on `threads` threads.
+
+        `kinds` has a letter for each argument, see soa_runner.h. With 0 rows: on all at once.
+        """
+        made = copy.copy(self)
+        made._tiles = (kinds, rows, threads)
+        return made
 
     def recordable(self) -> NativeExecutable:
         """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.

@@ -114,6 +114,9 @@ struct State {
   std::map<std::string, Layout> layouts;
   std::map<std::string, Rows> rows;
   std::vector<Argument> arguments;
+  std::int64_t tile = 0;  // rows at a time
+  std::string kinds;
+  int threads = 1;  // which share the tiles
   std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
 };
 
@@ -158,6 +161,10 @@ inline void read_description(const std::filesystem::path &file, State &state) {
       fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >>
           argument.column >> argument.component >> argument.count >> argument.role;
       state.arguments.push_back(argument);
+    } else if (word == "tile") {
+      std::int64_t limit = 0;
+      fields >> state.tile >> state.kinds >> limit;
+      for (auto &[name, rows] : state.rows) rows.max = limit;
     }
     if (fields.fail()) throw Error(file.string() + ": cannot read: " + line);
   }
@@ -233,6 +240,11 @@ class Binding {
                                   sizeof message),
                   message);
     call_.reset(call);
+    if (state_->tile > 0) {
+      detail::check(soa_call_tile(call, state_->kinds.c_str(), state_->tile, state_->threads, message,
+                                  sizeof message),
+                    message);
+    }
     writes_ = writes();
   }
 
@@ -325,6 +337,7 @@ class Model {
   static Model open(const std::filesystem::path &folder, const std::string &device = "cpu",
                     int instances = 1, int threads = 1) {
     auto state = std::make_shared<detail::State>();
+    state->threads = threads;
     detail::read_description(folder / "arguments.txt", *state);
     std::vector<std::filesystem::path> libraries;
     for (const auto &entry : std::filesystem::directory_iterator(folder)) {

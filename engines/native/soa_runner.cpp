@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string>
 #include <vector>
 
 #include "artifact.h"
@@ -87,11 +90,31 @@ struct soa_model {
   std::shared_ptr<soa_model_state> state;
 };
 
+namespace {
+
+// An argument as it was given, for the parts of it that tiles run on.
+struct Memory {
+  char *data;
+  size_t type, ndim;
+  int64_t sizes[2];
+};
+
+}  // namespace
+
 struct soa_call {
   std::shared_ptr<soa_model_state> model;
+  std::vector<Memory> memory;     // of each argument
   std::vector<Tensor> arguments;  // ours, over the caller's memory
   std::vector<Tensor> stolen;     // scratch: the handles a run takes over
+  std::string kinds;  // of the arguments, where it runs in tiles; see soa_call_tile
+  int64_t tile = 0;
+  int tile_threads = 1;
   std::atomic<bool> busy{false};
+
+  int64_t rows() const {
+    const size_t first = kinds.find_first_of("nc");
+    return first == std::string::npos ? 0 : memory[first].sizes[0];
+  }
 
   ~soa_call() {
     for (Tensor tensor : arguments) {
@@ -154,7 +177,7 @@ class Use {
   soa_call &call_;
 };
 
-Tensor make_tensor(const Artifact &artifact, const soa_tensor &given, size_t index) {
+Memory checked(const soa_tensor &given, size_t index) {
   if (given.dtype == nullptr || given.ndim < 1 || given.ndim > 2) {
     fail(SOA_BAD_ARGUMENT, "argument %zu: needs a dtype and 1 or 2 sizes", index);
   }
@@ -180,8 +203,13 @@ Tensor make_tensor(const Artifact &artifact, const soa_tensor &given, size_t ind
   if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
     fail(SOA_BAD_ARGUMENT, "argument %zu: its sizes pass the end of memory", index);
   }
-  const int64_t strides[2] = {given.ndim == 2 ? std::max<int64_t>(given.sizes[1], 1) : 1, 1};
-  Tensor made = artifact.tensor(given.data, type, static_cast<size_t>(given.ndim), given.sizes, strides);
+  const auto ndim = static_cast<size_t>(given.ndim);
+  return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};
+}
+
+Tensor make_tensor(const Artifact &artifact, const Memory &memory, size_t index) {
+  const int64_t strides[2] = {memory.ndim == 2 ? std::max<int64_t>(memory.sizes[1], 1) : 1, 1};
+  Tensor made = artifact.tensor(memory.data, memory.type, memory.ndim, memory.sizes, strides);
   if (made == nullptr) fail(SOA_BAD_ARGUMENT, "argument %zu: torch makes no tensor of it", index);
   return made;
 }
@@ -190,7 +218,7 @@ Tensor make_tensor(const Artifact &artifact, const soa_tensor &given, size_t ind
 // last bits depend on them. This sets both for one run and puts them back.
 class ThreadCount {
  public:
-  explicit ThreadCount(const soa_model_state &model) : artifact_(*model.artifact), threads_(model.threads) {
+  ThreadCount(const Artifact &artifact, int threads) : artifact_(artifact), threads_(threads) {
     if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
     static thread_local bool settled = false;
     if (!settled && artifact_.get_torch_threads != nullptr) {
@@ -213,6 +241,73 @@ class ThreadCount {
   int before_ = 0, mkl_before_ = 0;
 };
 
+// One run of the artifact on handles that it takes over.
+void run_artifact(soa_call &call, std::vector<Tensor> &handles, void *stream) {
+  soa_model_state &model = *call.model;
+  const Artifact &artifact = *model.artifact;
+  const ThreadCount count(artifact, call.tile > 0 ? 1 : model.threads);  // threads share the tiles
+  std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
+  if (artifact.single) turn.lock();
+  if (artifact.run(artifact.container, handles.data(), handles.size(), nullptr, 0, stream, nullptr) != 0) {
+    fail(SOA_RUN_FAILED, "the artifact failed while running (see stderr)");
+  }
+}
+
+// Fill `handles` by `make(i)`; all of them or, where one fails, none.
+template <typename Make>
+void make_handles(const Artifact &artifact, std::vector<Tensor> &handles, const Make &make) {
+  size_t made = 0;
+  try {
+    for (; made < handles.size(); ++made) handles[made] = make(made);
+  } catch (...) {
+    while (made > 0) artifact.delete_tensor(handles[--made]);
+    throw;
+  }
+}
+
+// A run takes its handles over; a second handle of the same tensor costs a reference count.
+Tensor second_handle(const soa_call &call, size_t i) {
+  Tensor made = nullptr;
+  if (call.model->artifact->new_handle(call.arguments[i], &made) != 0) {
+    fail(SOA_RUN_FAILED, "argument %zu: no tensor handle", i);
+  }
+  return made;
+}
+
+// All rows, a tile at a time, on up to call.tile_threads threads. The cuts depend on n alone.
+void run_tiles(soa_call &call, int64_t n, void *stream) {
+  const Artifact &artifact = *call.model->artifact;
+  std::atomic<int64_t> next{0};
+  std::mutex first;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    std::vector<Tensor> handles(call.arguments.size());
+    while (true) {
+      const int64_t begin = next.fetch_add(call.tile);
+      if (begin >= n) return;
+      try {
+        make_handles(artifact, handles, [&](size_t i) {
+          const char kind = call.kinds[i];
+          if (kind == '-') return second_handle(call, i);
+          Memory part = call.memory[i];
+          if (kind != 'm') part.sizes[0] = std::min(call.tile, n - begin);
+          if (kind != 'n') part.data += static_cast<uint64_t>(begin) * kDtypes[part.type].bytes;
+          return make_tensor(artifact, part, i);
+        });
+        run_artifact(call, handles, stream);
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(first);
+        if (failure == nullptr) failure = std::current_exception();
+        next.store(n);
+      }
+    }
+  };
+  const int64_t tiles = (n + call.tile - 1) / call.tile;
+  const auto threads = static_cast<int>(std::min<int64_t>(call.tile_threads, tiles));
+  soa_runner::WorkerPool::instance().run(threads - 1, work);
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 void run_call(soa_call *call, void *stream) {
   if (call == nullptr) fail(SOA_BAD_ARGUMENT, "no call");
   soa_model_state &model = *call->model;
@@ -222,20 +317,10 @@ void run_call(soa_call *call, void *stream) {
   model.require_usable();
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();
-  const Artifact &artifact = *model.artifact;
-  for (size_t i = 0; i < call->arguments.size(); ++i) {
-    // A run takes its handles over; a second handle of the same tensor costs a reference count.
-    if (artifact.new_handle(call->arguments[i], &call->stolen[i]) != 0) {
-      for (size_t k = 0; k < i; ++k) artifact.delete_tensor(call->stolen[k]);
-      fail(SOA_RUN_FAILED, "argument %zu: no tensor handle", i);
-    }
-  }
-  const ThreadCount count(model);
-  std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
-  if (artifact.single) turn.lock();
-  if (artifact.run(artifact.container, call->stolen.data(), call->stolen.size(), nullptr, 0, stream, nullptr) != 0) {
-    fail(SOA_RUN_FAILED, "the artifact failed while running (see stderr)");
-  }
+  const int64_t n = call->tile > 0 ? call->rows() : -1;
+  if (n >= 2 * call->tile) return run_tiles(*call, n, stream);
+  make_handles(*model.artifact, call->stolen, [&](size_t i) { return second_handle(*call, i); });
+  run_artifact(*call, call->stolen, stream);
 }
 
 }  // namespace
@@ -282,7 +367,10 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
     made->model = model->state;
     made->arguments.assign(count, nullptr);
     made->stolen.assign(count, nullptr);
-    for (size_t i = 0; i < count; ++i) made->arguments[i] = make_tensor(artifact, arguments[i], i);
+    for (size_t i = 0; i < count; ++i) {
+      made->memory.push_back(checked(arguments[i], i));
+      made->arguments[i] = make_tensor(artifact, made->memory[i], i);
+    }
     *call = made.release();
   });
 }
@@ -305,20 +393,35 @@ int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arg
     const Use use(*call);
     const Artifact &artifact = *call->model->artifact;
     // All are made before any is put in place: a run never sees half of a change.
-    std::fill(call->stolen.begin(), call->stolen.end(), nullptr);
-    const auto drop = [&] {
-      for (size_t k = 0; k < count; ++k) {
-        if (call->stolen[k] != nullptr) artifact.delete_tensor(call->stolen[k]);
-      }
-    };
-    try {
-      for (size_t k = 0; k < count; ++k) call->stolen[k] = make_tensor(artifact, arguments[k], indices[k]);
-    } catch (...) {
-      drop();
-      throw;
+    std::vector<Memory> memory;
+    for (size_t k = 0; k < count; ++k) memory.push_back(checked(arguments[k], indices[k]));
+    std::vector<Tensor> made(count);
+    make_handles(artifact, made, [&](size_t k) { return make_tensor(artifact, memory[k], indices[k]); });
+    for (size_t k = 0; k < count; ++k) {
+      std::swap(call->arguments[indices[k]], made[k]);
+      call->memory[indices[k]] = memory[k];
+      artifact.delete_tensor(made[k]);
     }
-    for (size_t k = 0; k < count; ++k) std::swap(call->arguments[indices[k]], call->stolen[k]);
-    drop();
+  });
+}
+
+int soa_call_tile(soa_call *call, const char *kinds, int64_t rows, int32_t threads, char *message,
+                  size_t size) {
+  return guarded(SOA_BAD_ARGUMENT, message, size, [&] {
+    const size_t taken = call == nullptr || kinds == nullptr ? 0 : call->memory.size();
+    if (taken == 0 || std::strlen(kinds) != taken || rows < 0 || threads < 1) {
+      fail(SOA_BAD_ARGUMENT, "a call, the kind of each argument, rows and threads are needed");
+    }
+    for (size_t i = 0; i < taken; ++i) {
+      const size_t ndim = kinds[i] == 'c' ? 1 : 2;
+      if (std::strchr("-ncm", kinds[i]) == nullptr || (kinds[i] != '-' && call->memory[i].ndim != ndim)) {
+        fail(SOA_BAD_ARGUMENT, "argument %zu: it is not of kind %c", i, kinds[i]);
+      }
+    }
+    const Use use(*call);
+    call->kinds = kinds;
+    call->tile = rows;
+    call->tile_threads = threads;
   });
 }
 
@@ -357,11 +460,7 @@ int soa_run_many(soa_call *const *calls, size_t count, int32_t threads, void *st
         }
       }
     };
-    if (workers > 1) {
-      soa_runner::WorkerPool::instance().run(static_cast<int>(workers) - 1, work);
-    } else {
-      work();
-    }
+    soa_runner::WorkerPool::instance().run(static_cast<int>(workers) - 1, work);
     if (failure.code != SOA_OK) throw failure;
   });
   if (failed != nullptr && (code == SOA_OK || failure.code != SOA_OK)) *failed = worst;

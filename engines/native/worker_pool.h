@@ -26,8 +26,10 @@ class WorkerPool {
   // In the child of a fork, which has no workers: the next instance is another one.
   static void forget() { pool_ = nullptr; }
 
-  // Run `work` on `helpers` workers and on this thread; returns when all are done.
+  // Run `work` on up to `helpers` workers and on this thread; returns when all are done. Work that is
+  // part of such work gets no workers of its own.
   void run(int helpers, const std::function<void()> &work) {
+    if (helpers < 1 || at_work_) return work();
     std::unique_lock<std::mutex> turn(turns_);  // one job at a time
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -40,7 +42,9 @@ class WorkerPool {
       ++job_;
     }
     start_.notify_all();
+    at_work_ = true;
     work();
+    at_work_ = false;
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return running_ == 0; });
     work_ = nullptr;
@@ -48,8 +52,10 @@ class WorkerPool {
 
  private:
   static inline std::atomic<WorkerPool *> pool_{nullptr};
+  static inline thread_local bool at_work_ = false;
 
   void loop(size_t id) {
+    at_work_ = true;
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {

@@ -14,13 +14,15 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.processes.warm import begin, give_back
+from engines.processes.warm import begin, give_back, kill, killed
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -70,13 +72,29 @@ def run_isolated(
     try:
         code = process.wait(timeout_s)
     except BaseException:
-        process.end(kill=True)
+        kill(process)
         raise
     if code is None:
-        process.end(kill=True)
+        kill(process)
         return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
     give_back(process)
     return _read_answer(answer, code, log, script)
+
+
+@contextmanager
+def side_by_side() -> Iterator[ThreadPoolExecutor]:
+    """Threads for several `run_isolated` at once: one a core, at most four.
+
+    An exception here, as Ctrl-C, kills what is at work.
+    """
+    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 4))
+    try:
+        yield pool
+    except BaseException:
+        with killed():
+            pool.shutdown(cancel_futures=True)
+        raise
+    pool.shutdown()
 
 
 def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:

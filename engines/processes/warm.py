@@ -16,7 +16,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +66,13 @@ class Warm:
         line = self._process.stdout.readline()
         return int(line) if line else self._process.wait()
 
-    def end(self, *, kill: bool = False) -> None:
-        """End it, with its child and all that this started where they are to be killed."""
-        if kill:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+    def kill(self) -> None:
+        """Kill it, with its child and all that this started; who waits gets that for an answer."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Let it end, as it has no job."""
         self.let_go()
         self._process.wait()
 
@@ -87,10 +90,12 @@ class Warm:
 
 
 _idle: list[Warm] = []
+_busy: set[Warm] = set()
+_stopped = threading.Event()
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
-    """A process at work on a job."""
+    """A process at work on a job. RuntimeError while all are stopped."""
     environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
     environment["PYTHONPATH"] = _PATH
     for warm in list(_idle):
@@ -101,16 +106,41 @@ def begin(job: Mapping[str, Any]) -> Warm:
         except ValueError:
             continue  # another thread took it
         if warm.begin(job):
-            return warm
+            break
         warm.end()
-    warm = Warm(environment)
-    warm.begin(job)
+    else:
+        warm = Warm(environment)
+        warm.begin(job)
+    _busy.add(warm)
+    if _stopped.is_set():  # after it can be seen: no process comes between
+        kill(warm)
+        raise RuntimeError("stopped with all that ran side by side")
     return warm
 
 
 def give_back(warm: Warm) -> None:
     """A process whose job has ended, for the next one."""
+    _busy.discard(warm)
     _idle.append(warm)
+
+
+def kill(warm: Warm) -> None:
+    """Kill a process with its job and all that this started."""
+    _busy.discard(warm)
+    warm.kill()
+    warm.end()
+
+
+@contextlib.contextmanager
+def killed() -> Iterator[None]:
+    """Kill those at work, for which other threads wait, and let none begin inside."""
+    _stopped.set()
+    for warm in tuple(_busy):
+        warm.kill()
+    try:
+        yield
+    finally:
+        _stopped.clear()
 
 
 def _end_all() -> None:
@@ -119,8 +149,10 @@ def _end_all() -> None:
 
 
 def _forget_all() -> None:
-    while _idle:
-        _idle.pop().forget()
+    for warm in (*_idle, *_busy):
+        warm.forget()
+    _idle.clear()
+    _busy.clear()
 
 
 atexit.register(_end_all)

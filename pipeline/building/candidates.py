@@ -1,29 +1,32 @@
-"""One target: its candidates compiled, validated and raced, each step kept by its content."""
+"""Targets: their candidates compiled, validated and raced, each step kept by its content."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engines.base import engine
+from engines.processes import side_by_side
 from engines.target import Target, host_runs
 from pipeline.building.cache import StageCache, content_key
 from pipeline.building.provenance import host
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
-from stages.benchmark import BenchmarkReport, benchmark
+from stages.benchmark import BenchmarkReport, benchmark_targets, ladder
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
+from stages.tiles import fastest_tile, tiled, tiles_of
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -61,35 +64,95 @@ class Recipe:
     classifiers: frozenset[str]
     baseline: Callable[[], torch.nn.Module] | None
     """The eager model to race against; None where its source is not here."""
+    benchmark_s: float = 10.0
+    """For the race of all candidates at all sizes, about."""
 
 
-def build_target(
-    work: Work, captured: Capture, target: Target, recipe: Recipe, key: str
-) -> TargetResult:
-    """Every candidate with its verdict, and the race of the valid ones.
+@dataclass(frozen=True)
+class _Made:
+    """One candidate: what stands for it in keys, its artifact, the verdict, its tile or 0."""
 
-    `key` stands for all that a result depends on besides the recipe.
+    target: Target
+    parts: Mapping[str, Any]
+    compiled: Compiled
+    report: ValidationReport
+    tile: int = 0
+
+
+def build_targets(
+    work: Work, captured: Capture, targets: Sequence[Target], recipe: Recipe, key: str
+) -> dict[str, TargetResult]:
+    """Every candidate of each target with its verdict, and the race of the valid ones.
+
+    Candidates are compiled and validated side by side; what times code runs alone. Targets of one
+    device race together. `key` stands for all that a result depends on besides the recipe.
     """
-    compiled: dict[str, Compiled] = {}
-    reports: dict[str, ValidationReport] = {}
-    for name in recipe.engines:
-        parts = {
-            "capture": key,
-            "engine": name,
-            "target": str(target),
-            "options": recipe.options.get(name, {}),
-        }
-        done = compiled[name] = _compile(work, captured, target, recipe, parts)
-        if done.error:
-            why = f"{done.error} (repeat with: {done.script})"
-            reports[name] = ValidationReport.failed(name, why)
-        elif host_runs(target):
-            reports[name] = _validate(work, captured, target, recipe, done, parts)
-        else:
-            reports[name] = ValidationReport.not_run(name, str(target))
-    valid = [name for name, report in reports.items() if report.valid]
-    timed = _benchmark(work, captured, target, recipe, compiled, valid, key) if valid else None
-    return TargetResult(str(target), recipe.options, compiled, reports, timed)
+
+    def make(target: Target, name: str) -> _Made:
+        options = recipe.options.get(name, {})
+        # What runs anywhere is the same for every CPU.
+        kind = target.device if engine(name).anywhere else str(target)
+        parts = {"capture": key, "engine": name, "target": kind, "options": options}
+        return _make(work, captured, target, recipe, parts)
+
+    pairs = [(target, name) for target in targets for name in recipe.engines]
+    found: dict[tuple[Target, str], _Made] = {}
+    with side_by_side() as pool:
+        at_work = {p: pool.submit(make, *p) for p in pairs if not engine(p[1]).times_code}
+        found |= {pair: future.result() for pair, future in at_work.items()}
+    found |= {pair: make(*pair) for pair in pairs if pair not in at_work}
+    made = {pair: _with_tile(work, captured, recipe, found[pair]) for pair in pairs}
+    results: dict[str, TargetResult] = {}
+    for device in dict.fromkeys(target.torch_device for target in targets):
+        here = [target for target in targets if target.torch_device == device]
+        racing = [
+            each for (target, _), each in made.items() if target in here and each.report.valid
+        ]
+        timed = _benchmark(work, captured, recipe, racing, key) if racing else {}
+        for target in here:
+            mine = {name: made[target, name] for name in recipe.engines}
+            results[str(target)] = TargetResult(
+                str(target),
+                recipe.options,
+                {name: each.compiled for name, each in mine.items()},
+                {name: each.report for name, each in mine.items()},
+                timed.get(str(target)),
+                {name: each.tile for name, each in mine.items() if each.tile},
+                [name for name in timed if name != str(target)],
+            )
+    return {str(target): results[str(target)] for target in targets}
+
+
+def _make(
+    work: Work, captured: Capture, target: Target, recipe: Recipe, parts: Mapping[str, Any]
+) -> _Made:
+    """Compile a candidate, and validate it where this host runs it."""
+    name: str = parts["engine"]
+    compiled = _compile(work, captured, target, recipe, parts)
+    unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
+    tile = max(tiles_of(captured.signature)) if unbounded else 0
+    if compiled.error:
+        why = f"{compiled.error} (repeat with: {compiled.script})"
+        report = ValidationReport.failed(name, why)
+    elif unbounded and target.device != "cpu":
+        report = ValidationReport.failed(name, "its rows are unbounded, which needs a CPU")
+    elif host_runs(target):
+        report = _validate(work, captured, target, recipe, compiled, parts, tile)
+    else:
+        report = ValidationReport.not_run(name, str(target))
+    return _Made(target, parts, compiled, report, tile)
+
+
+def _with_tile(work: Work, captured: Capture, recipe: Recipe, made: _Made) -> _Made:
+    """With the tile that makes it fastest, where it is valid so."""
+    tiles = tiles_of(captured.signature)
+    if not made.report.valid or made.target.device != "cpu" or not tiles:
+        return made
+    rows = _tile(work, captured, made.target, made.compiled, made.parts)
+    if rows in (0, made.tile):
+        return made
+    valid = _validate(work, captured, made.target, recipe, made.compiled, made.parts, rows).valid
+    return replace(made, tile=rows) if valid else made
 
 
 def _compile(
@@ -122,9 +185,12 @@ def _validate(
     recipe: Recipe,
     compiled: Compiled,
     parts: Mapping[str, Any],
+    tile: int = 0,
 ) -> ValidationReport:
+    what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
+
     def build(folder: Path) -> ValidationReport:
-        with work.step(f"validate {compiled.engine} on {target}"):
+        with work.step(f"validate {what}"):
             report = validate_candidate(
                 compiled.engine,
                 _artifact_of(compiled, captured),
@@ -136,10 +202,11 @@ def _validate(
                 recipe.timeout_s,
                 target.torch_device,
                 captured.precision,
+                tile=tile,
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
-            work.say(f"  {compiled.engine} on {target} is refused: {report.reason}")
+            work.say(f"  {what} is refused: {report.reason}")
         return report
 
     def load(folder: Path) -> ValidationReport:
@@ -149,50 +216,77 @@ def _validate(
         **parts,
         "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
         "classifiers": sorted(recipe.classifiers),
+        "tile": tile,
     }
     key = content_key(judged_by)
     return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
 
 
+def _tile(
+    work: Work, captured: Capture, target: Target, compiled: Compiled, parts: Mapping[str, Any]
+) -> int:
+    """The rows at a time with which a candidate is fastest; 0: all of them."""
+    if target.device != "cpu" or not tiles_of(captured.signature):
+        return 0
+
+    def build(folder: Path) -> int:
+        with work.step(f"tiles for {compiled.engine} on {target}"):
+            executable = open_candidate(
+                compiled.engine, _artifact_of(compiled, captured), torch.device("cpu")
+            )
+            session = Session(captured.signature, executable)
+            rows = fastest_tile(session, Reference.load(captured.reference).inputs) or 0
+        (folder / "tile.json").write_text(json.dumps(rows))
+        return rows
+
+    def load(folder: Path) -> int:
+        rows: int = json.loads((folder / "tile.json").read_text())
+        return rows
+
+    return work.cache.result("tile", content_key({**parts, "host": host()}), build, load)
+
+
 def _benchmark(
-    work: Work,
-    captured: Capture,
-    target: Target,
-    recipe: Recipe,
-    compiled: dict[str, Compiled],
-    valid: list[str],
-    capture_key: str,
-) -> BenchmarkReport:
+    work: Work, captured: Capture, recipe: Recipe, racing: Sequence[_Made], capture_key: str
+) -> dict[str, BenchmarkReport]:
+    """The race of all valid candidates on one device, by target."""
+    device = torch.device(racing[0].target.torch_device)
     parts = {
         "capture": capture_key,
-        "target": str(target),
-        "engines": valid,
+        "racing": [[str(each.target), each.compiled.engine, each.tile] for each in racing],
         "options": recipe.options,
+        "seconds": recipe.benchmark_s,
         "host": host(),
     }
 
-    def build(folder: Path) -> BenchmarkReport:
-        with work.step(f"benchmark on {target}"), tf32_switches(captured.precision):
-            device = torch.device(target.torch_device)
-            sessions = {
-                name: Session(
-                    captured.signature,
-                    open_candidate(name, _artifact_of(compiled[name], captured), device),
-                    device,
-                )
-                for name in valid
-            }
-            report = benchmark(
+    def build(folder: Path) -> dict[str, BenchmarkReport]:
+        with work.step(f"benchmark on {device}"), tf32_switches(captured.precision):
+            opened: dict[str, Session] = {}
+            sessions: dict[str, dict[str, Session]] = {}
+            for each in racing:
+                same = content_key(each.parts)
+                if same not in opened:
+                    file = _artifact_of(each.compiled, captured)
+                    whole = open_candidate(each.compiled.engine, file, device)
+                    opened[same] = tiled(Session(captured.signature, whole, device), each.tile)
+                sessions.setdefault(str(each.target), {})[each.compiled.engine] = opened[same]
+            reports = benchmark_targets(
                 captured.signature,
                 sessions,
                 Reference.load(captured.reference).inputs,
                 recipe.baseline() if recipe.baseline else None,
+                recipe.benchmark_s / len(ladder(captured.signature)),
             )
-        (folder / "report.json").write_text(json.dumps(report.to_dict()))
-        return report
+        for target, report in reports.items():
+            for line in report.lines():
+                work.say(f"  {target}: {line}")
+        data = {target: report.to_dict() for target, report in reports.items()}
+        (folder / "report.json").write_text(json.dumps(data))
+        return reports
 
-    def load(folder: Path) -> BenchmarkReport:
-        return BenchmarkReport.from_dict(json.loads((folder / "report.json").read_text()))
+    def load(folder: Path) -> dict[str, BenchmarkReport]:
+        data = json.loads((folder / "report.json").read_text())
+        return {target: BenchmarkReport.from_dict(each) for target, each in data.items()}
 
     return work.cache.result("benchmark", content_key(parts), build, load)
 

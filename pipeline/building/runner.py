@@ -9,10 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.target import Target
+from engines.target import Target, targets_called
 from pipeline.building.cache import StageCache, content_key, unchanged
-from pipeline.building.candidates import Recipe, Say, Work, build_target
+from pipeline.building.candidates import Recipe, Say, Work, build_targets
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
@@ -91,8 +92,11 @@ def run(
 
 
 def _targets(config: Config) -> list[Target]:
-    """The targets, with `cpu` resolved to a level; each once."""
-    return list(dict.fromkeys(Target.parse(name) for name in config.targets))
+    """The targets, with `cpu` resolved to levels, or to one where all that is built runs on any;
+    each once."""
+    if all(engine(name).anywhere for name in config.engines):
+        return list(dict.fromkeys(map(Target.parse, config.targets)))
+    return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
 
 
 def _keys(config: Config) -> dict[str, str]:
@@ -142,11 +146,9 @@ def _build(
         tolerances,
         classifiers,
         lambda: build_model(source_of(config)),
+        config.compile.benchmark_s,
     )
-    results = {
-        str(target): build_target(work, captured, target, recipe, captured_key)
-        for target in _targets(config)
-    }
+    results = build_targets(work, captured, _targets(config), recipe, captured_key)
 
     def build(folder: Path) -> Bundle:
         with work.step("package"):

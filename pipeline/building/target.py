@@ -19,7 +19,7 @@ from engines.base import ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.building.cache import StageCache, content_key
-from pipeline.building.candidates import Recipe, Say, Work, build_target
+from pipeline.building.candidates import Recipe, Say, Work, build_targets
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
@@ -126,9 +126,8 @@ def build_candidates(
         manifest.capture.precision,
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
-    return build_target(
-        Work(StageCache(work), say), captured, target, recipe_of(manifest, engines), key
-    )
+    recipe = recipe_of(manifest, engines)
+    return build_targets(Work(StageCache(work), say), captured, [target], recipe, key)[str(target)]
 
 
 def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
@@ -144,4 +143,5 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
         recorded_tolerances(manifest),
         frozenset(manifest.classifiers),
         None,
+        recorded.benchmark_s,
     )

@@ -53,7 +53,7 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
     if factory is None:
         return random_inputs(signature, config.reference.seed, dict(config.reference.ranges))
     make = load_callable(factory)
-    rows = {dim: signature.ranges[dim].max for dim in signature.dims}
+    rows = {dim: signature.ranges[dim].proven for dim in signature.dims}
     try:
         given = make(rows=rows, seed=config.reference.seed)
     except Exception as error:

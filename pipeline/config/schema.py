@@ -210,15 +210,19 @@ class OutputConfig(BlockConfig):
 
 
 class RowsConfig(_Part):
-    """The range a row dimension is compiled for, and the sizes to benchmark."""
+    """The range a row dimension is compiled for, and the sizes to benchmark.
+
+    `unbounded`: n may be larger than `max`; such a run goes over at most `max` rows at a time.
+    """
 
     min: NonNegativeInt = 0
     max: Annotated[int, Field(ge=2)]  # torch.export takes a dimension of at most 1 for a constant
     typical: Listed[NonNegativeInt]
+    unbounded: bool = False
 
     def range(self) -> RowRange:
         """Raises SignatureError."""
-        return RowRange(self.min, self.max, self.typical)
+        return RowRange(self.min, self.max, self.typical, self.unbounded)
 
 
 class ReferenceConfig(_Part):
@@ -246,6 +250,7 @@ class CompileConfig(_Part):
     """
 
     timeout_s: Positive = 600.0
+    benchmark_s: Positive = 10.0
     options: dict[_EngineWithOptions, dict[str, Any]] = {}
 
 

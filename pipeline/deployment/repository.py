@@ -33,7 +33,6 @@ from serving.triton import (
     BLOCKS_ALONE,
     Service,
     preferred_sizes,
-    rows_are_independent,
     why_merging_does_not_pay,
     write_native_repository,
     write_repository,
@@ -41,6 +40,7 @@ from serving.triton import (
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.reference import Reference
+from stages.tiles import rows_are_independent
 from stages.validate import ValidationReport, validate_session
 
 _CALL_S = 60.0  # the largest batch of a large model

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ BENCHMARK = "reports/benchmark.json"
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
-_HASHERS = 2
+_HASHERS = 8
 _WORTH_A_THREAD = 4 << 20  # bytes; some 10 ms of hashing
 MLFLOW_NOTE = "registered_model_meta"
 """MLflow writes it into the folder from which it loads a model; it names the version."""
@@ -46,6 +47,11 @@ _BESIDE = frozenset({SUMS, SIGNATURE, PROMOTED, MLFLOW_NOTE})
 
 Identity = tuple[int, ...]
 """Which file it is, and what changes with whatever is written to it."""
+
+# Digests that this process has computed: a file that is still the same is not read again. A write
+# within one tick of the clock might not show, so a file that was written just now is not kept.
+_seen: dict[Identity, str] = {}
+_SETTLED_NS = 2_000_000_000
 
 
 def identity(handle: int) -> Identity:
@@ -74,6 +80,7 @@ class Sealed:
 
     def verify(self) -> None:
         """Check again that the folder is what was opened, every byte of it."""
+        _seen.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(f"{self.path}: sealed anew since it was opened")
 
@@ -212,21 +219,28 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
 
 
 def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
-    """Of each file; of large ones two at a time, for hashing leaves the GIL to others."""
+    """Of each file; of large ones one a core at a time, for hashing leaves the GIL to others."""
     try:
         total = sum((root / name).lstat().st_size for name in names)
     except OSError:  # one has gone since it was listed, which is said when it is read
         total = 0
-    if total < _WORTH_A_THREAD or len(os.sched_getaffinity(0)) == 1:
+    cores = len(os.sched_getaffinity(0))
+    if total < _WORTH_A_THREAD or cores == 1:
         return [_hash(root, name) for name in names]
-    with ThreadPoolExecutor(_HASHERS) as pool:
+    with ThreadPoolExecutor(min(cores, _HASHERS)) as pool:
         return list(pool.map(lambda name: _hash(root, name), names))
 
 
 def _hash(root: Path, name: str) -> tuple[str, Identity]:
-    handle = open_file(root, name)
+    handle, now = open_file(root, name), time.time_ns()
     try:
-        return hash_file(handle, root, name)
+        was = identity(handle)
+        if (known := _seen.get(was)) is not None:
+            return known, was
+        digest, was = hash_file(handle, root, name)
+        if now - max(was[3:]) > _SETTLED_NS:
+            _seen[was] = digest
+        return digest, was
     finally:
         os.close(handle)
 

@@ -113,6 +113,8 @@ class Candidate(Record):
     reason: str | None = None
     files: list[BundlePath] = Field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""
+    tile: Annotated[int, Field(ge=1)] | None = None
+    """How many rows run at a time; None: all."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
@@ -135,6 +137,8 @@ class TargetRecord(Record):
     chosen: str | None = None
     below: list[Below] = Field(default_factory=list)
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
+    raced_with: list[str] = Field(default_factory=list)
+    """Targets whose times may be compared with these: they come from the same race."""
     candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -161,6 +165,12 @@ class TargetRecord(Record):
         if self.chosen is None:
             return []
         return list(dict.fromkeys([self.chosen, *(each.engine for each in self.below)]))
+
+    def engine_at(self, case: str) -> str:
+        """Who runs a case of the benchmark, as `32` or `nodes=5,edges=20`."""
+        n = int(case) if case.isdecimal() else None
+        below = (each.engine for each in self.below if n is not None and n < each.rows)
+        return next(below, str(self.chosen))
 
     def choice(self) -> str:
         """The choice for people: `aoti`, or `aoti (onnxruntime below 100 rows)`."""

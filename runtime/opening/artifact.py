@@ -18,6 +18,7 @@ from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
 from runtime.opening.ranged import RangedExecutable
+from runtime.opening.tiled import in_tiles
 
 if TYPE_CHECKING:  # a process that only validates imports no registry
     import torch
@@ -38,10 +39,13 @@ def open_artifact(
     what was chosen for the target: one artifact, or several that share the row counts."""
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
-    made = {
-        name: _open(opened.bundle, name, _files(opened, target, name), device, threads, instances)
-        for name in (record.engines() if engine_name is None else [engine_name])
-    }
+    made: dict[str, Executable] = {}
+    for name in record.engines() if engine_name is None else [engine_name]:
+        files, tile = _files(opened, target, name), record.candidates[name].tile or 0
+        if not tile and any(rows.unbounded for rows in opened.signature.ranges.values()):
+            raise LoadError(f"{opened.bundle.path}: {name} has no tile, and its rows are unbounded")
+        whole = _open(opened.bundle, name, files, device, threads, instances)
+        made[name] = in_tiles(whole, opened.signature, tile, threads)
     largest = made[str(engine_name or record.chosen)]
     if engine_name is not None or not record.below:
         return largest
@@ -50,7 +54,9 @@ def open_artifact(
 
 def open_program(opened: Opened, device: torch.device) -> Executable:
     """The portable program on torch's own kernels: the reference of test mode."""
-    return _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
+    program = _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
+    unbounded = [rows for rows in opened.signature.ranges.values() if rows.unbounded]
+    return in_tiles(program, opened.signature, unbounded[0].max // 2 if unbounded else 0)
 
 
 def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from engines.base import Executable
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs, choose_target, gpu_target
-from registry.bundle import attach
+from registry.bundle import TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
 from runtime.opening.opening import Builder, Opened
@@ -17,6 +19,10 @@ from runtime.process import settle_tf32
 
 if TYPE_CHECKING:
     import torch
+
+
+# What a higher level must save for it: within that, a lower one is taken.
+_WORTH = 1.03
 
 
 def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str]:
@@ -38,11 +44,12 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     """The target `wanted`, or the best of this host: of those that may be used."""
     name, targets = opened.bundle.manifest.name, opened.bundle.manifest.targets
     if wanted is None:
-        usable = [target for target, record in targets.items() if record.chosen]
+        usable = {target: record for target, record in targets.items() if record.chosen}
         try:
-            return choose_target(usable, str(device))
+            best = choose_target(list(usable), str(device))
         except TargetError as error:
             raise TargetError(f"{error}{withheld(opened)}") from None
+        return _fastest(best, usable)
     target = str(Target.parse(wanted))
     if target not in targets:
         have = ", ".join(targets) or "none"
@@ -51,6 +58,26 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     if (device.type == "cpu") != target.startswith("cpu/"):
         raise LoadError(f"target {target} does not run on device {str(device)!r}")
     return target
+
+
+def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
+    """`best`, a host's highest level, or a lower one that was as fast in the same race: its answers
+    are the same bits on more hosts."""
+
+    def taken(record: TargetRecord) -> dict[str, float]:
+        return {
+            case: record.candidates[record.engine_at(case)].benchmark[case].median_us
+            for case in record.candidates[str(record.chosen)].benchmark
+        }
+
+    highest = taken(usable[best])
+    for target in usable[best].raced_with:
+        times = taken(usable[target]) if target in usable else {}
+        if times and times.keys() == highest.keys():
+            gain = math.fsum(math.log(times[case] / highest[case]) for case in times) / len(times)
+            if gain < math.log(_WORTH):
+                return target
+    return best
 
 
 def withheld(opened: Opened) -> str:

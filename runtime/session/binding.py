@@ -214,7 +214,7 @@ def _check(
                 "load the model on the device where the data is"
             )
     rows = check_memory(signature, inputs, outputs)
-    limits = {dim: signature.ranges[dim].max for dim in signature.dims}
+    limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
     for name, collection in every.items():
         dim = signature.rows_of[name]
         limits[dim] = min(limits[dim], collection.capacity)

@@ -151,7 +151,7 @@ def _common_rows(signature: Signature, collections: Mapping[str, Collection]) ->
 def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:
     """Raise BindError if a row count lies outside the compiled range."""
     for dim, n in rows.items():
-        low, high = signature.ranges[dim].min, signature.ranges[dim].max
+        low, high = signature.ranges[dim].min, signature.ranges[dim].limit
         if not low <= n <= high:
             raise BindError(
                 f"{dim} = {n} is outside the compiled range {low} … {high}: "

@@ -4,7 +4,6 @@ from .config import REQUESTS as REQUESTS
 from .config import TARGET as TARGET
 from .config import Service as Service
 from .merging import preferred_sizes as preferred_sizes
-from .merging import rows_are_independent as rows_are_independent
 from .merging import run_times as run_times
 from .merging import why_merging_does_not_pay as why_merging_does_not_pay
 from .repository import write_native_repository as write_native_repository

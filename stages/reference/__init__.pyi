@@ -1,3 +1,4 @@
+from .answers import TILES as TILES
 from .answers import Arrays as Arrays
 from .answers import Case as Case
 from .answers import Reference as Reference

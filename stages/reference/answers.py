@@ -76,7 +76,7 @@ class Reference:
         for case, outputs in zip(self.cases, self.outputs, strict=True):
             ranges = signature.ranges
             good = case.keys() == set(signature.dims) and all(
-                0 <= n <= ranges[dim].max for dim, n in case.items()
+                0 <= n <= ranges[dim].proven for dim, n in case.items()
             )
             for bound in signature.outputs if good else ():
                 value = outputs.get(bound.name)
@@ -180,8 +180,13 @@ def label(case: Case) -> str:
     return ",".join(f"{dim}={n}" for dim, n in case.items())
 
 
+TILES = (64, 256, 1024, 4096, 16384)
+"""Rows that an artifact may run at a time: each a multiple of those before."""
+
+
 def make_cases(signature: Signature) -> tuple[Case, ...]:
-    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest.
+    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest,
+    and one row more than whole tiles.
 
     With several dimensions the lists run side by side, the shorter ones starting again; then come
     all at their largest, and each at its least where the others are at their largest.
@@ -189,13 +194,15 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
         rows = signature.ranges[dim]
-        sizes = {0, 1, 2, 37, *rows.typical, rows.min, rows.max}
+        sizes = {0, 1, 2, 37, *rows.typical, rows.min, rows.max, rows.proven}
         for name, layout in signature.layouts.items():
             if signature.rows_of[name] == dim:
                 for column in layout.columns:
                     line = layout.alignment // itemsize(column.dtype)
                     sizes |= {line - 1, line, line + 1}
-        per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)
+        if signature.tile_kinds is not None:
+            sizes.add(max((2 * tile + 1 for tile in TILES if 2 * tile < rows.max), default=1))
+        per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.proven)
     longest = max(len(sizes) for sizes in per_dim.values())
     cases = [{dim: sizes[i % len(sizes)] for dim, sizes in per_dim.items()} for i in range(longest)]
     for least in (None, *per_dim):
@@ -225,7 +232,7 @@ def random_inputs(
 
     return {
         name: {
-            c.name: draw(c, signature.ranges[signature.rows_of[name]].max)
+            c.name: draw(c, signature.ranges[signature.rows_of[name]].proven)
             for c in signature.layouts[name].columns
         }
         for name in signature.input_collections
@@ -235,12 +242,13 @@ def random_inputs(
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
-    """Inputs from the user, checked against the layouts; `rows` are needed, by default the max."""
+    """Inputs from the user, checked against the layouts; `rows` are needed, by default as many
+    as validation runs."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
         dim = signature.rows_of[name]
-        n = signature.ranges[dim].max if rows is None else rows[dim]
+        n = signature.ranges[dim].proven if rows is None else rows[dim]
         if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"

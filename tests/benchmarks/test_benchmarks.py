@@ -43,7 +43,7 @@ def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_zoo_takes_the_sizes_that_a_model_is_built_for(made: Subject) -> None:
-    assert zoo.sizes(made.signature) == [{"n": 1}, {"n": 32}]
+    assert zoo.sizes(made.signature) == [{"n": 1}, {"n": 10}, {"n": 100}]
 
 
 def test_the_copying_way_of_a_graph_gives_our_answers() -> None:

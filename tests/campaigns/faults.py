@@ -247,8 +247,8 @@ FAULTS = (
     # The proof
     Fault(
         "n = 0 is not validated",
-        "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.max)",
-        "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.max)",
+        "per_dim[dim] = sorted(n for n in sizes if rows.min <= n <= rows.proven)",
+        "per_dim[dim] = sorted(n for n in sizes if max(1, rows.min) <= n <= rows.proven)",
         ("test_sizes_of_several_dimensions_run_side_by_side",),
     ),
     Fault(

@@ -28,7 +28,7 @@ DATA = {"tools", "host", "config", "worst", "timings", "digests", "before", "aft
 
 
 # What depends on the host and the moment.
-VARIES = {"below", "worst_row", "git", "source"}
+VARIES = {"below", "tile", "worst_row", "git", "source"}
 
 
 def form(value: Any, key: str = "") -> Any:

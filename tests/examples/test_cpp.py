@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import torch
 import pipeline
 from engines.target import Target
 from registry.bundle.bundle import Bundle
+from runtime.session.session import Session
+from soa import Signature
 from tests.models import project
 from tests.models.project import Built
 from tests.models.shared import made_once
@@ -75,11 +78,40 @@ def test_cpp_prints_the_bits_that_python_computes(
     programs: Path, jets: Built, request: pytest.FixtureRequest, storage: str, n: int
 ) -> None:
     bundle = jets.bundle if storage == "buffer" else request.getfixturevalue("loose")
-    done = run(programs / "run_bundle", artifact(bundle), n, "jets", "tags")
-    assert done.returncode == 0, done.stderr
     session = pipeline.load(bundle.path, mode="test", engine_name="aoti")
+    assert session.layout("jets").storage == storage
+    assert printed(programs, artifact(bundle), n) == computed(session, n)
+
+
+def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(
+    programs: Path, jets: Built, tmp_path: Path
+) -> None:
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][project.TARGET]["candidates"]["aoti"]["tile"] = 128
+        arguments = folder / "targets" / project.TARGET / "aoti" / "arguments.txt"
+        kinds = Signature.from_dict(manifest["signature"]).tile_kinds
+        arguments.write_text(arguments.read_text() + f"tile 128 {kinds} 5000\n")
+
+    tiled = project.resealed(jets.bundle, tmp_path / "tiled", edit)
+    session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
+    for n in (1, 255, 256, 999):
+        assert printed(programs, artifact(tiled), n) == computed(session, n)
+    beyond = set(printed(programs, artifact(tiled), 5000))  # more than it was compiled for
+    assert len(beyond) == 15_000 and beyond >= set(computed(session, 896))
+    refused = run(programs / "run_bundle", artifact(tiled), 5001, "jets", "tags")
+    assert (refused.returncode, "5001" in refused.stderr) == (1, True)
+
+
+def printed(programs: Path, folder: Path, n: int) -> list[str]:
+    """What C++ computes, as `column row bits`."""
+    done = run(programs / "run_bundle", folder, n, "jets", "tags")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def computed(session: Session, n: int) -> list[str]:
+    """The same from Python, on the same inputs."""
     inputs, outputs = session.collection("jets", n), session.collection("tags", n)
-    assert inputs.layout.storage == storage
     rows = np.arange(n)
     for j, column in enumerate(inputs.layout.columns):
         for k in range(column.components if column.dtype == "float32" else 0):
@@ -93,7 +125,7 @@ def test_cpp_prints_the_bits_that_python_computes(
         for i, bits in enumerate(outputs.component(column.name, k).numpy().view(np.uint32))
     ]
     assert len(expected) == 3 * n
-    assert done.stdout.splitlines() == expected
+    return expected
 
 
 def test_cpp_refuses_what_does_not_fit(programs: Path, jets: Built, tmp_path: Path) -> None:

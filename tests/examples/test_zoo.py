@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 from torch.export import Dim
 
+from engines.target import Target
 from examples.zoo.edge_gnn import EdgeGNN, Interaction, edge_gnn
 from examples.zoo.multi_head import MultiHead, multi_head
 from examples.zoo.particle_transformer import (
@@ -387,7 +388,7 @@ def test_it_is_built_and_valid(
     for part in (document["model"], document["reference"]):
         if "factory" in part:
             part["factory"] = str((CONFIGS / part["factory"]).resolve())
-    document["engines"] = [engine]
+    document["engines"], document["targets"] = [engine], [str(Target.parse("cpu"))]
     document["model"]["torchscript_route"] = "none"
     # As users compile: elsewhere the tests ask for less of g++ (conftest.py).
     monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O1")

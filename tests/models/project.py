@@ -22,6 +22,7 @@ from runtime.session.session import Session
 from tests.models import mlps
 
 TARGET = str(Target.parse("cpu"))
+TARGETS = f"targets: [{TARGET}]"  # plain cpu may be two levels
 FACTORY = '''
 
 def talkative(hidden: int = 48) -> nn.Module:
@@ -59,7 +60,7 @@ rows:
   n: {max: 1000, typical: [1000]}
 targets: [cpu]
 engines: [aoti, torchscript, exported]
-"""
+""".replace("targets: [cpu]", TARGETS)
 
 
 @dataclass(frozen=True)

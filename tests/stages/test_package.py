@@ -95,7 +95,7 @@ def test_a_bundle_holds_what_was_made_and_says_how_it_went(mlp: Built, tmp_path:
     assert record.candidates["torchscript"].facts == {"opset": 20, "of": ["torchscript"]}
     exported = record.candidates["exported"]
     assert exported.files == ["program.pt2"]
-    assert set(exported.benchmark) == {"1000", "4099"}
+    assert set(exported.benchmark) == {"1", "10", "100", "1000", "4099", "5000"}
     assert exported.worst["probabilities"].max_abs < 1e-5
     assert bundle.manifest.capture.torchscript == "scripted"
     reports = json.loads((bundle.path / "reports" / "validation.json").read_text())

@@ -212,6 +212,32 @@ void many_at_once(soa_model *model, soa_model *second, const Expected &expected,
   });
 }
 
+// Tiles that threads share, on several calls at once: the bits of the same tiles on one thread.
+void in_tiles(soa_model *model, size_t rounds) {
+  const auto tiled = [&](Event &event, int threads) {
+    soa_call *call = prepare(model, event, 257);
+    char message[256] = "";
+    const int code = soa_call_tile(call, "nmm", 32, threads, message, sizeof message);
+    expect(code == SOA_OK, "tile: %d %s", code, message);
+    return call;
+  };
+  Event first;
+  soa_call *alone = tiled(first, 1);
+  expect(run(alone) == SOA_OK, "tiles on one thread");
+  soa_call_delete(alone);
+  on_threads(3, [&](int t) {
+    Event event;
+    soa_call *call = tiled(event, 1 + t);
+    for (size_t round = 0; round < rounds; ++round) {
+      set_rows(call, 257);
+      run_and_compare(call, event, first.out, "shared tiles");
+      set_rows(call, 33);
+      expect(run(call) == SOA_OK, "shared tiles, fewer rows");
+    }
+    soa_call_delete(call);
+  });
+}
+
 void close_while_running(const std::string &library, const Expected &expected) {
   soa_model *model = open(library, 2);
   std::vector<Event> events(5);
@@ -467,6 +493,7 @@ int main(int argc, char **argv) {
   calls_of_their_own(second, expected, rounds / 4);  // eight threads take turns on one instance
   one_call_for_all(model, expected, rounds);
   many_at_once(model, second, expected, rounds / 10 + 1);
+  in_tiles(model, rounds);
   for (size_t round = 0; round < rounds / 50 + 1; ++round) close_while_running(library, expected);
   opened_at_once(library, expected);
   bad_arguments(model, library);

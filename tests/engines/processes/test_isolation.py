@@ -19,7 +19,7 @@ import torch
 
 from engines.errors import out_of_memory
 from engines.processes import warm
-from engines.processes.isolation import Outcome, run_isolated
+from engines.processes.isolation import Outcome, run_isolated, side_by_side
 from tests.models.signals import disposed
 
 STEPS = "tests.engines.steps"
@@ -168,6 +168,35 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
         run(tmp_path / "step", "hang", 600, pids=str(pids))
     watcher.join()
     assert all(ends(int(pid)) for pid in pids.read_text().split())
+
+
+def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
+    """Also what waits for a free thread: it never begins."""
+    files = [tmp_path / f"pids{i}" for i in range(6)]
+
+    def interrupt() -> None:
+        while not any(file.exists() for file in files):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    watcher = threading.Thread(target=interrupt, daemon=True)
+    watcher.start()
+    with (
+        disposed(signal.SIGINT, signal.default_int_handler),
+        pytest.raises(KeyboardInterrupt),
+        side_by_side() as pool,
+    ):
+        steps = [
+            pool.submit(run, tmp_path / file.name[-1], "hang", 600, pids=str(file))
+            for file in files
+        ]
+        for step in steps:
+            step.result()
+    watcher.join()
+    begun = [pid for file in files if file.exists() for pid in file.read_text().split()]
+    assert begun and all(ends(int(pid)) for pid in begun)
+    assert all(step.done() for step in steps)
+    assert run(tmp_path / "after", "add", a=1, b=2).value == 3
 
 
 def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:

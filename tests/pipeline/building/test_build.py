@@ -78,8 +78,8 @@ def test_the_target_is_there_and_the_bundle_as_it_was(added: Added, jets: Built)
     assert record.base == jets.bundle.digest
     assert record.tools["torch"] == torch.__version__
     assert record.record.candidates["aoti"].worst["probabilities"].outside == 0
-    (timed,) = (bundle.benchmark() or {})[LOWER]["timings"].values()
-    assert set(timed) == {"aoti"}  # no baseline is made up
+    for timed in (bundle.benchmark() or {})[LOWER]["timings"].values():
+        assert set(timed) == {"aoti"}  # no baseline is made up
     assert (bundle.validation() or {})[LOWER]["aoti"]["valid"]
     files = bundle.manifest.targets[LOWER].candidates["aoti"].files
     (target,) = [bundle.file(name) for name in files if name.endswith("target.txt")]

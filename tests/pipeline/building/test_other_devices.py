@@ -11,7 +11,7 @@ from engines.target import Target, host_runs
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from runtime.errors import LoadError
-from tests.models.project import TARGET, Built, cli, refusal, write_project
+from tests.models.project import TARGET, TARGETS, Built, cli, refusal, write_project
 
 ROCM = "rocm/gfx90a"
 
@@ -25,7 +25,7 @@ def built(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Built:
     shutil.copytree(jets.project.work, project.work)
     config = project.variant(
         "both.yaml",
-        ("targets: [cpu]", f"targets: [cpu, {ROCM}]"),
+        (TARGETS, f"targets: [{TARGET}, {ROCM}]"),
         ("[aoti, torchscript, exported]", "[exported, torchscript]"),
     )
     answer = project.run(config)
@@ -67,7 +67,7 @@ def test_production_still_does_not_run_it(built: Built) -> None:
 
 def test_a_version_that_was_proven_nowhere_is_refused(built: Built) -> None:
     project = built.project
-    config = project.variant("alone.yaml", ("targets: [cpu]", f"targets: [{ROCM}]"))
+    config = project.variant("alone.yaml", (TARGETS, f"targets: [{ROCM}]"))
     said = refusal("run", config, "--work", project.work, "--registry", project.registry)
     assert said.startswith("no artifact of 'jets' is valid: ")
     assert "no device here runs rocm/gfx90a: it was not validated" in said

@@ -30,6 +30,7 @@ from registry.store.registry import Registry
 from runtime.loader import load
 from runtime.session.session import Session
 from soa.memory import Collection
+from tests.models.project import TARGET
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -59,9 +60,11 @@ Live = Callable[..., Life]
 @pytest.fixture
 def live(tmp_path: Path, quick_commits: None) -> Live:
     def lived(name: str, **changes: Any) -> Life:
-        """`changes` replace keys of the config, but add to `model`."""
+        """One level of the CPU; `changes` replace keys of the config, but add to `model`."""
         document = yaml.safe_load((CONFIGS / name).read_text())
-        document |= changes | {"model": document["model"] | changes.get("model", {})}
+        document |= {"targets": [TARGET], **changes} | {
+            "model": document["model"] | changes.get("model", {})
+        }
         document["model"]["weights"] = str(CONFIGS / document["model"]["weights"])
         for part in (document["model"], document["reference"]):
             part["factory"] = str(CONFIGS / part["factory"])

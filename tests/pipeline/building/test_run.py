@@ -19,7 +19,16 @@ from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
 from tests.models import mlps
-from tests.models.project import CONFIG, TARGET, Built, Project, cli, refusal, write_project
+from tests.models.project import (
+    CONFIG,
+    TARGET,
+    TARGETS,
+    Built,
+    Project,
+    cli,
+    refusal,
+    write_project,
+)
 
 # Ctrl-C has to reach the command, also where the tests themselves run with SIGINT ignored.
 COMMAND = """
@@ -41,9 +50,10 @@ def snapshot(folder: Path) -> dict[str, int]:
 
 def test_first_run(jets: Built) -> None:
     engines = ("aoti", "torchscript", "exported")
-    each = [f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS]
-    last = [f"benchmark on {TARGET}", "package", "register"]
-    assert jets.answer["worked"] == ["capture", *each, *last]
+    each = {f"{do} {name} {at} {TARGET}" for name in engines for do, at in _STEPS}
+    first, *between, benchmark, package, register = jets.answer["worked"]
+    assert first == "capture" and each <= set(between)  # side by side, in any order
+    assert (benchmark, package, register) == ("benchmark on cpu", "package", "register")
     assert jets.answer["version"] == "jets/1"
     found = Registry(jets.project.registry).find("jets")
     assert found.digest == jets.bundle.digest == jets.answer["digest"]
@@ -101,7 +111,7 @@ def test_form_of_the_config_does_not_count(jets: Built) -> None:
         ("name: jets\n", "# who reads this?\nname:   'jets'\n"),
         ("[a, b, c, d, e, f]", "\n      [a, b,\n       c, d, e, f]"),
         ("description: a small tagger\n", ""),
-        ("targets: [cpu]\n", "targets:\n- cpu # this host's\ndescription: a small tagger\n"),
+        (f"{TARGETS}\n", "targets:\n- " + TARGET + " # this host's\ndescription: a small tagger\n"),
     )
     assert jets.project.run(config)["worked"] == []
 
@@ -162,7 +172,7 @@ def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedP
         said = ""
         for line in process.stderr:
             said += line
-            if line.startswith("compile"):
+            if line.startswith("compile") and line.endswith("…\n"):
                 process.send_signal(signal.SIGINT)
         output = process.stdout.read()
         code = process.wait()
@@ -183,19 +193,14 @@ def test_ctrl_c_and_the_next_run_resumes(
     with pytest.raises(NotFoundError):
         registry.find("jets")
     finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
-    assert finished == {"capture"}
+    assert finished - {"compile"} == {"capture"}  # the quickest may have been compiled already
     assert not list(project.work.rglob("bundle"))
 
     (capture,) = project.work.glob("capture/*/program.pt2")
     before = capture.stat().st_mtime_ns
     resumed = project.run()
-    assert resumed["worked"] == [
-        f"compile exported for {TARGET}",
-        f"validate exported on {TARGET}",
-        f"benchmark on {TARGET}",
-        "package",
-        "register",
-    ]
+    assert "capture" not in resumed["worked"]
+    assert {f"validate exported on {TARGET}", "package", "register"} <= set(resumed["worked"])
     assert resumed["version"] == "jets/1"
     assert capture.stat().st_mtime_ns == before
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from registry import Bundle, BundleError, seal, write_atomically
+from registry.bundle import bundle as bundle_module
 from tests.models.bundles import MakeBundle
 
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
@@ -50,6 +51,37 @@ def test_each_file_is_read_once(make_bundle: MakeBundle, monkeypatch: pytest.Mon
     opened.clear()
     Bundle.open(path, verify=False)
     assert sorted(opened) == ["SHA256SUMS", "manifest.json"]
+
+
+def test_a_process_reads_a_file_again_only_where_it_has_changed(
+    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_bundle()
+    monkeypatch.setattr("registry.bundle.bundle._SETTLED_NS", 0)
+    read: list[str] = []
+
+    def counted(handle: int, root: Path, name: str) -> tuple[str, bundle_module.Identity]:
+        read.append(name)
+        return hash_file(handle, root, name)
+
+    hash_file = bundle_module.hash_file
+    monkeypatch.setattr(bundle_module, "hash_file", counted)
+    opened = Bundle.open(root)
+    assert sorted(read) == sorted(set(opened.files) - {"manifest.json"})
+    read.clear()
+    Bundle.open(root)
+    assert read == []
+    file = root / "program.pt2"
+    os.utime(file, ns=(0, 0))
+    Bundle.open(root)
+    assert read == ["program.pt2"]
+    read.clear()
+    opened.verify()
+    assert sorted(read) == sorted(set(opened.files) - {"manifest.json"})
+    file.write_bytes(b"another" + file.read_bytes()[7:])
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
+        Bundle.open(root)
 
 
 def test_sums_are_for_the_standard_tool(make_bundle: MakeBundle) -> None:

@@ -26,7 +26,7 @@ from stages.reference.answers import Reference, random_inputs
 from stages.validate import ValidationReport, validate_session
 from tests.models import mlps
 from tests.models.building import mlp_signature
-from tests.models.project import CONFIG, write_project
+from tests.models.project import CONFIG, TARGETS, write_project
 
 
 def captured(model: nn.Module, precision: Precision, folder: Path) -> tuple[Signature, Capture]:
@@ -107,7 +107,7 @@ def test_a_config_names_it_and_its_tolerance_follows(
     precision: str | None, target: str, dtype: str, tmp_path: Path
 ) -> None:
     said = f"precision: {precision}\n" if precision else ""
-    text = CONFIG.replace("targets: [cpu]", f"targets: [{target}]") + said
+    text = CONFIG.replace(TARGETS, f"targets: [{target}]") + said
     config = load_config(write_project(tmp_path, config=text).config)
     assert config.precision == (precision or "fp32")
     tolerances = tolerances_of(config, config.signature())

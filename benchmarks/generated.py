@@ -1,0 +1,97 @@
+"""What Inductor makes of each network: `python -m benchmarks.generated [CONFIG ...]`.
+
+It counts the calls in the generated C++, library calls by their names and Inductor's own kernels by
+the operations in theirs, for the program in our calling convention as it is captured, as the engine
+`aoti` rewrites it, and for the bare model on contiguous rows. Nothing is compiled or run.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+from torch.export import ExportedProgram
+
+from benchmarks.row_major import exported_rows
+from benchmarks.table import console
+from benchmarks.zoo import asked
+from engines.aoti.engine import settings_for
+from engines.aoti.folding import fold_linear
+from engines.exported import load_program, quiet_torch
+from engines.target import host_targets
+from pipeline.config.assemble import reference_inputs, source_of
+from pipeline.config.schema import load_config
+from pipeline.report.tables import new_table
+from stages.capture import capture
+from stages.model.source import build_model
+
+# Copies, and products that repeat their weights: what an artifact should not have more of.
+_KERNEL = re.compile(r"\b((?:cpp|triton)_\w*?fused_\w+?_\d+)\(")
+_CALL = re.compile(r"\baoti_torch_(?:cpu|cuda)_(\w+)\(")
+_MOVES = ("clone", "cat", "copy", "stack", "expand", "transpose", "permute")
+
+
+def main(configs: list[Path]) -> None:
+    for path in configs:
+        config = load_config(path)
+        signature = config.signature()
+        inputs = reference_inputs(config, signature)
+        with tempfile.TemporaryDirectory() as place:
+            captured = capture(
+                build_model(source_of(config)), signature, inputs, Path(place), "none",
+                precision=config.precision, nonfinite=config.reference.nonfinite,
+            )  # fmt: skip
+            folded = load_program(captured.program)
+            with quiet_torch(), torch.no_grad():
+                fold_linear(folded)
+            model = build_model(source_of(config)).eval()
+            found = {
+                "as captured": calls(load_program(captured.program), Path(place)),
+                "as aoti compiles it": calls(folded, Path(place)),
+            }
+            try:
+                rows = exported_rows(model, signature, inputs)
+            except Exception as error:  # torch names no type for what it cannot export
+                print(f"{config.name} on rows: {str(error).splitlines()[0]}")
+            else:
+                found["on rows"] = calls(rows, Path(place))
+        show(config.name, found)
+
+
+def calls(program: ExportedProgram, folder: Path) -> Counter[str]:
+    """How often each function is called in the C++ that Inductor generates."""
+    package = folder / "generated.pt2"
+    settings: dict[str, Any] = settings_for(host_targets("cpu")[0], {})
+    with quiet_torch(), torch.no_grad():
+        torch._inductor.aoti_compile_and_package(
+            program,
+            package_path=str(package),
+            inductor_configs={**settings, "aot_inductor.package_cpp_only": True},
+        )
+    with zipfile.ZipFile(package) as archive:
+        names = [name for name in archive.namelist() if name.endswith("wrapper.cpp")]
+        source = "".join(archive.read(name).decode() for name in names)
+    found = Counter(_CALL.findall(source))
+    body = source[source.index("run_impl") :]
+    for kernel in set(_KERNEL.findall(body)):
+        moves = [word for word in kernel.split("_") if word in _MOVES]
+        found["kernel" + (f" with {', '.join(sorted(set(moves)))}" if moves else "")] += 1
+    return found
+
+
+def show(name: str, found: dict[str, Counter[str]]) -> None:
+    table = new_table(name, "called", *found)
+    for call in sorted({call for each in found.values() for call in each}):
+        table.add_row(call, *(Text(str(each[call] or "")) for each in found.values()))
+    console().print(table)
+
+
+if __name__ == "__main__":
+    with asked() as given:
+        main(given.configs)

@@ -1,0 +1,217 @@
+"""Networks that are not in the zoo, for `python -m benchmarks.zoo --unseen`: nothing was tuned on
+them. Each takes rows of plain columns; `write_configs` writes a config for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+# name: features, outputs, the largest n
+SHAPES = {
+    "pointwise_first": (6, 3, 1_000_000),
+    "transformer_block": (80, 3, 8192),
+    "small_resnet": (192, 4, 8192),
+    "edge_conv": (48, 3, 8192),
+    "waveform": (64, 64, 10_000),
+    "wide_tabular": (40, 1, 100_000),
+    "coupling_flow": (8, 8, 100_000),
+}
+
+_CONFIG = """\
+name: unseen-{dashed}
+model:
+  factory: {file}:{name}
+collections:
+  given:
+    columns: [{given}]
+  found:
+    columns: [{found}]
+inputs:
+  - {{name: x, collection: given, columns: [{x}]}}
+outputs:
+  - {{name: y, collection: found, columns: [{y}]}}
+rows:
+  n: {{min: 0, max: {most}, typical: [1, 1000]}}
+"""
+
+
+def write_configs(folder: Path) -> list[Path]:
+    """A config for each network, in `folder`."""
+    made = []
+    for name, (features, outputs, most) in SHAPES.items():
+        x, y = [f"x{i}" for i in range(features)], [f"y{i}" for i in range(outputs)]
+        path = folder / f"{name}.yaml"
+        path.write_text(
+            _CONFIG.format(
+                name=name,
+                dashed=name.replace("_", "-"),
+                file=Path(__file__).resolve(),
+                given=", ".join(f"{{name: {c}, dtype: float32}}" for c in x),
+                found=", ".join(f"{{name: {c}, dtype: float32}}" for c in y),
+                x=", ".join(x),
+                y=", ".join(y),
+                most=most,
+            )
+        )
+        made.append(path)
+    return made
+
+
+class _PointwiseFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 48), nn.Linear(48, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.last(torch.relu(self.first(torch.log1p(x.abs())))), dim=-1)
+
+
+class _TransformerBlock(nn.Module):
+    """16 particles of 5 features, one block of width 32 with 4 heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(5, 32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.first, self.second = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.wide, self.narrow = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.classify = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x.view(-1, 16, 5))
+        q, k, v = self.qkv(self.first(h)).view(-1, 16, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        seen = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, dim=-1) @ v
+        h = h + self.out(seen.transpose(1, 2).reshape(-1, 16, 32))
+        h = h + self.narrow(torch.nn.functional.gelu(self.wide(self.second(h))))
+        found: Tensor = self.classify(h.mean(1))
+        return found
+
+
+class _SmallResNet(nn.Module):
+    """8 by 8 pixels of 3 colours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(16, 16, 3, padding=1),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 16, 3, padding=1),
+                nn.BatchNorm2d(16),
+            )
+            for _ in range(2)
+        )
+        self.classify = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x.view(-1, 3, 8, 8))
+        for block in self.blocks:
+            h = torch.relu(h + block(h))
+        found: Tensor = self.classify(h.mean((2, 3)))
+        return found
+
+
+class _EdgeConv(nn.Module):
+    """16 points of 3 features, each with its 4 nearest others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.edge = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+        self.classify = nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        points = x.view(-1, 16, 3)
+        near = torch.cdist(points[..., :2], points[..., :2]).topk(5, largest=False).indices[..., 1:]
+        index = near.reshape(-1, 64, 1).expand(-1, -1, 3)
+        others = points.gather(1, index).view(-1, 16, 4, 3)
+        own = points.unsqueeze(2).expand(-1, -1, 4, -1)
+        found: Tensor = self.classify(self.edge(torch.cat([own, others - own], -1)).amax(2).mean(1))
+        return found
+
+
+class _Waveform(nn.Module):
+    """64 samples through a convolutional autoencoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(1, 8, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.Conv1d(8, 16, 5, stride=2, padding=2),
+            nn.ReLU(),
+            nn.ConvTranspose1d(16, 8, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.ConvTranspose1d(8, 1, 4, stride=2, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x.unsqueeze(1))
+        return found.squeeze(1)
+
+
+class _WideTabular(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(40, 256), nn.LayerNorm(256), nn.SiLU(),
+            nn.Linear(256, 256), nn.LayerNorm(256), nn.SiLU(),
+            nn.Linear(256, 1), nn.Sigmoid(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layers(x)
+        return found
+
+
+class _CouplingFlow(nn.Module):
+    """Six affine coupling layers on 8 features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 8)) for _ in range(6)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            fixed, moved = x.chunk(2, dim=-1)
+            scale, shift = layer(fixed).chunk(2, dim=-1)
+            x = torch.cat([moved * torch.exp(torch.tanh(scale)) + shift, fixed], dim=-1)
+        return x
+
+
+def _made(kind: type[nn.Module]) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def pointwise_first() -> nn.Module:
+    return _made(_PointwiseFirst)
+
+
+def transformer_block() -> nn.Module:
+    return _made(_TransformerBlock)
+
+
+def small_resnet() -> nn.Module:
+    return _made(_SmallResNet)
+
+
+def edge_conv() -> nn.Module:
+    return _made(_EdgeConv)
+
+
+def waveform() -> nn.Module:
+    return _made(_Waveform)
+
+
+def wide_tabular() -> nn.Module:
+    return _made(_WideTabular)
+
+
+def coupling_flow() -> nn.Module:
+    return _made(_CouplingFlow)

@@ -1,0 +1,106 @@
+"""An artifact that runs on so many rows at a time, through the same bound memory.
+
+A tile's arguments are the run's own, moved to its first row: of a matrix (F, S) the pitch S stays,
+so that its last row ends behind the memory; no run looks there, since it is told its own n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from engines.base import Executable, Prepared, close
+from engines.native import NativeExecutable
+from soa.dtypes import itemsize
+from soa.memory import Span
+from soa.signature import Signature
+
+if TYPE_CHECKING:
+    import torch
+
+
+def in_tiles(
+    executable: Executable, signature: Signature, rows: int, threads: int = 1
+) -> Executable:
+    """`executable` on `rows` rows at a time wherever there are twice as many; 0: on all at once.
+
+    The rows must not see each other. With the native runner `threads` threads share the tiles, and
+    the answers are the same bits; other engines use threads inside each run.
+    """
+    kinds = signature.tile_kinds
+    if not rows or kinds is None:
+        return executable
+    if isinstance(executable, NativeExecutable):
+        return executable.in_tiles(kinds, rows, threads)
+    has_calls = hasattr(executable, "prepare")
+    return (_TiledCalls if has_calls else _Tiled)(executable, kinds, rows)
+
+
+class _Tiled:
+    def __init__(self, executable: Executable, kinds: str, rows: int) -> None:
+        self._executable = executable
+        self._kinds = kinds
+        self._rows = rows
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        for begin, n in self.cuts(arguments):
+            self._executable(
+                [
+                    argument
+                    if kind == "-"
+                    else argument.narrow(1, begin, argument.shape[1] - begin)
+                    if kind == "m"
+                    else argument.narrow(0, 0 if kind == "n" else begin, n)
+                    for kind, argument in zip(self._kinds, arguments, strict=True)
+                ]
+            )
+
+    def cuts(self, arguments: Sequence[torch.Tensor | Span]) -> list[tuple[int, int]]:
+        """The first row of each tile, and how many it has."""
+        n = arguments[0].shape[0]  # the row carrier comes first
+        if n < 2 * self._rows:
+            return [(0, n)]
+        return [(begin, min(self._rows, n - begin)) for begin in range(0, n, self._rows)]
+
+    def close(self) -> None:
+        close(self._executable)
+
+
+class _TiledCalls(_Tiled):
+    def prepare(self, arguments: Sequence[Span]) -> Prepared:
+        return _TiledCall(self, arguments)
+
+    def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
+        return [
+            self._executable.prepare(  # type: ignore[attr-defined]
+                [
+                    span if kind == "-" else _moved(span, kind, begin, n)
+                    for kind, span in zip(self._kinds, arguments, strict=True)
+                ]
+            )
+            for begin, n in self.cuts(arguments)
+        ]
+
+
+class _TiledCall:
+    """Calls of the engine, one for each tile; the engine's own refuse a second thread."""
+
+    def __init__(self, executable: _TiledCalls, arguments: Sequence[Span]) -> None:
+        self._executable = executable
+        self._arguments = list(arguments)
+        self._calls = executable.calls(arguments)
+
+    def run(self, stream: int = 0, /) -> None:
+        for call in self._calls:
+            call.run(stream)
+
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        for call in self._calls:
+            call.replace({})  # refused while a thread is running it
+        arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]
+        self._arguments, self._calls = arguments, self._executable.calls(arguments)
+
+
+def _moved(span: Span, kind: str, begin: int, n: int) -> Span:
+    address = span.address if kind == "n" else span.address + begin * itemsize(span.dtype)
+    return span._replace(address=address, shape=span.shape if kind == "m" else (n, *span.shape[1:]))

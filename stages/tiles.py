@@ -1,0 +1,117 @@
+"""Tiles: so many rows at a time through the same bound memory, where rows do not see each other.
+
+What a run computes in between then stays in the processor's cache however many rows there are, and
+several threads may share the tiles. A signature does not say whether a row's answer is its own, so
+the model is asked: some of the reference's rows, alone and in another order, must give the answers
+they gave among the others. That is a trial on the reference's rows, not a proof for all rows; every
+case of the reference is then validated through the tiles as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from runtime.checked import Tolerance, compare
+from runtime.opening import in_tiles
+from runtime.session import Session
+from soa.memory import Collection, read_block
+from soa.signature import Signature
+from stages.benchmark import bound_call, race
+from stages.reference import TILES, Arrays
+
+Columns = Mapping[str, Mapping[str, torch.Tensor]]
+
+_ROWS = 256
+_WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
+_AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
+_SECONDS = 0.3
+_MANY = 8 * TILES[-1]
+
+
+def fastest_tile(session: Session, inputs: Arrays) -> int | None:
+    """The tile with which a session is fastest on many rows; None: all rows at once."""
+    sizes = tiles_of(session.signature)
+    if not sizes or session.device.type != "cpu":
+        return None
+    (dim,) = session.signature.dims
+    rows = session.signature.ranges[dim]
+    runs = {
+        tile: bound_call(tiled(session, tile), inputs, {dim: min(rows.max, _MANY)})
+        for tile in (*sizes, *(() if rows.unbounded else (0,)))
+    }
+    times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
+    best = min(times[tile] for tile in sizes)
+    if best > _WORTH * times.get(0, math.inf):
+        return None
+    return min(tile for tile in sizes if times[tile] <= _AS_GOOD * best)
+
+
+def tiles_of(signature: Signature) -> tuple[int, ...]:
+    """The tiles to try: those that cut the largest compiled number of rows."""
+    if signature.tile_kinds is None:
+        return ()
+    (dim,) = signature.dims
+    rows = signature.ranges[dim]
+    fit = tuple(tile for tile in TILES if 2 * tile <= rows.max)
+    return fit or ((rows.max // 2,) if rows.unbounded else ())
+
+
+def tiled(session: Session, rows: int) -> Session:
+    """The same opened artifact, run on `rows` rows at a time; 0: on all at once."""
+    executable = in_tiles(session.executable, session.signature, rows)
+    return Session(session.signature, executable, str(session.device))
+
+
+def rows_are_independent(
+    session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
+) -> bool:
+    """Whether every row's answer is its own, within the tolerances, on the reference's rows.
+
+    `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
+    """
+    signature = session.signature
+    if signature.tile_kinds is None:
+        return False
+    (dim,) = signature.dims
+    low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
+    some = max(low, high // 3, 1)
+    if some >= high:  # no room for a part: nothing can be tried
+        return False
+    shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1)).tolist()
+    whole = _answers(session, inputs, range(high))
+    trials = [shuffled[:some], shuffled, list(range(high - some, high)), shuffled[-some:]]
+    return all(_agree(_answers(session, inputs, rows), whole, rows, tolerances) for rows in trials)
+
+
+def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str, torch.Tensor]:
+    """The outputs by block for these rows of the inputs, in this order."""
+    signature = session.signature
+    index = torch.tensor(rows)
+    given = {name: Collection(signature.layouts[name], len(rows)) for name in inputs}
+    for name, collection in given.items():
+        for column in collection.layout.columns:
+            values = inputs[name][column.name]
+            collection.fill(column.name, values if column.kind == "scalar" else values[index])
+    written = {
+        name: given.get(name) or Collection(signature.layouts[name], len(rows))
+        for name in signature.output_collections
+    }
+    session.run(given, written)
+    return {b.name: read_block(b, written[b.block.collection]) for b in signature.outputs}
+
+
+def _agree(
+    part: Mapping[str, torch.Tensor],
+    whole: Mapping[str, torch.Tensor],
+    rows: Sequence[int],
+    tolerances: Mapping[str, Tolerance],
+) -> bool:
+    index = torch.tensor(rows)
+    return all(
+        compare(found, whole[name][index], tolerances[name], classifier=False).outside
+        <= tolerances[name].max_outside
+        for name, found in part.items()
+    )

@@ -1,0 +1,88 @@
+"""A linear layer on rows of rows is one matrix product, also where its rows lie in columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.decomposition import select_decomp_table
+from torch.export import ExportedProgram
+
+from engines.aoti.folding import fold_linear
+from engines.exported import load_program, quiet_torch
+from soa import Block, Layout, RowRange, Signature, column
+from stages.capture import capture, convention_arguments
+from stages.reference.answers import random_inputs
+
+aten = torch.ops.aten
+_NAMES = tuple(f"x{i}" for i in range(80))
+
+
+class Particles(nn.Module):
+    """16 particles of 5 features."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.mix = nn.Linear(5, 8, bias=bias), nn.Linear(8, 3, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.mix(torch.relu(self.embed(x.view(-1, 16, 5)))).mean(1)
+        return found
+
+
+@pytest.fixture(params=[True, False], ids=["bias", "no bias"])
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[ExportedProgram, Signature]:
+    signature = Signature.build(
+        {
+            "jets": Layout(tuple(column(name, "float32") for name in _NAMES)),
+            "tags": Layout(tuple(column(name, "float32") for name in "abc")),
+        },
+        [Block("x", "jets", _NAMES)],
+        [Block("y", "tags", tuple("abc"))],
+        {"n": RowRange(0, 64)},
+    )
+    captured = capture(
+        Particles(request.param), signature, random_inputs(signature, 1, {}), tmp_path, "none"
+    )
+    return load_program(captured.program), signature
+
+
+def batched_with_weights(program: ExportedProgram) -> int:
+    """Products in batches, in the program as Inductor takes it, one side of which is a weight."""
+    with quiet_torch(), torch.no_grad():
+        lowered = program.run_decompositions(select_decomp_table())
+    return sum(
+        node.target is aten.bmm.default and any(_is_weight(given) for given in node.all_input_nodes)
+        for node in lowered.graph.nodes
+    )
+
+
+def _is_weight(node: torch.fx.Node) -> bool:
+    """A parameter behind views of it."""
+    while node.op != "placeholder":
+        if not node.args or not isinstance(node.args[0], torch.fx.Node):
+            return False
+        node = node.args[0]
+    return node.name.startswith("p_")
+
+
+def test_no_product_repeats_a_weight_for_every_row(
+    program: tuple[ExportedProgram, Signature],
+) -> None:
+    exported, _ = program
+    assert batched_with_weights(exported) > 0  # what torch makes of it by itself
+    fold_linear(exported)
+    assert batched_with_weights(exported) == 0
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 37])
+def test_the_answers_stay(program: tuple[ExportedProgram, Signature], n: int) -> None:
+    exported, signature = program
+    arguments = convention_arguments(signature, random_inputs(signature, 2, {}), {"n": n})
+    before = exported.module()(*[a.clone() for a in arguments])
+    fold_linear(exported)
+    after = exported.module()(*[a.clone() for a in arguments])
+    torch.testing.assert_close(after, before)

@@ -1,0 +1,90 @@
+"""A config whose rows are unbounded: any n, on so many rows at a time, proven as the rest is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline.config.schema import load_config
+from registry import Bundle
+from soa.errors import SoaPipelineError
+from tests.models.project import TARGET, Project, refusal, require_right, write_project
+
+ROWS = "n: {max: 1000, typical: [1000]}"
+UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
+# Subtracts what the rows have in common.
+COUPLED = """
+
+class _Coupled(PointwiseFirst):
+    def forward(self, x):
+        found = super().forward(x)
+        return found - 0.5 * found.mean(0, keepdim=True)
+
+
+def coupled(hidden=48):
+    return _Coupled(0, hidden)
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return write_project(tmp_path_factory.mktemp("unbounded"))
+
+
+@pytest.fixture(scope="module")
+def bundle(project: Project) -> Bundle:
+    quick = ("[aoti, torchscript, exported]", "[onnxruntime, torchscript, exported]")
+    return Bundle.open(project.run(project.variant("any.yaml", UNBOUNDED, quick))["bundle"])
+
+
+def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundle: Bundle) -> None:
+    candidates = bundle.manifest.targets[TARGET].candidates
+    assert {name: c.status for name, c in candidates.items()} == dict.fromkeys(candidates, "valid")
+    assert {c.tile for c in candidates.values()} == {64}
+    sizes = [int(n) for n in candidates["exported"].benchmark]
+    assert max(sizes) == 200
+
+
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 200, 201, 5000])
+@pytest.mark.parametrize("engine", ["onnxruntime", "torchscript", "exported"])
+def test_any_n_runs(bundle: Bundle, engine: str, n: int) -> None:
+    """Test mode compares each answer with the program's, which runs in tiles too."""
+    require_right(pipeline.load(bundle.path, mode="test", engine_name=engine), n=n)
+
+
+def test_memory_is_the_limit(bundle: Bundle) -> None:
+    session = pipeline.load(bundle.path, mode="test")
+    jets, tags = session.collection("jets", 3, 700), session.collection("tags", 3, 700)
+    binding = session.bind(jets, tags)
+    binding(700)
+    with pytest.raises(SoaPipelineError, match="701"):
+        binding(701)
+
+
+def test_rows_that_see_each_other_have_no_such_artifact(project: Project, tmp_path: Path) -> None:
+    model = project.folder / "model.py"
+    (project.folder / "coupled.py").write_text(model.read_text() + COUPLED)
+    factory = next(line for line in project.config.read_text().splitlines() if "factory:" in line)
+    config = project.variant(
+        "coupled.yaml",
+        UNBOUNDED,
+        (factory, factory.replace("model.py:talkative", "coupled.py:coupled")),
+        ("[aoti, torchscript, exported]", "[exported]"),
+    )
+    said = refusal("run", config, "--work", tmp_path, "--registry", project.registry)
+    assert "see each other" in said
+
+
+def test_a_least_n_above_one_cannot_be_unbounded(project: Project) -> None:
+    config = project.variant(
+        "least.yaml", (ROWS, "n: {min: 2, max: 200, typical: [200], unbounded: true}")
+    )
+    with pytest.raises(SoaPipelineError, match="unbounded"):
+        load_config(config)
+
+
+def test_the_signature_of_a_bounded_version_is_what_it_was(project: Project) -> None:
+    bounded = load_config(project.config).signature().to_dict()
+    assert bounded["rows"] == {"n": {"min": 0, "max": 1000, "typical": [1000]}}
