@@ -13,6 +13,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.processes.warm import begin, give_back, kill, killed
+from engines.processes.warm import begin, give_back, kill, stopped
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -85,13 +86,17 @@ def run_isolated(
 def side_by_side() -> Iterator[ThreadPoolExecutor]:
     """Threads for several `run_isolated` at once: one a core, at most four.
 
-    An exception here, as Ctrl-C, kills what is at work.
+    An exception here, as Ctrl-C, kills what they are at.
     """
-    pool = ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), 4))
+    threads: set[int] = set()
+    pool = ThreadPoolExecutor(
+        min(len(os.sched_getaffinity(0)), 4),
+        initializer=lambda: threads.add(threading.get_ident()),
+    )
     try:
         yield pool
     except BaseException:
-        with killed():
+        with stopped(threads):
             pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,12 +90,12 @@ class Warm:
 
 
 _idle: list[Warm] = []
-_busy: set[Warm] = set()
-_stopped = threading.Event()
+_busy: dict[Warm, int] = {}  # with the thread that waits for it
+_stopped: set[int] = set()  # threads that may begin no job
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
-    """A process at work on a job. RuntimeError while all are stopped."""
+    """A process at work on a job. RuntimeError in a thread that is stopped."""
     environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
     environment["PYTHONPATH"] = _PATH
     for warm in list(_idle):
@@ -111,8 +111,8 @@ def begin(job: Mapping[str, Any]) -> Warm:
     else:
         warm = Warm(environment)
         warm.begin(job)
-    _busy.add(warm)
-    if _stopped.is_set():  # after it can be seen: no process comes between
+    _busy[warm] = threading.get_ident()
+    if threading.get_ident() in _stopped:  # asked last: no process comes between
         kill(warm)
         raise RuntimeError("stopped with all that ran side by side")
     return warm
@@ -120,27 +120,28 @@ def begin(job: Mapping[str, Any]) -> Warm:
 
 def give_back(warm: Warm) -> None:
     """A process whose job has ended, for the next one."""
-    _busy.discard(warm)
+    _busy.pop(warm, None)
     _idle.append(warm)
 
 
 def kill(warm: Warm) -> None:
     """Kill a process with its job and all that this started."""
-    _busy.discard(warm)
+    _busy.pop(warm, None)
     warm.kill()
     warm.end()
 
 
 @contextlib.contextmanager
-def killed() -> Iterator[None]:
-    """Kill those at work, for which other threads wait, and let none begin inside."""
-    _stopped.set()
-    for warm in tuple(_busy):
-        warm.kill()
+def stopped(threads: Collection[int]) -> Iterator[None]:
+    """Kill the jobs for which these threads wait; inside, they begin no other."""
+    _stopped.update(threads)
+    for warm, thread in list(_busy.items()):
+        if thread in threads:
+            warm.kill()
     try:
         yield
     finally:
-        _stopped.clear()
+        _stopped.difference_update(threads)
 
 
 def _end_all() -> None:

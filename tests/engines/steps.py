@@ -50,6 +50,12 @@ def read_address_zero() -> bytes:
     return ctypes.string_at(0)
 
 
+def wait_for(file: str) -> str:
+    while not Path(file).exists():
+        time.sleep(0.05)
+    return "it came"
+
+
 def hang(pids: str) -> None:
     """Start a process of its own, note both, and never come back."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])

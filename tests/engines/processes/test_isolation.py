@@ -199,6 +199,18 @@ def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
     assert run(tmp_path / "after", "add", a=1, b=2).value == 3
 
 
+def test_what_does_not_run_side_by_side_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with side_by_side() as pool:
+        step = pool.submit(run, tmp_path / "one", "wait_for", file=str(file))
+        with pytest.raises(OSError, match="full"), side_by_side() as other:
+            broken = other.submit(run, tmp_path / "two", "wait_for", file=str(tmp_path / "never"))
+            raise OSError("the disk is full")
+        file.touch()
+        assert step.result().value == "it came"
+    assert broken.cancelled() or broken.exception() is not None or not broken.result().ok
+
+
 def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     payload = {"pids": str(pids)}
