@@ -64,7 +64,8 @@ class NativeExecutable:
     def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
         """The same opened library, whose calls run on `rows` rows at a time, on `threads` threads.
 
-        `kinds` has a letter for each argument, see soa_runner.h. With 0 rows: on all at once.
+        That is where a call has twice as many; see soa_call_tile in soa_runner.h, also for `kinds`.
+        With 0 rows: on all at once.
         """
         made = copy.copy(self)
         made._tiles = (kinds, rows, threads)

@@ -164,7 +164,12 @@ inline void read_description(const std::filesystem::path &file, State &state) {
     } else if (word == "tile") {
       std::int64_t limit = 0;
       fields >> state.tile >> state.kinds >> limit;
-      for (auto &[name, rows] : state.rows) rows.max = limit;
+      for (auto &[name, rows] : state.rows) {
+        if (limit > rows.max && 2 * state.tile > rows.max) {
+          throw Error(file.string() + ": more rows at a time than it was compiled for: " + line);
+        }
+        rows.max = limit;
+      }
     }
     if (fields.fail()) throw Error(file.string() + ": cannot read: " + line);
   }

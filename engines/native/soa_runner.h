@@ -82,10 +82,11 @@ int soa_call_set(soa_call *call, size_t index, const soa_tensor *argument, char 
 int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arguments, size_t count,
                     char *message, size_t message_size);
 
-/* From now on run this call on `rows` rows at a time; 0: on all at once, as at first. The artifact's
- * rows must not see each other, and it is on a CPU. kinds has a letter for each argument: n for a row
- * carrier, c for a column, m for a matrix, and - for what is the same for all rows. With more than
- * one thread (the caller's among them) they share the tiles; the answers are the same bits. */
+/* From now on run this call on `rows` rows at a time wherever it has twice as many; 0: on all at once,
+ * as at first. The artifact's rows must not see each other, and it is on a CPU. kinds has a letter for
+ * each argument: n for a row carrier, c for a column, m for a matrix, and - for what is the same for
+ * all rows. With more than one thread (the caller's among them) they share the tiles; the answers are
+ * the same bits. */
 int soa_call_tile(soa_call *call, const char *kinds, int64_t rows, int32_t threads, char *message,
                   size_t message_size);
 

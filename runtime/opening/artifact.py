@@ -42,8 +42,12 @@ def open_artifact(
     made: dict[str, Executable] = {}
     for name in record.engines() if engine_name is None else [engine_name]:
         files, tile = _files(opened, target, name), record.candidates[name].tile or 0
-        if not tile and any(rows.unbounded for rows in opened.signature.ranges.values()):
-            raise LoadError(f"{opened.bundle.path}: {name} has no tile, and its rows are unbounded")
+        for dim, rows in opened.signature.ranges.items():
+            if rows.unbounded and not 0 < 2 * tile <= rows.max:
+                raise LoadError(
+                    f"{opened.bundle.path}: rows of {dim!r} are unbounded, and {name} has tile "
+                    f"{tile}; 1 to {rows.max // 2} are possible: build the version again"
+                )
         whole = _open(opened.bundle, name, files, device, threads, instances)
         made[name] = in_tiles(whole, opened.signature, tile, threads)
     largest = made[str(engine_name or record.chosen)]

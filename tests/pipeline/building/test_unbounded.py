@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ import pipeline
 from pipeline.config.schema import load_config
 from registry import Bundle
 from soa.errors import SoaPipelineError
-from tests.models.project import TARGET, Project, refusal, require_right, write_project
+from tests.models.project import TARGET, Project, refusal, require_right, resealed, write_project
 
 ROWS = "n: {max: 1000, typical: [1000]}"
 UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
@@ -52,6 +53,20 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
 def test_any_n_runs(bundle: Bundle, engine: str, n: int) -> None:
     """Test mode compares each answer with the program's, which runs in tiles too."""
     require_right(pipeline.load(bundle.path, mode="test", engine_name=engine), n=n)
+
+
+def test_a_tile_that_is_larger_than_half_of_what_was_compiled_is_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    for tile in (None, 101, 5000):
+
+        def edit(_: Path, manifest: dict[str, Any], tile: int | None = tile) -> None:
+            for candidate in manifest["targets"][TARGET]["candidates"].values():
+                candidate["tile"] = tile
+
+        other = resealed(bundle, tmp_path / str(tile), edit)
+        with pytest.raises(SoaPipelineError, match=rf"tile {tile or 0}; 1 to 100 are possible"):
+            pipeline.load(other.path, mode="test")
 
 
 def test_memory_is_the_limit(bundle: Bundle) -> None:
