@@ -22,7 +22,8 @@ SHAPES = {
 _CONFIG = """\
 name: unseen-{dashed}
 model:
-  factory: {file}:{name}
+  factory: {file}:network
+  kwargs: {{name: {name}}}
 collections:
   given:
     columns: [{given}]
@@ -184,34 +185,18 @@ class _CouplingFlow(nn.Module):
         return x
 
 
-def _made(kind: type[nn.Module]) -> nn.Module:
+_NETWORKS: dict[str, type[nn.Module]] = {
+    "pointwise_first": _PointwiseFirst,
+    "transformer_block": _TransformerBlock,
+    "small_resnet": _SmallResNet,
+    "edge_conv": _EdgeConv,
+    "waveform": _Waveform,
+    "wide_tabular": _WideTabular,
+    "coupling_flow": _CouplingFlow,
+}
+
+
+def network(name: str) -> nn.Module:
+    """One of them, always with the same weights."""
     torch.manual_seed(0)
-    return kind().eval()
-
-
-def pointwise_first() -> nn.Module:
-    return _made(_PointwiseFirst)
-
-
-def transformer_block() -> nn.Module:
-    return _made(_TransformerBlock)
-
-
-def small_resnet() -> nn.Module:
-    return _made(_SmallResNet)
-
-
-def edge_conv() -> nn.Module:
-    return _made(_EdgeConv)
-
-
-def waveform() -> nn.Module:
-    return _made(_Waveform)
-
-
-def wide_tabular() -> nn.Module:
-    return _made(_WideTabular)
-
-
-def coupling_flow() -> nn.Module:
-    return _made(_CouplingFlow)
+    return _NETWORKS[name]().eval()
