@@ -78,10 +78,10 @@ class BenchmarkReport:
             best = min(rivals, key=lambda rival: rivals[rival])
             if rivals[best] < took / _LOST:
                 lost.append(
-                    f"at {case} {name}, which is chosen, takes {took:.3g} us, {best} "
-                    f"{rivals[best]:.3g} us"
+                    f"{best} was faster at {case}: {rivals[best]:.3g} us, the chosen {name} "
+                    f"{took:.3g} us"
                 )
-        faster = [f"{self.fastest} is chosen; as fast as eager, times: {', '.join(ratios)}"]
+        faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
         return [*(faster if ratios else []), *lost]
 
     def to_dict(self) -> dict[str, Any]:
