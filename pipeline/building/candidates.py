@@ -34,11 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass
 class Work:
-    """Work in progress. `worked` names the steps that did any; empty if all was there."""
+    """Work in progress. `worked` has the steps that did any, each with its seconds."""
 
     cache: StageCache
     say: Say
-    worked: list[str] = field(default_factory=list)
+    worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
     """Whether a candidate failed for lack of time or memory: the next run tries it again."""
 
@@ -48,8 +48,8 @@ class Work:
         self.say(f"{name} …")
         begun = time.monotonic()
         yield
-        self.worked.append(name)
-        self.say(f"{name}: {time.monotonic() - begun:.1f} s")
+        self.worked[name] = round(time.monotonic() - begun, 1)
+        self.say(f"{name}: {self.worked[name]} s")
 
 
 @dataclass(frozen=True)
