@@ -52,7 +52,7 @@ CAPTION = (
 )
 SIZES = (1, 10, 100, 1000, 10_000, 100_000, 1_000_000)
 _CHOSEN = "ours, chosen"
-_SECONDS = 1.0
+_SECONDS = 3.0
 _TOO_LONG_S = 3.0
 
 
