@@ -4,14 +4,16 @@ Each case runs the artifact as production does: bound to collections, outputs wr
 Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
 an element never written, a byte written outside the rows in use, an input that changes, or an
 answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
-touch: an artifact that reads past an end is killed, in the child process that validates it.
+touch: an artifact that reads past an end is killed, in the child process that validates it. Then the
+rows are those of larger collections, from odd ones on: where that gives no right answers, it is
+refused if a layout asks for no more than an element's alignment, else windows like that are.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,9 @@ _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 
 
+NOT_TRIED = "not tried"
+
+
 @dataclass(frozen=True)
 class CaseReport:
     """One size: every output against the reference, and what else went wrong."""
@@ -63,6 +68,8 @@ class CaseReport:
     rows: Case
     outputs: dict[str, Deviation]
     faults: tuple[str, ...]
+    window: str = NOT_TRIED
+    """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,13 @@ class ValidationReport:
     worst: dict[str, Deviation] = field(default_factory=dict)
     seconds: float = 0.0
     unverified: bool = False
+    window: str = NOT_TRIED
+    """Why windows that begin at any row are not to be bound; empty where they may."""
+
+    @property
+    def windows(self) -> bool:
+        """Whether windows that begin at any row may be bound."""
+        return self.valid and not self.window
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -270,7 +284,10 @@ def _judged(
     worst = {output: combine(parts) for output, parts in found.items() if parts}
     reason = _verdict(cases, tolerances)
     seconds = time.monotonic() - begun
-    return ValidationReport(name, reason is None, reason, tuple(cases), worst, seconds)
+    window = next((f"at {label(c.rows)}: {c.window}" for c in cases if c.window), "")
+    return ValidationReport(
+        name, reason is None, reason, tuple(cases), worst, seconds, window=window
+    )
 
 
 def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> str | None:
@@ -330,7 +347,34 @@ def _validate_case(
             for run in (first, roomy)
         ]
         deviations[bound.name] = max(parts, key=lambda d: (d.outside, d.max_abs))
-    return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+    if faults:  # what writes elsewhere is not let loose on memory that ends elsewhere
+        return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+    window = _in_a_window(session, inputs, case, expected, tolerances)
+    promised = any(layout.row_step == 1 for layout in signature.layouts.values())
+    return CaseReport(case, deviations, (window,) if window and promised else (), window)
+
+
+def _in_a_window(
+    session: Session,
+    inputs: Arrays,
+    case: Case,
+    expected: Mapping[str, torch.Tensor],
+    tolerances: Mapping[str, Tolerance],
+) -> str:
+    """What goes wrong where the rows begin at an odd one of larger collections; empty: nothing."""
+    what = "on rows of larger collections, from odd ones on"
+    free = Session(session.signature, session.executable, session.device, any_start=True)
+    try:
+        run = _run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
+    except Exception as error:
+        return f"{what}: the artifact failed: {type(error).__name__}: {first_line(error)}"
+    for bound in session.signature.outputs:
+        wanted = expected[bound.name].reshape(bound.shape(case[bound.rows]))
+        allowed = tolerances[bound.name]
+        found = compare(run.outputs[bound.name], wanted, allowed, classifier=False)
+        if found.outside > allowed.max_outside:
+            return f"{what}: output {bound.name!r}, row {found.worst_row}, {found.max_abs:.3g} off"
+    return f"{what}: {run.faults[0]}" if run.faults else ""
 
 
 @dataclass(frozen=True)
@@ -347,31 +391,47 @@ def _run(
     poison: int,
     spare: int = 0,
     guard: Side | None = None,
+    moved: bool = False,
 ) -> _Run:
-    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
+    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`.
+
+    `moved`: on rows of larger collections, from another odd row on in each. Separate columns then
+    begin an odd number of elements behind a page; of a buffer the last row's pitch reaches into a
+    page that nobody may touch.
+    """
     signature = session.signature
+    starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
+
+    def memory(name: str, pattern: int, device: str) -> Collection:
+        layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
+        side = guard
+        if moved:
+            side = "back" if layout.storage == "buffer" else "front"
+        return poisoned(layout, n, n + spare, pattern, device, side)
+
+    def rows(name: str, collection: Collection) -> Collection:
+        return collection.window(starts[name], collection.n) if moved else collection
+
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
-        n = case[signature.rows_of[name]]
-        collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
-        for column in collection.layout.columns:
-            collection.fill(column.name, inputs[name][column.name])
-        _poison_outputs(signature, name, collection, poison)
-        given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
-    written: dict[str, Collection] = {}
-    for name in signature.output_collections:
-        n = case[signature.rows_of[name]]
-        written[name] = given.get(name) or poisoned(
-            signature.layouts[name], n, n + spare, poison, session.device, guard
-        )
-    before = {name: snapshot(c) for name, c in {**given, **written}.items()}
+        whole = memory(name, pad, "cpu")
+        for column in whole.layout.numbers:
+            rows(name, whole).fill(column.name, inputs[name][column.name])
+        _poison_outputs(signature, name, whole, poison)
+        there = whole if session.device.type == "cpu" else whole.to(session.device)
+        given[name] = rows(name, there)
+    written = {
+        name: given.get(name) or rows(name, memory(name, poison, session.device))
+        for name in signature.output_collections
+    }
+    before = {name: snapshot(c.whole) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
     faults = [
         f"the artifact changed its input collection {name!r}"
         for name, collection in given.items()
-        if name not in written and not same_bytes(before[name], collection)
+        if name not in written and not same_bytes(before[name], collection.whole)
     ]
     faults += [
         f"the artifact wrote outside its columns or rows in collection {name!r}"

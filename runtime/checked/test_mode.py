@@ -62,8 +62,9 @@ class CheckedSession(Session):
         tolerances: Mapping[str, Tolerance],
         device: torch.device | str = "cpu",
         origin: Origin | None = None,
+        any_start: bool = False,
     ) -> None:
-        super().__init__(signature, executable, device, origin)
+        super().__init__(signature, executable, device, origin, any_start)
         self.reference = reference
         self.tolerances = dict(tolerances)
         self.report = CheckReport()
@@ -96,7 +97,15 @@ class _CheckedBinding(Binding):
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:
-        super().__init__(session.signature, executable, inputs, outputs, session.device)
+        super().__init__(
+            session.signature,
+            executable,
+            inputs,
+            outputs,
+            session.device,
+            session.origin,
+            session.any_start,
+        )
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
@@ -108,7 +117,7 @@ class _CheckedBinding(Binding):
     def _run_checked(self, stream: Any) -> None:
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
-        before = {name: snapshot(c) for name, c in given.items()}
+        before = {name: snapshot(c.whole) for name, c in given.items()}
         begun = time.perf_counter()
         self._launch(stream)
         if self.device.type == "cuda":
@@ -146,7 +155,7 @@ class _CheckedBinding(Binding):
         self, given: Mapping[str, Collection], before: Mapping[str, Collection]
     ) -> None:
         for name in self.inputs:
-            if name not in self.outputs and not same_bytes(before[name], given[name]):
+            if name not in self.outputs and not same_bytes(before[name], given[name].whole):
                 raise DeviationError(f"the artifact changed its input collection {name!r}")
         for name in self.outputs:
             if wrote_outside(self.signature, name, before[name], given[name]):

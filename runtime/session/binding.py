@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
@@ -23,6 +23,9 @@ from runtime.session.memory_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream, torch_stream
 from soa.memory import Collection, Device, Span, argument_spans, carrier
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    from runtime.session.session import Origin
 
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
@@ -44,13 +47,17 @@ class Binding:
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
         device: Device,
+        origin: Origin | None = None,
+        any_start: bool = False,
     ) -> None:
         self.signature = signature
         self.device = device
+        self.origin = origin
+        self._any_start = any_start
         self._executable = executable
         self._alone = _Alone()
         self._process = OwnProcess()
-        checked = _check(signature, inputs, outputs, device)
+        checked = _check(signature, inputs, outputs, device, any_start)
         self._arguments = list(checked.arguments)
         self.prepared = tie(executable, self._arguments)
         """The engine's call behind this binding."""
@@ -148,9 +155,15 @@ class Binding:
                 by_name(inputs, self.signature.input_collections, "input"),
                 by_name(outputs, self.signature.output_collections, "output"),
                 self.device,
+                self._any_start,
             )
             self._replace(dict(enumerate(checked.arguments)))
             self._take(checked)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{dim}={n}" for dim, n in self.rows.items())
+        names = f"{', '.join(self.inputs)} -> {', '.join(self.outputs)}"
+        return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 
     def _replace(self, changes: Mapping[int, Span]) -> None:
         self.prepared.replace(changes)
@@ -205,6 +218,7 @@ def _check(
     inputs: Mapping[str, Collection],
     outputs: Mapping[str, Collection],
     device: Device,
+    any_start: bool,
 ) -> _Checked:
     every = {**inputs, **outputs}
     for name, collection in every.items():
@@ -213,7 +227,7 @@ def _check(
                 f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
                 "load the model on the device where the data is"
             )
-    rows = check_memory(signature, inputs, outputs)
+    rows = check_memory(signature, inputs, outputs, any_start)
     limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
     for name, collection in every.items():
         dim = signature.rows_of[name]

@@ -14,6 +14,7 @@ import torch
 from engines.base import Executable
 from runtime.session.binding import Binding, tie
 from runtime.session.memory_checks import Collections
+from runtime.session.session import Origin
 from runtime.session.streams import torch_stream
 from soa.memory import Collection, Device
 from soa.signature import Signature
@@ -36,8 +37,10 @@ class GraphBinding(Binding):
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
         device: Device,
+        origin: Origin | None = None,
+        any_start: bool = False,
     ) -> None:
-        super().__init__(signature, executable, inputs, outputs, device)
+        super().__init__(signature, executable, inputs, outputs, device, origin, any_start)
         self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, int]] | None = None
         self._tried = device.type == "cpu"
         self.graph = "not recorded: the model runs on the CPU" if self._tried else "not yet"

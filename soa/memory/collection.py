@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from soa.dtypes import itemsize
+from soa.dtypes import DTYPES, dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
-from soa.layout import Column, Layout
+from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.foreign import check_alignment, import_bytes, refuse_mask
 from soa.memory.span import Array, Device, Span, allocate, is_tensor
 
 if TYPE_CHECKING:
     import torch
 
-_RAW = ("uint8", "|V1", "|S1")
-"""What may be any column's bytes, as NumPy names it."""
+_RAW = ("uint8", "opaque1", "|S1")
+"""What may be any column's bytes."""
+_ROWS_SHOWN = 4
+_COLUMNS_SHOWN = 20
 
 
 class Collection:
@@ -50,9 +52,9 @@ class Collection:
         spans: dict[str, list[Span]] = {}
         for c in layout.columns:
             rows = 1 if c.kind == "scalar" else capacity
-            nbytes, alignment = rows * itemsize(c.dtype), layout.alignment_of(c.name)
+            alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
             spans[c.name] = [
-                allocate(nbytes, alignment, device).at(0, c.dtype, rows)
+                allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
                 for _ in range(c.components)
             ]
         self._init(layout, n, capacity, spans, None)
@@ -83,6 +85,11 @@ class Collection:
         self.device: Device = first.device
         self.readonly: bool = first.readonly
         """No output is bound to such memory. torch would let you write to it: do not."""
+        self.start = 0
+        """Of a window, its first row in the collection that it is a window of."""
+        self.copied: tuple[str, ...] = ()
+        """Columns that `as_collection` had to copy: what they came from does not see a change."""
+        self._parent: Self | None = None
 
     # -- construction over other memory ------------------------------------------------------
 
@@ -192,7 +199,7 @@ class Collection:
         A dtype that differs from the column's is refused rather than converted.
         """
         _check_names(layout, arrays)
-        values = {name: _as_values(name, value) for name, value in arrays.items()}
+        values = {name: _as_values(layout[name], value) for name, value in arrays.items()}
         if n is None:
             shapes = {
                 c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"
@@ -210,12 +217,7 @@ class Collection:
                 raise CollectionError(
                     f"column {member.name!r} has shape {tuple(given.shape)}, needed {expected}"
                 )
-            dtype = str(given.dtype).removeprefix("torch.")
-            if dtype != member.dtype:
-                raise CollectionError(
-                    f"column {member.name!r} is {dtype}, the layout says {member.dtype}: "
-                    "convert it first"
-                )
+            check_dtype(member, dtype_name(given.dtype), repr(member.name))
             try:
                 self.fill(member.name, given)
             except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
@@ -231,17 +233,13 @@ class Collection:
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
         given: Any = values
-        if not is_tensor(given) and self.device.type != "cpu":
-            import torch
-
-            given = torch.as_tensor(given)
+        if is_opaque(member.dtype):
+            rows = as_opaque(member, given)[:n]
+            self.span(name).first(n).raw().store(rows.view(np.uint8))
+            return
         flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
         for i in range(member.components):
-            span = self.span(name, member.component_of(i)).first(n)
-            if is_tensor(flat):
-                span.tensor().copy_(flat[:, i])
-            else:
-                span.numpy()[...] = flat[:, i]
+            self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 
     def copy_from(
         self, source: Collection, components: Iterable[tuple[str, int]] | None = None
@@ -254,8 +252,8 @@ class Collection:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
         for name, k in components:
             n = 1 if self.layout[name].kind == "scalar" else source.n
-            given = source.span(name, k).first(n).tensor()
-            self.span(name, k).first(n).tensor().copy_(given, non_blocking=True)
+            given = source.span(name, k).first(n).raw().tensor()
+            self.span(name, k).first(n).raw().tensor().copy_(given, non_blocking=True)
 
     # -- views -------------------------------------------------------------------------------
 
@@ -271,8 +269,13 @@ class Collection:
         return rows.transpose()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """As `collection[name]`, as torch's view: on any device, of any dtype."""
+        """As `collection[name]`, as torch's view: on any device, of any dtype.
+
+        An opaque column is its bytes, `(n, size)`.
+        """
         tensor = self._dense(name).tensor()
+        if is_opaque(self.layout[name].dtype):
+            return tensor if self.layout[name].kind == "scalar" else tensor[: self.n]
         if tensor.dim() == 0:
             return tensor
         return tensor.narrow(-1, 0, self.n).permute(*reversed(range(tensor.dim())))
@@ -306,15 +309,18 @@ class Collection:
         """
         if self._whole is None:
             raise CollectionError("separate columns are not a matrix")
-        dtype = self.layout[name].dtype
-        pitch = self.layout.pitch(name, self.capacity)
-        start = self.layout.offsets(self.capacity)[name] + k * pitch
+        dtype, capacity = self.layout[name].dtype, self.whole.capacity
+        pitch = self.layout.pitch(name, capacity)
+        start = self.layout.offsets(capacity)[name] + k * pitch + self.start * itemsize(dtype)
         return self._whole.at(start, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:
         """Every piece of memory the collection covers: the buffer, or each physical column."""
-        if self._whole is not None:
+        if self._whole is not None and self._parent is None:
             return [self._whole]
+        return self._physical()
+
+    def _physical(self) -> list[Span]:
         return [span for spans in self._columns.values() for span in spans]
 
     def memory(self) -> list[torch.Tensor]:
@@ -323,33 +329,90 @@ class Collection:
 
     @property
     def buffer(self) -> torch.Tensor | None:
-        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns."""
-        return None if self._whole is None else self._whole.tensor()
+        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns and for
+        a window."""
+        return None if self._whole is None or self._parent else self._whole.tensor()
 
     @property
     def data_ptr(self) -> int:
-        """Address of the buffer; raises CollectionError for separate columns."""
-        if self._whole is None:
-            raise CollectionError("separate columns have one address each: span(...)")
+        """Address of the buffer; raises CollectionError for separate columns and for a window."""
+        if self._whole is None or self._parent is not None:
+            raise CollectionError("separate columns, or a window's, have one address each: span(...)")
         return self._whole.address
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""
-        return self._over(self.layout, n, self.capacity, self._columns, self._whole)
+        return self._part(n, self.capacity, self._columns, self._parent, self.start)
+
+    def window(self, start: int, stop: int) -> Self:
+        """Rows `start` to `stop`, without that one, of those in use: the same memory, no copy.
+
+        It is bound as any collection is, with other windows or whole collections of as many rows.
+        A start that is a multiple of `layout.row_step` can always be bound, any other start where
+        validation has tried that (docs/memory.md). Scalars stay those of the collection.
+        """
+        start, stop = _count(start), _count(stop)
+        if not start <= stop <= self.n:
+            raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
+        columns = {
+            c.name: [
+                span
+                if c.kind == "scalar"
+                else span.at(start * itemsize(c.dtype), c.dtype, stop - start)
+                for span in self._columns[c.name]
+            ]
+            for c in self.layout.columns
+        }
+        return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
+
+    def _part(
+        self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
+    ) -> Self:
+        made = self._over(self.layout, n, capacity, columns, self._whole)
+        made.start, made.copied, made._parent = start, self.copied, parent
+        return made
+
+    @property
+    def whole(self) -> Self:
+        """The collection that this is a window of; itself where it is none."""
+        return self if self._parent is None else self._parent
 
     def to(self, device: str | torch.device) -> Collection:
-        """A copy of every byte on another device, in memory of its own."""
+        """A copy of every byte (of a window: of its rows) on another device, in memory of its own."""
         other = Collection(self.layout, self.n, device, capacity=self.capacity)
-        for mine, theirs in zip(self.spans(), other.spans(), strict=True):
-            if mine.device.type == theirs.device.type == "cpu":
-                theirs.raw().numpy()[...] = mine.raw().numpy()
-            else:
-                theirs.raw().tensor().copy_(mine.raw().tensor())
+        theirs = other.spans() if self._parent is None else other._physical()
+        for mine, copy in zip(self.spans(), theirs, strict=True):
+            both_here = mine.device.type == copy.device.type == "cpu"
+            copy.raw().store(mine.raw().numpy() if both_here else mine.raw().tensor())
         return other
 
     def __repr__(self) -> str:
-        names = ", ".join(c.name for c in self.layout.columns)
-        return f"Collection(n={self.n}, capacity={self.capacity}, {self.device}, [{names}])"
+        """Its columns with their dtypes and first rows; memory of a GPU is not read."""
+        storage = "one buffer" if self.layout.storage == "buffer" else "separate columns"
+        where = f", from row {self.start:,} of {self.whole.n:,}" if self._parent else ""
+        room = f", room for {self.capacity:,}" if self.capacity > self.n else ""
+        locked = ", read-only" if self.readonly else ""
+        copied = f", copied: {', '.join(self.copied)}" if self.copied else ""
+        lines = [f"Collection of {self.n:,} rows{where}{room}: {storage} on {self.device}{locked}{copied}"]
+        shown = self.layout.columns[:_COLUMNS_SHOWN]
+        kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
+        widths = max(map(len, kinds)), max(map(len, kinds.values()))
+        for c in shown:
+            line = f"  {c.name:{widths[0]}}  {kinds[c.name]:{widths[1]}}  {self._first_values(c)}"
+            lines.append(line.rstrip())
+        more = len(self.layout.columns) - len(shown)
+        return "\n".join([*lines, *([f"  and {more} more columns"] if more else [])])
+
+    def _first_values(self, member: Column) -> str:
+        if self.device.type != "cpu" or is_opaque(member.dtype):
+            return ""
+        n = 1 if member.kind == "scalar" else min(self.n, _ROWS_SHOWN)
+        spans = [self.span(member.name, member.component_of(i)) for i in range(member.components)]
+        bfloat16 = member.dtype == "bfloat16"
+        parts = [(s.first(n).tensor() if bfloat16 else s.first(n).numpy()).tolist() for s in spans]
+        rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in zip(*parts, strict=True)]
+        values = [f"[{' '.join(row)}]" if member.shape else row[0] for row in rows]
+        return "  ".join(values + ["…"] * (member.kind != "scalar" and self.n > n))
 
 
 def _listed(words: list[str]) -> str:
@@ -387,8 +450,7 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
         found = import_bytes(piece)
     except CollectionError as error:
         raise CollectionError(f"column {label!r}: {error}") from None
-    if found.dtype != member.dtype:
-        raise CollectionError(f"column {label!r} is {found.dtype}, the layout says {member.dtype}")
+    check_dtype(member, found.dtype, repr(label))
     count = found.bytes.nbytes // itemsize(member.dtype)
     if member.kind == "scalar":
         if count != 1:
@@ -399,13 +461,39 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
     return found.bytes.at(0, member.dtype, count)
 
 
-def _as_values(name: str, value: Any) -> Array | torch.Tensor:
+def check_dtype(member: Column, found: str, label: str) -> None:
+    """Raise CollectionError where a column's values are of another dtype than the layout says."""
+    if found != member.dtype:
+        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
+        raise CollectionError(
+            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
+        )
+
+
+def as_opaque(member: Column, values: Any) -> Array:
+    """Any array whose rows have the bytes of an opaque member each, as one element a row.
+
+    In place where the rows lie without gaps; else a copy.
+    """
+    rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
+    if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
+        raise CollectionError(
+            f"column {member.name!r} is {rows.dtype} of shape {rows.shape}: the layout says "
+            f"{member.dtype}, {size} bytes a row"
+        )
+    return rows.reshape(-1).view(f"V{size}")
+
+
+def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
+    name = member.name
     if is_tensor(value):
         if str(value.layout) != "torch.strided":
             raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
         return value.detach()
     try:
         refuse_mask(value)
+        if is_opaque(member.dtype):
+            return as_opaque(member, value).reshape(() if member.kind == "scalar" else -1)
         return np.asarray(value)
     except (CollectionError, TypeError, ValueError) as error:
         raise CollectionError(f"column {name!r}: {error}") from None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from soa.dtypes import dtype_name
 from soa.errors import CollectionError
 from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
 
@@ -106,8 +107,8 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
     shape = tuple(tensor.shape)
     _require_contiguous(tensor.is_contiguous(), tuple(tensor.stride()), shape, "memory")
     flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Foreign(span_of(flat)._replace(readonly=readonly), dtype, shape)
+    found = span_of(flat)._replace(readonly=readonly)
+    return Foreign(found, dtype_name(tensor.dtype), shape)
 
 
 def _from_array(array: Array, owner: object) -> Foreign:
@@ -118,7 +119,7 @@ def _from_array(array: Array, owner: object) -> Foreign:
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
     found = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
-    return Foreign(found, str(array.dtype), shape)
+    return Foreign(found, dtype_name(array.dtype), shape)
 
 
 def refuse_mask(array: object) -> None:
@@ -204,6 +205,7 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
     if span.nbytes and past:
         raise CollectionError(
             f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
-            f"needed, found {past} bytes past it; allocate aligned memory, or declare a smaller "
-            "alignment in the layout"
+            f"needed, found {past} bytes past it; session.collection(…) has aligned "
+            "memory and as_collection copies into such; or let the model's config ask for less "
+            "(alignment:), or for no more than the element's own (storage: columns)"
         )

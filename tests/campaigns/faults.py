@@ -285,13 +285,13 @@ FAULTS = (
     ),
     Fault(
         "an artifact may write into the padding",
-        "    return not same_bytes(expected, after)",
+        "    return not same_bytes(expected, after.whole)",
         "    return False",
         ("test_any_other_byte_is_seen",),
     ),
     Fault(
         "an artifact may change its inputs",
-        "if name not in written and not same_bytes(before[name], collection)",
+        "if name not in written and not same_bytes(before[name], collection.whole)",
         "if False",
         ("test_each_fault_has_its_reason",),
     ),
