@@ -122,16 +122,16 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
         )
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
         return  # separate columns that are aligned better than needed
-    if found.alignment != wanted.alignment:
+    if found.storage != wanted.storage:
         raise BindError(
-            f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
-            f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
-            f"alignment: {found.alignment}"
+            f"{where} is stored as {found.storage!r}, the model was compiled for "
+            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
+            f"build the model with storage: {found.storage}"
         )
     raise BindError(
-        f"{where} is stored as {found.storage!r}, the model was compiled for {wanted.storage!r}: "
-        f"as_collection(data, session.layout({name!r})) makes it so, or build the model with "
-        f"storage: {found.storage}"
+        f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
+        f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
+        f"alignment: {found.alignment}"
     )
 
 
