@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from soa.dtypes import DTYPES, dtype_name, is_opaque, itemsize
+from soa.dtypes import dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
-from soa.memory.foreign import check_alignment, import_bytes, refuse_mask
+from soa.memory.foreign import (
+    as_opaque,
+    check_alignment,
+    check_dtype,
+    import_bytes,
+    refuse_mask,
+)
 from soa.memory.span import Array, Device, Span, allocate, is_tensor
 
 if TYPE_CHECKING:
@@ -71,7 +77,7 @@ class Collection:
         n: int,
         capacity: int,
         columns: dict[str, list[Span]],
-        whole: Span | None,
+        buffer: Span | None,
     ) -> None:
         n = _count(n)
         if n > capacity:
@@ -80,8 +86,8 @@ class Collection:
         self.n = n
         self.capacity = capacity
         self._columns = columns
-        self._whole = whole
-        first = whole or columns[layout.columns[0].name][0]
+        self._buffer = buffer
+        first = buffer or columns[layout.columns[0].name][0]
         self.device: Device = first.device
         self.readonly: bool = first.readonly
         """No output is bound to such memory. torch would let you write to it: do not."""
@@ -286,7 +292,7 @@ class Collection:
         if member.kind != "eigen":
             span = self.span(name)
             return span if member.kind == "column" else span.at(0, span.dtype)
-        if self._whole is None:
+        if self._buffer is None:
             raise CollectionError(
                 f"the components of {name!r} are separate arrays: read component({name!r}, k)"
             )
@@ -307,17 +313,17 @@ class Collection:
         S is the padded column length. They must be of one dtype and one buffer; that is what a
         `matrix` plan promises.
         """
-        if self._whole is None:
+        if self._buffer is None:
             raise CollectionError("separate columns are not a matrix")
         dtype, capacity = self.layout[name].dtype, self.whole.capacity
         pitch = self.layout.pitch(name, capacity)
         start = self.layout.offsets(capacity)[name] + k * pitch + self.start * itemsize(dtype)
-        return self._whole.at(start, dtype, count, pitch // itemsize(dtype))
+        return self._buffer.at(start, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:
         """Every piece of memory the collection covers: the buffer, or each physical column."""
-        if self._whole is not None and self._parent is None:
-            return [self._whole]
+        if self._buffer is not None and self._parent is None:
+            return [self._buffer]
         return self._physical()
 
     def _physical(self) -> list[Span]:
@@ -331,14 +337,14 @@ class Collection:
     def buffer(self) -> torch.Tensor | None:
         """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns and for
         a window."""
-        return None if self._whole is None or self._parent else self._whole.tensor()
+        return None if self._buffer is None or self._parent else self._buffer.tensor()
 
     @property
     def data_ptr(self) -> int:
         """Address of the buffer; raises CollectionError for separate columns and for a window."""
-        if self._whole is None or self._parent is not None:
+        if self._buffer is None or self._parent is not None:
             raise CollectionError("separate columns, or a window's, have one address each: span(...)")
-        return self._whole.address
+        return self._buffer.address
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""
@@ -368,7 +374,7 @@ class Collection:
     def _part(
         self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
     ) -> Self:
-        made = self._over(self.layout, n, capacity, columns, self._whole)
+        made = self._over(self.layout, n, capacity, columns, self._buffer)
         made.start, made.copied, made._parent = start, self.copied, parent
         return made
 
@@ -459,29 +465,6 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
         raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
     check_alignment(found.bytes, layout.alignment_of(member.name), f"column {label!r}")
     return found.bytes.at(0, member.dtype, count)
-
-
-def check_dtype(member: Column, found: str, label: str) -> None:
-    """Raise CollectionError where a column's values are of another dtype than the layout says."""
-    if found != member.dtype:
-        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
-        raise CollectionError(
-            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
-        )
-
-
-def as_opaque(member: Column, values: Any) -> Array:
-    """Any array whose rows have the bytes of an opaque member each, as one element a row.
-
-    In place where the rows lie without gaps; else a copy.
-    """
-    rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
-    if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
-        raise CollectionError(
-            f"column {member.name!r} is {rows.dtype} of shape {rows.shape}: the layout says "
-            f"{member.dtype}, {size} bytes a row"
-        )
-    return rows.reshape(-1).view(f"V{size}")
 
 
 def _as_values(member: Column, value: Any) -> Array | torch.Tensor:

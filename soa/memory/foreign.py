@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from soa.dtypes import dtype_name
+from soa.dtypes import DTYPES, dtype_name, itemsize
 from soa.errors import CollectionError
+from soa.layout import Column
 from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
 
 if TYPE_CHECKING:
@@ -197,6 +198,29 @@ def _from_dlpack(memory: Any) -> Foreign:
         raise CollectionError(
             f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
         ) from None
+
+
+def check_dtype(member: Column, found: str, label: str) -> None:
+    """Raise CollectionError where a column's values are of another dtype than the layout says."""
+    if found != member.dtype:
+        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
+        raise CollectionError(
+            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
+        )
+
+
+def as_opaque(member: Column, values: Any) -> Array:
+    """Any array whose rows have the bytes of an opaque member each, as one element a row.
+
+    In place where the rows lie without gaps; else a copy.
+    """
+    rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
+    if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
+        raise CollectionError(
+            f"column {member.name!r} is {rows.dtype} of shape {rows.shape}: the layout says "
+            f"{member.dtype}, {size} bytes a row"
+        )
+    return rows.reshape(-1).view(f"V{size}")
 
 
 def check_alignment(span: Span, alignment: int, what: str) -> None:

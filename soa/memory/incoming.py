@@ -15,8 +15,8 @@ import numpy as np
 from soa.dtypes import DTYPES, dtype_name, is_opaque
 from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
-from soa.memory.collection import Collection, as_opaque, check_dtype
-from soa.memory.foreign import import_bytes
+from soa.memory.collection import Collection
+from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.outgoing import to_numpy
 from soa.memory.span import Array, Device, allocate, is_tensor
 
@@ -149,7 +149,7 @@ def _values(name: str, value: Any, fill: Any) -> _Found:
     if library == "awkward":
         return _awkward(name, value, fill)
     if library == "h5py":
-        value = value[()]
+        return _array(name, _named(name, lambda: value[()]), fill, copied=True)
     if is_tensor(value) and str(value.layout) == "torch.strided":
         return _Found(value.detach())
     exporters = ("__cuda_array_interface__", "__dlpack__")
@@ -185,7 +185,7 @@ def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
             f"column {name!r} has {missing} missing values (nulls), and a column has a value in "
             f"every place: say which, as_collection(…, fill={{{name!r}: 0}}), or drop those rows"
         )
-    value = dtype.type(fill)
+    value = _named(name, lambda: dtype.type(fill))
     if dtype.kind in "biu" and value != fill:
         raise CollectionError(f"column {name!r} is {dtype}, which has no {fill!r} to fill in")
     return value
@@ -259,7 +259,7 @@ def _named(name: str, make: Callable[[], Any]) -> Any:
     """What `make` gives; its errors name the column."""
     try:
         return make()
-    except (CollectionError, TypeError, ValueError) as error:
+    except (CollectionError, OverflowError, TypeError, ValueError) as error:
         raise CollectionError(f"column {name!r}: {error}") from None
 
 
@@ -288,8 +288,8 @@ def _member_of(name: str, found: _Found) -> Column:
         )
     shape = tuple(found.values.shape[1:])
     if found.values.ndim == 0:
-        return Column(name, dtype, "scalar")
-    return Column(name, dtype, "eigen" if shape else "column", shape)
+        return Column(str(name), dtype, "scalar")
+    return Column(str(name), dtype, "eigen" if shape else "column", shape)
 
 
 def _parts(member: Column, found: _Found) -> _Parts:

@@ -366,6 +366,18 @@ FAULTS = (
         ("test_what_cannot_be_wrapped",),
     ),
     Fault(
+        "a window may begin at any row of any version",
+        "if collection.start % step and not any_start:",
+        "if False:",
+        ("test_other_windows_are_bound_where_validation_has_tried_them",),
+    ),
+    Fault(
+        "windows are not validated",
+        "window = _in_a_window(session, inputs, case, expected, tolerances)",
+        'window = ""',
+        ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
+    ),
+    Fault(
         "an exporter's copy is taken for its memory",
         "if flags & _IS_COPIED:",
         "if False:",
