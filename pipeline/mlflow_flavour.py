@@ -27,7 +27,7 @@ from runtime.session import Session
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError, SoaPipelineError
 from soa.layout import Layout
-from soa.memory import Collection, to_numpy
+from soa.memory import Collection, as_collection, to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -176,23 +176,8 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
 
 
 def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collection:
-    """`arrays` as a collection, the other columns zero. A plain column is bound in place where the
-    layout has memory of its own for each and the array can be it; else there is a copy."""
-    made = Collection(layout, n)
-    in_place: dict[str, Any] = {}
-    for name, array in arrays.items():
-        aligned = array.ctypes.data % layout.alignment_of(name) == 0
-        apart = layout.storage == "columns" and layout[name].kind == "column"
-        if apart and aligned and array.flags.c_contiguous:
-            in_place[name] = array
-        else:
-            made.fill(name, array[0] if layout[name].kind == "scalar" else array)
-    if not in_place:
-        return made
-    own = {
-        member.name: [made.component(member.name, k) for k in range(member.components)]
-        for member in layout.columns
-    }
-    pieces = {c.name: own[c.name] if c.kind == "eigen" else own[c.name][0] for c in layout.columns}
-    # What is written is memory of our own, whatever the inputs are.
-    return Collection.from_columns(layout, pieces | in_place, n, readonly=False)
+    """`arrays` as a collection, in place where that can be, and the other columns zero."""
+    zeros = to_numpy(Collection(layout, n))
+    made = as_collection({**zeros, **arrays}, layout)
+    made.readonly = False  # what is written is memory of our own, whatever the inputs are
+    return made

@@ -72,7 +72,7 @@ class CheckedSession(Session):
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """As `Session.bind`; test mode runs what it checks without a graph."""
-        return _CheckedBinding(self, self._executable, *self._named(inputs, outputs))
+        return _CheckedBinding(self, *self._named(inputs, outputs))
 
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
@@ -93,19 +93,10 @@ class _CheckedBinding(Binding):
     def __init__(
         self,
         session: CheckedSession,
-        executable: Executable,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:
-        super().__init__(
-            session.signature,
-            executable,
-            inputs,
-            outputs,
-            session.device,
-            session.origin,
-            session.any_start,
-        )
+        super().__init__(session, inputs, outputs)
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:

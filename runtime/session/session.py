@@ -87,14 +87,7 @@ class Session:
         kind = Binding
         if graph:
             from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
-        return kind(
-            self.signature,
-            self._executable,
-            *self._named(inputs, outputs),
-            self.device,
-            self.origin,
-            self.any_start,
-        )
+        return kind(self, *self._named(inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once; the outputs are written in place, on a GPU in stream order."""

@@ -383,11 +383,16 @@ class Collection:
         """The collection that this is a window of; itself where it is none."""
         return self if self._parent is None else self._parent
 
-    def to(self, device: str | torch.device) -> Collection:
-        """A copy of every byte (of a window: of its rows) on another device, in memory of its own."""
-        other = Collection(self.layout, self.n, device, capacity=self.capacity)
-        theirs = other.spans() if self._parent is None else other._physical()
-        for mine, copy in zip(self.spans(), theirs, strict=True):
+    def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
+        """A copy on another device, in memory of its own.
+
+        Of every byte; of a window, or where `layout` puts the same members elsewhere, of its rows.
+        """
+        other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
+        pairs = zip(self._physical(), other._physical(), strict=True)
+        if layout is None and self._parent is None:
+            pairs = zip(self.spans(), other.spans(), strict=True)
+        for mine, copy in pairs:
             both_here = mine.device.type == copy.device.type == "cpu"
             copy.raw().store(mine.raw().numpy() if both_here else mine.raw().tensor())
         return other

@@ -1,8 +1,8 @@
 """Columns that other libraries hold, as a Collection: in place where they can, else copied.
 
-`as_collection` is the one way in, and says which columns it copied. An Eigen column is a struct (Arrow) or a record (Awkward)
-of its entries, row by row: `e0, e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix; or an array
-`(n, r)` or `(n, r, c)`, of which only Fortran's order has each entry as a column.
+`as_collection` is the one way in, and says which columns it copied. An Eigen column is a struct
+(Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`, of
+which only Fortran's order has each entry as a column.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from soa.memory.span import Array, Device, allocate, is_tensor
 
 if TYPE_CHECKING:
     import awkward as ak
-    import pyarrow as pa
     import torch
 
 # Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
@@ -54,74 +53,68 @@ def as_collection(
         if layout is None or layout == data.layout:
             return data
         data = to_numpy(data)
-    source = _source(data)
-    wanted = source.names if layout is None else [c.name for c in layout.columns]
-    for name in (*wanted, *(fill or ())):
-        if name not in source.names:
-            raise CollectionError(
-                f"no column {name!r}, there are: {', '.join(map(str, source.names))}"
-            )
-    found = {
-        name: _values(name, source.column(name), (fill or {}).get(name)) for name in wanted
-    }
+    names, column, loads = _source(data)
+    for name in (*([] if layout is None else layout.by_name), *(fill or ())):
+        if name not in names:
+            have = ", ".join(map(str, names))
+            raise CollectionError(f"no column {name!r}, there are: {have}")
+    wanted = names if layout is None else list(layout.by_name)
+    found = {name: _values(name, column(name), (fill or {}).get(name)) for name in wanted}
     if layout is None:
-        layout = Layout([_member_of(name, each) for name, each in found.items()], 1, "columns")
-    parts = {c.name: _parts(c, found[c.name]) for c in layout.columns}
-    lengths = {c.name: len(parts[c.name].parts[0]) for c in layout.columns if c.kind != "scalar"}
-    if len(set(lengths.values())) > 1:
-        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise CollectionError(f"columns of different lengths: {shown}")
-    if layout.storage == "buffer":
-        made = _in_one_buffer(layout, parts, max(lengths.values(), default=0))
-        made.copied = tuple(parts)
-    else:
-        made, moved = _in_columns(layout, parts)
-        every = (c.name for c in layout.columns)
-        made.copied = tuple(n for n in every if source.loads or parts[n].copied or n in moved)
-    made.readonly = made.readonly or bool(made.copied)
+        layout = Layout([_member_of(name, each.values) for name, each in found.items()], 1, "columns")
+    apart = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
+    copied = {name for name, each in found.items() if each.copied or loads}
+    pieces: dict[str, Any] = {}
+    for member in layout.columns:
+        values = found[member.name].values
+        parts = _parts(member, values)
+        if is_opaque(member.dtype) and not np.may_share_memory(parts[0], values):
+            copied.add(member.name)
+        aligned = [_aligned(part, member.dtype, apart.alignment_of(member.name)) for part in parts]
+        if any(new is not old for new, old in zip(aligned, parts, strict=True)):
+            copied.add(member.name)
+        pieces[member.name] = aligned if member.kind == "eigen" else aligned[0]
+    locked = bool(copied) or any(each.locked for each in found.values())
+    made = Collection.from_columns(apart, pieces, readonly=locked or None)
+    if layout is not apart:
+        made, copied = made.to(made.device, layout), set(pieces)
+        made.readonly = True
+    made.copied = tuple(name for name in pieces if name in copied)
     return made
-
-
-# -- what is there -------------------------------------------------------------------------------
-
-
-class _Source(NamedTuple):
-    """Columns by name. `loads`: each is read from a file, into new memory."""
-
-    names: Sequence[Any]
-    column: Callable[[Any], Any]
-    loads: bool = False
 
 
 def _library(value: object) -> str:
     return type(value).__module__.partition(".")[0]
 
 
-def _source(data: Any) -> _Source:
+def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
+    """The names of columns, a column by its name, and whether that is read from a file."""
     library = _library(data)
     if library == "polars" and hasattr(data, "columns"):
         data, library = data.to_arrow(), "pyarrow"
+    names: Sequence[Any]
     if library == "pyarrow" and hasattr(data, "schema"):
-        return _once(_Source(data.schema.names, data.column))
-    if library == "pandas" and hasattr(data, "columns"):
-        return _once(_Source(list(data.columns), data.__getitem__))
-    if library == "awkward" and data.fields:
-        return _Source(data.fields, data.__getitem__)
-    if isinstance(data, Mapping):
-        return _Source(list(data), data.__getitem__, library in ("h5py", "numpy"))
-    if names := getattr(getattr(data, "dtype", None), "names", None):  # of a structured array
-        return _Source(names, data.__getitem__, library == "h5py")
-    raise CollectionError(
-        f"a {type(data).__name__} has no columns with names: give a dict of columns, a structured "
-        "array, a table or flat records; one buffer is Collection.wrap(layout, memory, n)"
-    )
-
-
-def _once(source: _Source) -> _Source:
-    twice = [name for i, name in enumerate(source.names) if name in source.names[:i]]
-    if twice:
+        names, column = data.schema.names, data.column
+    elif library == "awkward":
+        names, column = data.fields, data.__getitem__
+    elif isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
+        names, column = list(data), data.__getitem__
+    else:  # of a structured array
+        names = getattr(getattr(data, "dtype", None), "names", None) or ()
+        column = getattr(data, "__getitem__", None)
+    if not names:
+        raise CollectionError(
+            f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
+            "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
+            "memory, n)"
+        )
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
-    return source
+    file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))
+    return names, column, file
+
+
+# -- a column of any library -----------------------------------------------------------------------
 
 
 class _Found(NamedTuple):
@@ -134,16 +127,15 @@ class _Found(NamedTuple):
 
 
 def _values(name: str, value: Any, fill: Any) -> _Found:
-    """A column of whatever library as NumPy's or torch's array, in place where that can be."""
+    """As NumPy's or torch's array, in place where that can be."""
     library, copied = _library(value), False
     if library == "polars":
         value, library = value.to_arrow(), "pyarrow"
+    elif library == "pandas" and isinstance(value.dtype, np.dtype):
+        value = value.to_numpy()
     elif library == "pandas":
-        if isinstance(value.dtype, np.dtype):
-            value = value.to_numpy()
-        elif hasattr(value.array, "__arrow_array__"):
-            copied, library = not hasattr(value.dtype, "pyarrow_dtype"), "pyarrow"
-            value = value.array.__arrow_array__()
+        copied, library = not hasattr(value.dtype, "pyarrow_dtype"), "pyarrow"
+        value = value.array.__arrow_array__()
     if library == "pyarrow":
         return _arrow(name, value, fill, copied)
     if library == "awkward":
@@ -169,11 +161,10 @@ def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
             f"column {name!r} holds Python objects, such as strings or lists: a column has one "
             "number for each element"
         )
-    if isinstance(array, np.ma.MaskedArray):
-        if np.ma.is_masked(array):
-            count = int(np.ma.count_masked(array))
-            array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
-        array = np.ma.getdata(array)
+    if np.ma.is_masked(array):
+        count = int(np.ma.count_masked(array))
+        array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
+    array = np.ma.getdata(array)
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
     return _Found(array, copied, not array.flags.writeable)
@@ -198,36 +189,31 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
     if isinstance(array, pa.ChunkedArray):
         copied = copied or array.num_chunks > 1
         array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if not isinstance(array, pa.Array):
-        raise CollectionError(f"column {name!r} is a {type(array).__name__}, not an Arrow array")
-    if not array.is_cpu:
-        raise CollectionError(f"column {name!r} lies on a GPU: give it as CuPy or torch columns")
-    if isinstance(array, pa.StructArray):
+    if not isinstance(array, pa.Array) or not array.is_cpu:
+        raise CollectionError(
+            f"column {name!r} is a {type(array).__name__}, not an Arrow array of the CPU"
+        )
+    kind = array.type
+    if pa.types.is_struct(kind):
         entries = [_arrow(name, part, fill, copied) for part in array.flatten()]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
-    if array.null_count and str(array.type) in (*_IN_PLACE, "bool"):
-        kind = np.dtype(array.type.to_pandas_dtype())
-        array = array.fill_null(_filling(name, fill, kind, array.null_count).item())
-        copied = True
-    if pa.types.is_fixed_size_list(array.type) and not array.null_count:
+    if pa.types.is_fixed_size_list(kind) and not array.null_count:
         inner = _arrow(name, array.flatten(), fill, copied)
-        rows = (len(array), array.type.list_size)
-        return inner._replace(values=inner.values.reshape(*rows, *inner.values.shape[1:]))
-    if pa.types.is_boolean(array.type):
-        return _Found(array.to_numpy(zero_copy_only=False), True, True)
-    if str(array.type) not in _IN_PLACE:
-        raise CollectionError(f"column {name!r} is {array.type}: {_arrow_advice(array.type)}")
-    return _Found(array.to_numpy(), copied, True)
-
-
-def _arrow_advice(kind: pa.DataType) -> str:
-    import pyarrow as pa
-
-    if pa.types.is_nested(kind):
-        return "a column has one value for each element; flatten it first"
-    if pa.types.is_temporal(kind):
-        return "look at the same bytes as integers with view('int64') or view('int32')"
-    return f"cast it to one of bool, {', '.join(_IN_PLACE)}"
+        shape = (len(array), kind.list_size, *inner.values.shape[1:])
+        return inner._replace(values=inner.values.reshape(shape))
+    if str(kind) not in (*_IN_PLACE, "bool"):
+        how = f"cast it to one of bool, {', '.join(_IN_PLACE)}"
+        if pa.types.is_nested(kind):
+            how = "a column has one value for each element; flatten it first"
+        elif pa.types.is_temporal(kind):
+            how = "look at the same bytes as integers with view('int64') or view('int32')"
+        raise CollectionError(f"column {name!r} is {kind}: {how}")
+    if array.null_count:
+        dtype = np.dtype(kind.to_pandas_dtype())
+        array = array.fill_null(_filling(name, fill, dtype, array.null_count).item())
+        copied = True
+    bits = pa.types.is_boolean(kind)
+    return _Found(array.to_numpy(zero_copy_only=not bits), copied or bits, True)
 
 
 def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
@@ -235,24 +221,16 @@ def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
     import awkward as ak
 
     content: Any = ak.materialize(array).layout
-    if isinstance(content, ak.contents.RecordArray):
+    if content.is_record:
         entries = [_awkward(name, array[field], fill) for field in content.fields]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
-    if not content.purelist_isregular or content.is_union:
-        kind = type(content).__name__
-        how = ": flatten it first (ak.flatten)" if content.purelist_depth > 1 else ""
-        what = "jagged " if how else ""
-        raise CollectionError(f"column {name!r} is {what}({kind}){how}")
-    if content.is_option:
-        return _array(name, ak.to_numpy(array), fill, copied=True)._replace(locked=True)
-    copied = content.is_indexed
-    if copied:
-        content = ak.to_packed(content)
-    if content.is_list:
-        return _array(name, ak.to_numpy(array), fill, copied)._replace(locked=True)
-    if not content.is_numpy:
-        raise CollectionError(f"column {name!r} is a {type(content).__name__}: not numbers")
-    return _values(name, content.data, fill)._replace(copied=copied, locked=True)
+    if content.is_union or not content.purelist_isregular:
+        how = "jagged: flatten it first (ak.flatten)" if content.is_list else "not numbers"
+        raise CollectionError(f"column {name!r} is a {type(content).__name__}, {how}")
+    if content.is_numpy:
+        return _values(name, content.data, fill)._replace(locked=True)
+    copied = content.is_option or content.is_indexed
+    return _array(name, ak.to_numpy(array), fill, copied)._replace(locked=True)
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:
@@ -266,119 +244,68 @@ def _named(name: str, make: Callable[[], Any]) -> Any:
 # -- as a layout wants it ------------------------------------------------------------------------
 
 
-class _Parts(NamedTuple):
-    """A member's physical columns, in the order of storage."""
-
-    parts: list[Any]
-    copied: bool
-    locked: bool
-
-
-def _member_of(name: str, found: _Found) -> Column:
-    """The member that values are, where no layout says it."""
-    if isinstance(found.values, list):
+def _member_of(name: Any, values: Any) -> Column:
+    """The member that values are, where no layout says it; LayoutError where they are none."""
+    if isinstance(values, list):
         raise CollectionError(
             f"column {name!r} has several entries an element: give the layout that says "
             "which Eigen object they are"
         )
-    dtype = dtype_name(found.values.dtype)
-    if dtype not in (*DTYPES, "uint64") and not is_opaque(dtype):
-        raise CollectionError(
-            f"column {name!r} is {dtype}: convert it to one of {', '.join(DTYPES)}"
-        )
-    shape = tuple(found.values.shape[1:])
-    if found.values.ndim == 0:
-        return Column(str(name), dtype, "scalar")
-    return Column(str(name), dtype, "eigen" if shape else "column", shape)
+    shape = tuple(values.shape[1:])
+    kind: Any = "scalar" if values.ndim == 0 else "eigen" if shape else "column"
+    return Column(str(name), dtype_name(values.dtype), kind, shape)
 
 
-def _parts(member: Column, found: _Found) -> _Parts:
-    """Values as the physical columns of a member, views still; CollectionError if they are not."""
-    name, values, copied = member.name, found.values, found.copied
+def _parts(member: Column, values: Any) -> list[Any]:
+    """Values as a member's physical columns in the order of storage, views where that can be."""
     if is_opaque(member.dtype) and not isinstance(values, list):
-        rows = _named(name, lambda: as_opaque(member, values))
-        return _Parts([rows], copied or not np.may_share_memory(rows, values), found.locked)
+        return [_named(member.name, lambda: as_opaque(member, values))]
     if isinstance(values, list):
-        if member.kind != "eigen" or len(values) != member.components:
-            raise CollectionError(
-                f"column {name!r} is {member.kind} {list(member.shape)} in the layout; the data has "
-                f"a struct of {len(values)} for each element"
-            )
-        entries = values
+        fits, found = len(values) == member.components, f"a struct of {len(values)} an element"
     elif member.kind == "scalar":
-        if values.shape not in ((), (1,)):
-            raise CollectionError(
-                f"{name!r} is a scalar of the collection, one value; found shape "
-                f"{tuple(values.shape)}: in a dict, give it as one"
-            )
-        entries = [values.reshape(1)]
+        fits, found = values.shape in ((), (1,)), f"shape {tuple(values.shape)}, not one value"
     else:
-        if values.ndim == 0 or tuple(values.shape[1:]) != member.shape:
-            raise CollectionError(
-                f"column {name!r} is {member.kind} {list(member.shape)} in the layout; the data has "
-                f"shape {tuple(values.shape)}"
-            )
+        fits = values.ndim > 0 and tuple(values.shape[1:]) == member.shape
+        found = f"shape {tuple(values.shape)}"
+    if not fits or (isinstance(values, list) and member.kind != "eigen"):
+        what = f"{member.kind} {list(member.shape) or ''}".rstrip()
+        raise CollectionError(f"column {member.name!r} is {what} in the layout; found {found}")
+    if member.kind == "scalar":
+        entries = [values.reshape(1)]
+    elif isinstance(values, list):
+        entries = values
+    else:
         entries = [values[(slice(None), *index)] for index in np.ndindex(*member.shape)]
-    place = {
-        member.component_of(i): _of_dtype(member, entry) for i, entry in enumerate(entries)
-    }
-    return _Parts([place[k] for k in range(member.components)], copied, found.locked)
+    place = {member.component_of(i): _of_dtype(member, entry) for i, entry in enumerate(entries)}
+    return [place[k] for k in range(member.components)]
 
 
 def _of_dtype(member: Column, values: Any) -> Any:
+    """Values of the member's dtype, where zeros and ones of a byte are bool too."""
     dtype = dtype_name(values.dtype)
-    if (member.dtype, dtype) == ("bool", "uint8"):
-        if len(values) and int(values.max()) > 1:
-            raise CollectionError(
-                f"column {member.name!r} is uint8 with other values than 0 and 1, and the layout "
-                "says bool: compare it (!= 0), or write dtype: uint8 in the model's config"
-            )
-        if is_tensor(values):
-            import torch
+    if (member.dtype, dtype) != ("bool", "uint8"):
+        check_dtype(member, dtype, repr(member.name))
+        return values
+    if len(values) and int(values.max()) > 1:
+        raise CollectionError(
+            f"column {member.name!r} is uint8 with other values than 0 and 1, and the layout "
+            "says bool: compare it (!= 0), or write dtype: uint8 in the model's config"
+        )
+    if is_tensor(values):
+        import torch
 
-            return values.view(torch.bool)
-        return values.view(np.bool_)
-    check_dtype(member, dtype, repr(member.name))
-    return values
-
-
-def _in_columns(layout: Layout, found: Mapping[str, _Parts]) -> tuple[Collection, set[str]]:
-    """The parts as separate columns, and the names of those that could not stay where they are."""
-    moved: set[str] = set()
-    pieces: dict[str, Any] = {}
-    for member in layout.columns:
-        alignment = layout.alignment_of(member.name)
-        made = []
-        for part in found[member.name].parts:
-            if not _fits(part, alignment):
-                moved.add(member.name)
-                part = _aligned(part, member.dtype, alignment)
-            made.append(part)
-        pieces[member.name] = made if member.kind == "eigen" else made[0]
-    locked = any(each.locked for each in found.values())
-    return Collection.from_columns(layout, pieces, readonly=locked or None), moved
-
-
-def _fits(part: Array | torch.Tensor, alignment: int) -> bool:
-    if is_tensor(part):
-        return part.is_contiguous() and (not part.numel() or part.data_ptr() % alignment == 0)
-    return part.flags.c_contiguous and (not part.size or part.ctypes.data % alignment == 0)
+        return values.view(torch.bool)
+    return values.view(np.bool_)
 
 
 def _aligned(part: Array | torch.Tensor, dtype: str, alignment: int) -> Array | torch.Tensor:
-    """A copy in memory of its own."""
+    """A column itself where it is dense and aligned, else a copy in memory of its own."""
+    dense = part.is_contiguous() if is_tensor(part) else part.flags.c_contiguous
+    address = part.data_ptr() if is_tensor(part) else part.ctypes.data
+    if dense and (not len(part) or address % alignment == 0):
+        return part
     device = Device(part.device) if is_tensor(part) else Device()
-    nbytes, alignment = part.nbytes, max(alignment, DEFAULT_ALIGNMENT)
-    span = allocate(nbytes, alignment, device).at(0, dtype, *part.shape)
+    span = allocate(part.nbytes, max(alignment, DEFAULT_ALIGNMENT), device)
+    span = span.at(0, dtype, *part.shape)
     span.store(part)
     return span.tensor() if is_tensor(part) else span.numpy()
-
-
-def _in_one_buffer(layout: Layout, found: Mapping[str, _Parts], n: int) -> Collection:
-    every = (part for each in found.values() for part in each.parts)
-    device = next((Device(part.device) for part in every if is_tensor(part)), Device())
-    made = Collection(layout, n, device)
-    for name, each in found.items():
-        for k, part in enumerate(each.parts):
-            made.span(name, k).store(part)
-    return made

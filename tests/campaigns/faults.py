@@ -373,7 +373,7 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        "window = _in_a_window(session, inputs, case, expected, tolerances)",
+        'window = _verdict([found], tolerances) or ""',
         'window = ""',
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
