@@ -2,8 +2,8 @@
 
 End to end, from SoA columns to SoA columns: ours bound, against packing them into a row-major
 tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The times of
-`Session.bind`, of `Binding.rebind` and of another n are beside it; and what it costs that the rows of a
-window begin where no column is aligned.
+`Session.bind`, of `Binding.rebind` and of another n are beside it; and what it costs that the rows
+of a window begin where no column is aligned.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def share_of_copies(made: Subject, session: Session, model: Model, n: int, secon
 
 
 def cost_of_a_start(made: Subject, session: Session, n: int, seconds: float) -> str:
-    """Windows that begin where every column is aligned to 128 bytes, and where none is, in one line."""
+    """Windows that begin where every column is aligned to 128 bytes, or none is, in one line."""
     given, written = made.collections(n + 33)
     starts = {
         f"from row {start}": session.bind(

@@ -15,8 +15,8 @@ carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout
 of the artifact. STORAGE is buffer or columns; where all are buffers it is left out, and the first
 line is `soa-arguments 1`: programs that were built before there were two read that. `tile` is there
 where a run goes over so many rows at a time, see soa_call_tile; LIMIT is the largest n then.
-`windows any` is there where windows of larger collections may begin at any row; else they begin where
-every column is aligned. Programs that were built before there was such a line leave it aside.
+`windows any` is there where windows of larger collections may begin at any row; else they begin
+where every column is aligned. Programs that were built before there was such a line leave it aside.
 """
 
 from __future__ import annotations

@@ -135,9 +135,9 @@ class Layout:
     """Ordered columns and their alignment in bytes.
 
     `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column,
-    aligned to 128 unless said otherwise; `columns`, each physical column in memory of its own, as in
-    Arrow. There a column whose elements are larger than the alignment is aligned to its element: 1,
-    the default, asks for no more than that.
+    aligned to 128 unless said otherwise; `columns`, each physical column in memory of its own, as
+    in Arrow. There a column whose elements are larger than the alignment is aligned to its element:
+    1, the default, asks for no more than that.
     """
 
     columns: tuple[Column, ...]
@@ -205,9 +205,7 @@ class Layout:
     @cached_property
     def row_step(self) -> int:
         """Rows from one to the next at which every number is aligned as the first row is."""
-        return max(
-            (self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1
-        )
+        return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
 
     def pitch(self, name: str, n: int) -> int:
         """Bytes from the start of one component of a column to the next, for n elements."""

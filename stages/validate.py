@@ -4,8 +4,8 @@ Each case runs the artifact as production does: bound to collections, outputs wr
 Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
 an element never written, a byte written outside the rows in use, an input that changes, or an
 answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
-touch: an artifact that reads past an end is killed, in the child process that validates it. Then the
-rows are those of larger collections, from odd ones on: where that gives no right answers, it is
+touch: an artifact that reads past an end is killed, in the child process that validates it. Then
+the rows are those of larger collections, from odd ones on: where that gives no right answers, it is
 refused if a layout asks for no more than an element's alignment, else windows like that are.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 

@@ -343,7 +343,9 @@ class Collection:
     def data_ptr(self) -> int:
         """Address of the buffer; raises CollectionError for separate columns and for a window."""
         if self._buffer is None or self._parent is not None:
-            raise CollectionError("separate columns, or a window's, have one address each: span(...)")
+            raise CollectionError(
+                "separate columns, or a window's, have one address each: span(...)"
+            )
         return self._buffer.address
 
     def rows(self, n: int) -> Self:
@@ -399,12 +401,14 @@ class Collection:
 
     def __repr__(self) -> str:
         """Its columns with their dtypes and first rows; memory of a GPU is not read."""
-        storage = "one buffer" if self.layout.storage == "buffer" else "separate columns"
-        where = f", from row {self.start:,} of {self.whole.n:,}" if self._parent else ""
-        room = f", room for {self.capacity:,}" if self.capacity > self.n else ""
-        locked = ", read-only" if self.readonly else ""
-        copied = f", copied: {', '.join(self.copied)}" if self.copied else ""
-        lines = [f"Collection of {self.n:,} rows{where}{room}: {storage} on {self.device}{locked}{copied}"]
+        notes = {
+            f"from row {self.start:,} of {self.whole.n:,}": self._parent is not None,
+            f"room for {self.capacity:,}": self.capacity > self.n,
+            "read-only": self.readonly,
+            f"copied: {', '.join(self.copied)}": bool(self.copied),
+        }
+        said = ", ".join(note for note, holds in notes.items() if holds)
+        lines = [f"Collection of {self.n:,} rows on {self.device}{', ' * bool(said)}{said}"]
         shown = self.layout.columns[:_COLUMNS_SHOWN]
         kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
         widths = max(map(len, kinds)), max(map(len, kinds.values()))
@@ -421,7 +425,10 @@ class Collection:
         spans = [self.span(member.name, member.component_of(i)) for i in range(member.components)]
         bfloat16 = member.dtype == "bfloat16"
         parts = [(s.first(n).tensor() if bfloat16 else s.first(n).numpy()).tolist() for s in spans]
-        rows = [[f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in zip(*parts, strict=True)]
+        rows = [
+            [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row]
+            for row in zip(*parts, strict=True)
+        ]
         values = [f"[{' '.join(row)}]" if member.shape else row[0] for row in rows]
         return "  ".join(values + ["…"] * (member.kind != "scalar" and self.n > n))
 

@@ -107,7 +107,8 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
         )
     shape = tuple(tensor.shape)
     _require_contiguous(tensor.is_contiguous(), tuple(tensor.stride()), shape, "memory")
-    flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
+    dense = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    flat = dense.view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
     found = span_of(flat)._replace(readonly=readonly)
     return Foreign(found, dtype_name(tensor.dtype), shape)
 

@@ -18,11 +18,10 @@ from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.outgoing import to_numpy
-from soa.memory.span import Array, Device, allocate, is_tensor
+from soa.memory.span import Device, allocate, is_tensor
 
 if TYPE_CHECKING:
     import awkward as ak
-    import torch
 
 # Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
@@ -34,14 +33,14 @@ def as_collection(
 ) -> Collection:
     """`data` as a collection, in place where its memory can be bound as it is.
 
-    `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and whatever else speaks DLPack,
+    `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and what else speaks DLPack,
     Arrow, Awkward, pandas, polars, h5py); a structured array; an Arrow table or record batch; an
     Awkward array of flat records; a DataFrame of pandas or polars; a group or compound dataset of
     h5py; an .npz file. Scalars are single values of a dict.
 
     With `layout` (a model's: `session.layout("jets")`) its columns are looked up by name and the
-    others left alone; a `buffer` layout takes a copy of all. Without, every column is taken, each in
-    memory of its own. `fill` has a value by column for what is missing there.
+    others left alone; a `buffer` layout takes a copy of all. Without, every column is taken, each
+    in memory of its own. `fill` has a value by column for what is missing there.
 
     `Collection.copied` names the columns that had to be copied: chunks, gaps between elements, bits
     for booleans, filled values, files, an alignment that is not there. Such a collection is
@@ -61,7 +60,9 @@ def as_collection(
     wanted = names if layout is None else list(layout.by_name)
     found = {name: _values(name, column(name), (fill or {}).get(name)) for name in wanted}
     if layout is None:
-        layout = Layout([_member_of(name, each.values) for name, each in found.items()], 1, "columns")
+        layout = Layout(
+            [_member_of(name, each.values) for name, each in found.items()], 1, "columns"
+        )
     apart = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
     copied = {name for name, each in found.items() if each.copied or loads}
     pieces: dict[str, Any] = {}
@@ -154,7 +155,7 @@ def _values(name: str, value: Any, fill: Any) -> _Found:
 
 
 def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
-    array = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
+    array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
     if array.dtype.hasobject:
         raise CollectionError(
@@ -162,7 +163,7 @@ def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
             "number for each element"
         )
     if np.ma.is_masked(array):
-        count = int(np.ma.count_masked(array))
+        count = int(np.ma.getmaskarray(array).sum())
         array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
     array = np.ma.getdata(array)
     if not array.dtype.isnative:
@@ -298,7 +299,7 @@ def _of_dtype(member: Column, values: Any) -> Any:
     return values.view(np.bool_)
 
 
-def _aligned(part: Array | torch.Tensor, dtype: str, alignment: int) -> Array | torch.Tensor:
+def _aligned(part: Any, dtype: str, alignment: int) -> Any:
     """A column itself where it is dense and aligned, else a copy in memory of its own."""
     dense = part.is_contiguous() if is_tensor(part) else part.flags.c_contiguous
     address = part.data_ptr() if is_tensor(part) else part.ctypes.data

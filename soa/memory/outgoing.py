@@ -1,6 +1,6 @@
 """A collection's columns as other libraries hold them, in place where they can.
 
-`collection["pt"]` is NumPy's view of a column and `collection.tensor("pt")` torch's, and both export
+`collection["pt"]` is NumPy's view of a column, `collection.tensor("pt")` torch's, and both export
 DLPack. An Eigen column is a struct (Arrow) or a record (Awkward) of its entries, row by row: `e0,
 e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All that is here is of CPU memory; what comes
 out keeps it alive, and sees what is written to it later unless it was copied.

@@ -171,15 +171,17 @@ int main(int, char **argv) {
   attempt("d", {x + 1});
   attempt("q", {x});
   // Rows 5 to 14 of all, into rows 7 to 16 of others.
-  model.bind({{"jets", good, 64}, {"tags", {{"x", {wide + 64}}, {"z", {wide + 128, wide + 192}}}, 64}})();
+  const soa::Columns whole = {{"x", {wide + 64}}, {"z", {wide + 128, wide + 192}}};
+  model.bind({{"jets", good, 64}, {"tags", whole, 64}})();
   const soa::Memory rows("tags", {{"x", {other}}, {"z", {other + 64, other + 128}}}, 9, 64, 7);
   model.bind({{"jets", good, 9, 64, 5}, rows})();
   double worst = 0, around = 0;
   for (int k = 0; k < 3; ++k) {
     for (int i = 0; i < 64; ++i) {
       const bool inside = i >= 7 && i < 16;
-      if (inside) worst = std::max(worst, std::fabs(double(other[64 * k + i]) - wide[64 + 64 * k + i - 2]));
-      if (!inside) around = std::max(around, std::fabs(double(other[64 * k + i])));
+      const double found = other[64 * k + i], wanted = wide[64 + 64 * k + i - 2];
+      if (inside) worst = std::max(worst, std::fabs(found - wanted));
+      if (!inside) around = std::max(around, std::fabs(found));
     }
   }
   std::printf("%d %g\n", worst < 1e-5, around);

@@ -141,8 +141,16 @@ def test_the_models_dtype_and_shape() -> None:
         (("pt", "q"), {}, "block 'features' has columns of float32, int8: say which dtype"),
         (("pt",), {"dtype": "float"}, "block 'features': unknown dtype 'float'"),
         (("pt",), {"dtype": "uint64"}, "block 'features': unknown dtype 'uint64'"),
-        (("hit",), {"layout": CARRIES}, "block 'features' names 'hit', which is opaque12: .* no model gets"),
-        (("event",), {"layout": CARRIES}, "block 'features' names 'event', which is uint64: .* no model gets"),
+        (
+            ("hit",),
+            {"layout": CARRIES},
+            "block 'features' names 'hit', which is opaque12: .* no model gets",
+        ),
+        (
+            ("event",),
+            {"layout": CARRIES},
+            "block 'features' names 'event', which is uint64: .* no model gets",
+        ),
         (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
         (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
     ],

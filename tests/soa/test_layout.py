@@ -85,9 +85,10 @@ def test_components_are_column_major() -> None:
 
 CARRIED = (opaque("hit", 12), column("id", "uint64"), Column("head", "opaque300", "scalar"))
 
-# The size and pointer arithmetic of SoALayout.h for MEMBERS, CARRIED and one more: alignSize as today, and the form of
-# older releases, whose unsigned wrap-around at n = 0 must come out the same. Eigen::Map with an
-# inner stride puts coefficient (row, col) of a column-major matrix at (col * rows + row) * stride.
+# The size and pointer arithmetic of SoALayout.h for MEMBERS, CARRIED and one more: alignSize as
+# today, and the form of older releases, whose unsigned wrap-around at n = 0 must come out the same.
+# Eigen::Map with an inner stride puts coefficient (row, col) of a column-major matrix at
+# (col * rows + row) * stride.
 PROGRAM = r"""
 #include <array>
 #include <cstddef>

@@ -428,9 +428,7 @@ def test_columns_of_an_elements_alignment_are_validated_so(fault: str) -> None:
     reference = rogues.reference(signature)
     right = WhereAligned(lambda n, y: None)
     assert validate_session(Session(signature, right), "by hand", reference, TIGHT).windows
-    report = validate_session(
-        Session(signature, WhereAligned(then)), "by hand", reference, TIGHT
-    )
+    report = validate_session(Session(signature, WhereAligned(then)), "by hand", reference, TIGHT)
     assert report.reason is not None and says in report.reason
 
 
@@ -458,7 +456,10 @@ def test_columns_begin_at_odd_elements_in_validation() -> None:
 def test_opaque_members_are_carried_and_never_touched(tmp_path: Path) -> None:
     columns = [opaque("hit", 12), *(column(name, "float32") for name in mlps.FEATURES)]
     signature = Signature.build(
-        {"jets": Layout([*columns, column("id", "uint64")]), "tags": mlp_signature().layouts["tags"]},
+        {
+            "jets": Layout([*columns, column("id", "uint64")]),
+            "tags": mlp_signature().layouts["tags"],
+        },
         [Block("features", "jets", mlps.FEATURES)],
         [Block("probabilities", "tags", mlps.CLASSES)],
         {"n": RowRange(0, 40)},

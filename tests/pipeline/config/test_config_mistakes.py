@@ -51,7 +51,12 @@ BAD = [
     ("pt, dtype: float32", "p-t, dtype: float32", 12, "columns[0].name: found 'p-t'; allowed: le"),
     ("pt, dtype: float32", "pt, dtype: int8, opaque: 3", 12, "found both dtype and opaque"),
     ("pt, dtype: float32", "pt, opaque: 0", 12, "columns[0].opaque: found 0; it should be greater"),
-    ("pt, dtype: float32", "pt, opaque: 12", 24, "inputs[0]: block 'features' names 'pt', which is"),
+    (
+        "pt, dtype: float32",
+        "pt, opaque: 12",
+        24,
+        "inputs[0]: block 'features' names 'pt', which is",
+    ),
     ("pt, dtype: float32", "pt, dtype: uint64", 24, "block 'features' names 'pt', which is uint64"),
     ("eigen: [3]", "eigen: 3", 13, "columns[1].eigen: found 3; expected a list"),
     ("eigen: [3]", "eigen: []", 13, "columns[1].eigen: found no entry; expected at least 1"),

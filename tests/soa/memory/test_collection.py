@@ -108,7 +108,7 @@ def test_opaque_members(storage: Any) -> None:
     other = Collection(layout, 5)
     other.copy_from(collection)
     assert other["hit"].tobytes() == values.tobytes()
-    with pytest.raises(CollectionError, match="column 'hit' .* 12 bytes a row"):
+    with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
         Collection.from_arrays(layout, {**given, "hit": values["id"]})
 
 
@@ -218,7 +218,7 @@ def test_its_text() -> None:
     collection["x"][:] = [1.5, 20000]
     collection["dir"][1] = [1, 2, 3]
     assert repr(collection).splitlines() == [
-        "Collection of 2 rows, room for 5: one buffer on cpu",
+        "Collection of 2 rows on cpu, room for 5",
         "  x    float32        1.5  2e+04",
         "  dir  float32[3]     [0 0 0]  [1 2 3]",
         "  m    float32[2, 3]  [0 0 0 0 0 0]  [0 0 0 0 0 0]",
@@ -228,7 +228,7 @@ def test_its_text() -> None:
         [column("h", "bfloat16"), opaque("o", 3), *(column(f"c{i}", "bool") for i in range(30))]
     )
     head, *lines = repr(Collection(many, 1000).window(10, 20)).splitlines()
-    assert "10 rows, from row 10 of 1,000" in head
+    assert "10 rows" in head and "from row 10 of 1,000" in head
     assert lines[0].split() == ["h", "bfloat16", *["0"] * 4, "…"]
     assert lines[1].split() == ["o", "opaque3"] and "12 more" in lines[-1]
 
@@ -361,7 +361,7 @@ def test_bfloat16_columns() -> None:
     [
         ({"x": np.arange(5)}, "column 'x' is int64, the layout says float32"),
         ({"x": aligned_array(np.arange(5), ">f4")}, "column 'x' is >f4, the layout says float32"),
-        ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is .*'a'"),
+        ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is opaque4"),
         ({"x": torch.arange(5)}, "column 'x' is int64"),
         ({"x": bytes(20)}, "column 'x' is uint8"),
         ({"x": [1.0]}, "column 'x': cannot view a list as memory"),

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soa.errors import CollectionError
+from soa.errors import CollectionError, LayoutError
 from soa.layout import Layout, column, eigen, opaque, scalar
 from soa.memory import Collection, as_collection
 from tests.soa.exporters import OnlyDLPack, aligned_array
@@ -184,12 +184,12 @@ def test_opaque_columns_in_place() -> None:
     layout = Layout([opaque("hit", 12), column("x", "float32")], storage="columns")
     x, hits = np.arange(3, dtype="f4"), np.arange(9, dtype="f4").reshape(3, 3)
     struct = np.zeros(3, [("a", "f4"), ("b", "u1", 8)])
-    for given in (hits, struct, hits.view("V12")[:, 0]):
-        collection = as_collection({"hit": given, "x": x}, layout)
-        assert collection["hit"].ctypes.data == given.ctypes.data and not collection.copied
+    for hit in (hits, struct, hits.view("V12")[:, 0]):
+        collection = as_collection({"hit": hit, "x": x}, layout)
+        assert collection["hit"].ctypes.data == hit.ctypes.data and not collection.copied
         assert collection.tensor("hit").shape == (3, 12)
     assert as_collection({"hit": hits[::-1], "x": x}, layout).copied == ("hit",)
-    with pytest.raises(CollectionError, match="column 'hit' .* 12 bytes a row"):
+    with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
         as_collection({"hit": hits[:, :2], "x": x}, layout)
 
 
@@ -306,7 +306,7 @@ def test_booleans_of_arrow_are_bits() -> None:
         ak.Array([np.float32(1), None, np.float32(3)]),
         pd.Series([1, None, 3], dtype="Float32"),
         pd.Series([1, None, 3], dtype=pd.ArrowDtype(pa.float32())),
-        np.ma.masked_array(np.array([1, 2, 3], "f4"), [0, 1, 0]),
+        np.ma.masked_array(np.array([1, 2, 3], "f4"), [False, True, False]),
     ],
     ids=["arrow", "cast", "awkward", "pandas", "pandas of arrow", "numpy"],
 )
@@ -405,31 +405,31 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
         ({"x": pa.array([None])}, None, "column 'x' is null: cast"),
         ({"x": STRUCT}, None, "'x' has several entries an element: give the layout"),
         ({"x": pa.array([1.0])}, VECTOR, r"'x' is eigen \[2\] in the layout; .* shape \(1,\)"),
-        ({"q": STRUCT, "pt": PT[:1]}, PICKED, r"'q' is column \[\] in the layout; .* a struct"),
+        ({"q": STRUCT, "pt": PT[:1]}, PICKED, "'q' is column in the layout; .* a struct"),
         ({"x": np.zeros((3, 3))}, VECTOR, r"'x' is eigen \[2\] in the layout; .* \(3, 3\)"),
         ({"pt": PT}, PICKED, "no column 'q', there are: pt"),
         ({"x": PT.astype("f8")}, ONE, "'x' is float64, the layout says .*dtype: float64"),
-        ({"x": PT.astype("M8[s]")}, None, r"column 'x' is datetime64\[s\]"),
+        ({"x": PT.astype("M8[s]")}, None, r"column 'x': unknown dtype 'datetime64\[s\]"),
         ({"x": np.array(["a", None])}, None, "column 'x' holds Python objects, such as strings"),
         ({"x": [[1.0], [2.0, 3.0]]}, None, "column 'x': .*inhomogeneous"),
         ({"x": torch.zeros(3).to_sparse()}, ONE, "column 'x': "),
-        (pa.table({"x": [1, 2]}), SCALAR, r"'x' is a scalar .*found shape \(2,\): in a dict"),
+        (pa.table({"x": [1, 2]}), SCALAR, r"'x' is scalar in the layout; found shape \(2,\), not one value"),
         (pa.table([[1], [2]], names=["x", "x"]), None, "two columns are called 'x'"),
         (pd.DataFrame([[1, 2]], columns=["x", "x"]), None, "two columns are called 'x'"),
         (pd.DataFrame({"x": ["a"]}), None, "column 'x' is large_string: cast it"),
-        ({"x": PT, "y": PT[1:]}, None, "different lengths: x 40, y 39"),
-        (PT, None, r"a ndarray has no columns with names: .*Collection\.wrap"),
-        (PT.tobytes(), ONE, "a bytes has no columns with names"),
-        (pa.array([1.0]), None, "a DoubleArray has no columns with names"),
-        (ak.Array([1.0]), None, "a Array has no columns with names"),
-        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is jagged .*ak\.flatten"),
-        (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is jagged .*ak\.flatten"),
+        ({"x": PT, "y": PT[1:]}, None, r"different lengths: x \[40\], y \[39\]"),
+        (PT, None, r"a ndarray without columns .*Collection\.wrap"),
+        (PT.tobytes(), ONE, "a bytes without columns"),
+        (pa.array([1.0]), None, "a DoubleArray without columns"),
+        (ak.Array([1.0]), None, "a Array without columns"),
+        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
+        (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
         (ak.Array([{"x": 1}, {"x": "a"}]), None, "column 'x' is .*Union"),
         (ak.Array([{"x": {"a": 1}}]), None, "column 'x' has several entries .* give the layout"),
     ],
 )
 def test_what_cannot_be_taken(data: Any, layout: Any, says: str) -> None:
-    with pytest.raises(CollectionError, match=says) as caught:
+    with pytest.raises((CollectionError, LayoutError), match=says) as caught:
         as_collection(data, layout)
     assert "\n" not in str(caught.value)
 

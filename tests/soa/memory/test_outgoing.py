@@ -1,4 +1,4 @@
-"""A collection's columns in other libraries: the same addresses, or a refusal that says what to do."""
+"""A collection's columns in other libraries: the same addresses, or a refusal."""
 
 from __future__ import annotations
 

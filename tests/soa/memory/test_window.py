@@ -40,7 +40,12 @@ def filled(storage: Any, n: int = 50) -> Collection:
 def test_a_window_is_those_rows(storage: Any, start: int, stop: int) -> None:
     whole = filled(storage)
     rows = whole.window(start, stop)
-    assert (rows.n, rows.capacity, rows.start, rows.whole) == (stop - start, stop - start, start, whole)
+    assert (rows.n, rows.capacity, rows.start, rows.whole) == (
+        stop - start,
+        stop - start,
+        start,
+        whole,
+    )
     for name in ("x", "q", "hit"):
         assert rows[name].tobytes() == whole[name][start:stop].tobytes()
         if rows.n:
