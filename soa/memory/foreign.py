@@ -152,7 +152,8 @@ class _Exporter:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        self.readonly = False
+        # JAX shares what it has made, and does not say so.
+        self.readonly = type(memory).__module__.startswith("jax")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self.memory.__dlpack_device__()
@@ -168,7 +169,7 @@ class _Exporter:
                 raise CollectionError(
                     f"this {type(self.memory).__name__} exports a copy of its memory"
                 )
-            self.readonly = bool(flags & _READ_ONLY)
+            self.readonly |= bool(flags & _READ_ONLY)
         return capsule
 
 

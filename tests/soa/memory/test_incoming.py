@@ -413,7 +413,11 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
         ({"x": np.array(["a", None])}, None, "column 'x' holds Python objects, such as strings"),
         ({"x": [[1.0], [2.0, 3.0]]}, None, "column 'x': .*inhomogeneous"),
         ({"x": torch.zeros(3).to_sparse()}, ONE, "column 'x': "),
-        (pa.table({"x": [1, 2]}), SCALAR, r"'x' is scalar in the layout; found shape \(2,\), not one value"),
+        (
+            pa.table({"x": [1, 2]}),
+            SCALAR,
+            r"'x' is scalar in the layout; found shape \(2,\), not one value",
+        ),
         (pa.table([[1], [2]], names=["x", "x"]), None, "two columns are called 'x'"),
         (pd.DataFrame([[1, 2]], columns=["x", "x"]), None, "two columns are called 'x'"),
         (pd.DataFrame({"x": ["a"]}), None, "column 'x' is large_string: cast it"),
