@@ -24,6 +24,7 @@ from registry.mlflow import Field, fields, is_frame
 from registry.ref import Ref
 from runtime.errors import LoadError
 from runtime.session import Session
+from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError, SoaPipelineError
 from soa.layout import Layout
 from soa.memory import Collection, as_collection, to_numpy
@@ -147,6 +148,11 @@ def _checked(field: Field, given: Mapping[str, Array]) -> Array:
     array = np.asarray(given[field.name])
     if field.rows is None and array.ndim == 0:
         array = array.reshape(1)
+    if array.dtype != numpy_dtype(field.column.dtype):
+        raise CollectionError(
+            f"column {field.name!r} is {array.dtype}, the model was compiled for "
+            f"{field.column.dtype}"
+        )
     needed = field.shape(len(array) if array.ndim else 0)
     if array.shape != needed:
         raise CollectionError(f"column {field.name!r} has shape {array.shape}, needed {needed}")

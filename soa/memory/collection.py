@@ -119,7 +119,9 @@ class Collection:
         column has. Raises CollectionError otherwise.
         """
         if layout.storage != "buffer":
-            raise CollectionError("this layout has separate columns: use Collection.from_columns")
+            raise CollectionError(
+                "this layout has separate columns: use Collection.from_columns or as_collection"
+            )
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
         found = import_bytes(memory, nbytes, device)
@@ -157,7 +159,10 @@ class Collection:
         dtype and aligned to `layout.alignment_of` it.
         """
         if layout.storage != "columns":
-            raise CollectionError("this layout is one buffer: use Collection.wrap or from_arrays")
+            raise CollectionError(
+                "this layout is one buffer: use Collection.wrap or from_arrays; with "
+                "storage: columns in the model's config separate columns are taken"
+            )
         _check_names(layout, columns)
         spans_of: dict[str, list[Span]] = {}
         for member in layout.columns:
