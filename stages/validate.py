@@ -218,7 +218,7 @@ def validate_here(
         else:
             inputs = read_set(kept, Path(reference))
             report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
-    if keep_memory and out_of_memory(RuntimeError(report.reason)):
+    if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
         raise MemoryError(report.reason)
     return report.to_dict()
 
