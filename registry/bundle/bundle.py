@@ -99,6 +99,11 @@ class Bundle(Sealed):
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
     """By target."""
 
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        targets = [f"{t} {r.choice()} {r.status}" for t, r in manifest.targets.items()]
+        return f"Bundle({manifest.name} {self.digest[:12]} in {self.path}: {', '.join(targets)})"
+
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
         """Refuse, with a BundleError naming the file, whatever is not the sealed bundle.

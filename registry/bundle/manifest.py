@@ -115,6 +115,8 @@ class Candidate(Record):
     """Relative to the bundle; the engine opens the first."""
     tile: Annotated[int, Field(ge=1)] | None = None
     """How many rows run at a time; None: all."""
+    windows: bool = False
+    """Whether it was validated on rows of larger collections, from odd ones on."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
