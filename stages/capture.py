@@ -30,7 +30,6 @@ from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
     InFront,
     Precision,
-    Preprocessed,
     SoaProgram,
     TracedProgram,
     in_precision,
@@ -186,7 +185,9 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
-    users = model.model if isinstance(model, Preprocessed) else model
+    users = model
+    while isinstance(users, InFront):
+        users = users.model
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))

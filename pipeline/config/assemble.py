@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.expressions import features_of
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, InputConfig
 from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
-from soa.signature import Signature
+from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.model import ModelSource, load_callable, precision_tolerance
+from stages.model import Inputs, Mask, ModelSource, Padding, load_callable, precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs
 
 
@@ -26,8 +26,33 @@ def source_of(config: Config) -> ModelSource:
         preprocess=tuple(
             features_of(block.preprocess, config.members(block)) if block.preprocess else None
             for block in config.inputs
-        ),
+            if not block.mask
+        )
+        + (None,) * len(config.signature().jagged),
+        padding=_padding(config),
     )
+
+
+def _padding(config: Config) -> Inputs:
+    """Each input of the model by its place among the blocks; () where it has the blocks."""
+    signature = config.signature()
+    place = {bound.name: i for i, bound in enumerate(signature.inputs)}
+    items = {b.block.collection: place[b.name] for b in signature.inputs if b.plan.kind != "scalars"}
+
+    def made(block: InputConfig) -> int | Padding | Mask:
+        jagged = config.jagged(block)
+        if jagged is None:
+            return place[block.name]
+        offsets, length = place[offsets_of(block.collection)], jagged.length
+        if block.mask:
+            shape = block.shape or (1, length)
+            return Mask(items[block.collection], offsets, length, shape, block.dtype or "float32")
+        value = block.pad
+        if value is None:
+            value = block.preprocess.pad if block.preprocess else 0.0
+        return Padding(place[block.name], offsets, length, value, block.shape is not None)
+
+    return tuple(map(made, config.inputs)) if signature.jagged else ()
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
 from soa.errors import SoaPipelineError
 from soa.layout import IDENTIFIER
+from soa.signature import offsets_of
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, Config
@@ -108,13 +110,16 @@ def check_config(config: Config) -> list[Problem]:
         layout = layouts.get(block.collection)
         if layout is None or not set(block.columns) <= layout.by_name.keys():
             continue
-        plan = tried(at, plan_block, block.block(), layout)
+        problems += _jagged(config, at, block)
+        if not block.columns:
+            continue
+        plan = tried(at, plan_block, config.block(block), layout)
         if plan and getattr(block, "classifier", False) and len(plan.components) < 2:
             text = "found true; a classifier has two or more columns"
             problems.append(((*at, "classifier"), text))
         if preprocess := getattr(block, "preprocess", None):
             at = (*at, "preprocess")
-            problems += check_preprocess(at, preprocess, block, config.members(block))
+            problems += check_preprocess(at, preprocess, config.block(block), config.members(block))
     if not problems:
         tried((), config.signature)
     return problems
@@ -141,7 +146,16 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         if collection.rows not in config.rows:
             text = f"'rows' has no range for it: {not_among(collection.rows, config.rows)}"
             yield ("collections", name, "rows"), text
-    used = {collection.rows for collection in config.collections.values()}
+        if collection.jagged is None:
+            continue
+        at = ("collections", name, "jagged")
+        if collection.jagged.rows not in config.rows:
+            text = f"'rows' has no range for it: {not_among(collection.jagged.rows, config.rows)}"
+            yield (*at, "rows"), text
+        if (offsets := offsets_of(name)) in config.collections:
+            yield at, f"found a collection {offsets!r}, which is the name of its offsets: rename it"
+    jagged = [c.jagged.rows for c in config.collections.values() if c.jagged]
+    used = {*(collection.rows for collection in config.collections.values()), *jagged}
     for dim in config.rows.keys() - used:
         yield ("rows", dim), f"no collection has these rows: {not_among(dim, sorted(used))}"
     inputs = {block.collection for block in config.inputs} & config.collections.keys()
@@ -150,6 +164,37 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         if name not in columns:
             text = f"not a column of an input collection: {not_among(name, columns)}"
             yield ("reference", "ranges", name), text
+
+
+def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
+    """What a block says of padding, with a jagged collection and without."""
+    jagged = config.jagged(block)
+    mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
+    if jagged is None:
+        if mask or pad is not None:
+            text = f"collection {block.collection!r} has no jagged rows to pad"
+            yield (*at, "mask" if mask else "pad"), text
+        return
+    if at[0] == "outputs":
+        yield (*at, "collection"), "found a jagged collection; a model writes rows, not items"
+        return
+    if mask:
+        if math.prod(block.shape or (jagged.length,)) != jagged.length:
+            text = f"found {list(block.shape or ())}; a mask has {jagged.length} places a row"
+            yield (*at, "shape"), text
+        if block.dtype not in (None, "bool") and "float" not in block.dtype:
+            yield (*at, "dtype"), f"found {block.dtype}; a mask is bool or floating-point"
+        return
+    members, made = config.members(block), getattr(block, "preprocess", None)
+    if block.shape is not None:
+        extents = [math.prod(m.eigen or ()) for m in members]
+        wanted = (jagged.length, len(made.features) * max(extents) if made else sum(extents))
+        if block.shape != wanted:
+            text = f"found {list(block.shape)}; expected {list(wanted)}, or none for the other order"
+            yield (*at, "shape"), text
+    dtypes = [block.dtype] if block.dtype else [m.dtype for m in members]
+    if pad is not None and pad % 1 and not all("float" in dtype for dtype in dtypes):
+        yield (*at, "pad"), f"found {pad:g}; the columns are whole numbers"
 
 
 def _without_tf32(config: Config) -> Iterator[Problem]:

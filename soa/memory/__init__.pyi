@@ -4,6 +4,7 @@ from .arguments import carrier as carrier
 from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes
+from .jagged import from_jagged as from_jagged
 from .span import Device as Device
 from .span import Span as Span
 from .span import allocate as allocate
