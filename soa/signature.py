@@ -183,7 +183,11 @@ class Signature:
         if twice:
             raise SignatureError(f"two blocks are called {twice[0]!r}")
         for name in self.jagged:
-            self._check_jagged(name)
+            offsets = offsets_of(name)
+            if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
+                raise SignatureError(
+                    f"jagged collection {name!r} needs {offsets!r}, of another row dimension"
+                )
         for dim in self.dims:
             if self.ranges[dim].unbounded and self.tile_kinds is None:
                 raise SignatureError(
@@ -216,26 +220,6 @@ class Signature:
         for collection in self.layouts:
             if collection not in used:
                 raise SignatureError(f"collection {collection!r} has no block: remove it")
-
-    def _check_jagged(self, name: str) -> None:
-        offsets = offsets_of(name)
-        if name not in self.layouts or self.layouts.get(offsets) not in (
-            offsets_layout("int32"),
-            offsets_layout("int64"),
-        ):
-            raise SignatureError(
-                f"jagged collection {name!r} needs {offsets!r}: int32 or int64 columns begin and "
-                "end, in storage columns"
-            )
-        if self.rows_of[name] == self.rows_of[offsets]:
-            raise SignatureError(
-                f"the items of jagged collection {name!r} and the rows that they belong to are "
-                f"both {self.rows_of[name]!r}: give them two row dimensions"
-            )
-        if any(out.block.collection in (name, offsets) for out in self.outputs):
-            raise SignatureError(f"an output is written to jagged collection {name!r}")
-        if not any(b.block.collection == name and b.plan.kind != "scalars" for b in self.inputs):
-            raise SignatureError(f"no input reads the items of jagged collection {name!r}")
 
     @cached_property
     def dims(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
 from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.model import Inputs, Mask, ModelSource, Padding, load_callable, precision_tolerance
+from stages.model import ModelSource, Padding, load_callable, precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs
 
 
@@ -33,24 +33,23 @@ def source_of(config: Config) -> ModelSource:
     )
 
 
-def _padding(config: Config) -> Inputs:
+def _padding(config: Config) -> tuple[int | Padding, ...]:
     """Each input of the model by its place among the blocks; () where it has the blocks."""
     signature = config.signature()
     place = {bound.name: i for i, bound in enumerate(signature.inputs)}
-    items = {b.block.collection: place[b.name] for b in signature.inputs if b.plan.kind != "scalars"}
 
-    def made(block: InputConfig) -> int | Padding | Mask:
-        jagged = config.jagged(block)
-        if jagged is None:
+    def made(block: InputConfig) -> int | Padding:
+        if (jagged := config.jagged(block)) is None:
             return place[block.name]
-        offsets, length = place[offsets_of(block.collection)], jagged.length
-        if block.mask:
-            shape = block.shape or (1, length)
-            return Mask(items[block.collection], offsets, length, shape, block.dtype or "float32")
-        value = block.pad
-        if value is None:
-            value = block.preprocess.pad if block.preprocess else 0.0
-        return Padding(place[block.name], offsets, length, value, block.shape is not None)
+        pad = block.preprocess.pad if block.preprocess and block.pad is None else block.pad or 0.0
+        return Padding(
+            place[offsets_of(block.collection)],
+            jagged.length,
+            None if block.mask else place[block.name],
+            pad,
+            block.shape,
+            block.dtype or "float32",
+        )
 
     return tuple(map(made, config.inputs)) if signature.jagged else ()
 

@@ -168,33 +168,21 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
 
 def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
     """What a block says of padding, with a jagged collection and without."""
-    jagged = config.jagged(block)
+    jagged, made = config.jagged(block), getattr(block, "preprocess", None)
     mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
     if jagged is None:
         if mask or pad is not None:
-            text = f"collection {block.collection!r} has no jagged rows to pad"
+            text = f"collection {block.collection!r} is not jagged: nothing is padded"
             yield (*at, "mask" if mask else "pad"), text
-        return
-    if at[0] == "outputs":
+    elif at[0] == "outputs":
         yield (*at, "collection"), "found a jagged collection; a model writes rows, not items"
-        return
-    if mask:
-        if math.prod(block.shape or (jagged.length,)) != jagged.length:
-            text = f"found {list(block.shape or ())}; a mask has {jagged.length} places a row"
-            yield (*at, "shape"), text
-        if block.dtype not in (None, "bool") and "float" not in block.dtype:
-            yield (*at, "dtype"), f"found {block.dtype}; a mask is bool or floating-point"
-        return
-    members, made = config.members(block), getattr(block, "preprocess", None)
-    if block.shape is not None:
-        extents = [math.prod(m.eigen or ()) for m in members]
-        wanted = (jagged.length, len(made.features) * max(extents) if made else sum(extents))
-        if block.shape != wanted:
-            text = f"found {list(block.shape)}; expected {list(wanted)}, or none for the other order"
-            yield (*at, "shape"), text
-    dtypes = [block.dtype] if block.dtype else [m.dtype for m in members]
-    if pad is not None and pad % 1 and not all("float" in dtype for dtype in dtypes):
-        yield (*at, "pad"), f"found {pad:g}; the columns are whole numbers"
+    elif block.shape is not None:
+        extents = [math.prod(member.eigen or ()) for member in config.members(block)]
+        features = len(made.features) * max(extents) if made else sum(extents)
+        wanted = (jagged.length, features)
+        if math.prod(block.shape) != jagged.length if mask else block.shape != wanted:
+            allowed = f"{jagged.length} places" if mask else f"{list(wanted)}, or none to transpose"
+            yield (*at, "shape"), f"found {list(block.shape)}; expected {allowed}"
 
 
 def _without_tf32(config: Config) -> Iterator[Problem]:

@@ -11,8 +11,6 @@ from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Operation as Operation
-from .jagged import Inputs as Inputs
-from .jagged import Mask as Mask
 from .jagged import Padded as Padded
 from .jagged import Padding as Padding
 from .precision import Precision as Precision

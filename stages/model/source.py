@@ -23,7 +23,7 @@ from engines.exported import quiet_torch
 from soa.files import digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
-from stages.model.jagged import Inputs, Padded
+from stages.model.jagged import Padded, Padding
 from stages.model.preprocess import Preprocessed
 
 _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
@@ -47,7 +47,7 @@ class ModelSource:
     weights: Path | None = None
     weights_prefix: str = ""
     preprocess: tuple[Features | None, ...] = ()
-    padding: Inputs = ()
+    padding: tuple[int | Padding, ...] = ()
 
     def fingerprint(self) -> dict[str, str]:
         """What the model is made of, as digests: a change of any of them is another model.

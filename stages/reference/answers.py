@@ -25,13 +25,7 @@ from soa.memory import Collection, Device
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
-from stages.reference.jagged import (
-    by_rows,
-    check_offsets,
-    drawn_offsets,
-    inputs_at,
-    with_every_kind,
-)
+from stages.reference.jagged import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Case = dict[str, int]
@@ -242,12 +236,10 @@ def random_inputs(
         name: {c.name: draw(c, most[name]) for c in signature.layouts[name].columns}
         for name in signature.input_collections
     }
-    for name, length in signature.jagged.items():
+    for name in signature.jagged:
         offsets = offsets_of(name)
-        dtype = found[offsets]["begin"].dtype
-        drawn = drawn_offsets(most[offsets], most[name], dtype, generator)
-        found[offsets] = with_every_kind(drawn, length, most[name])
-    return found
+        found[offsets] = drawn_offsets(found[offsets], most[name], generator)
+    return with_every_kind(signature, found)
 
 
 def check_inputs(
@@ -266,13 +258,7 @@ def check_inputs(
             )
         columns = {**_written_columns(signature, name, n), **given[name]}
         checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.columns}
-    for name, length in signature.jagged.items():
-        offsets, dim = offsets_of(name), signature.rows_of[name]
-        check_offsets(checked[offsets], offsets, None if rows is None else rows[dim])
-        if rows is None:
-            most = signature.ranges[dim].proven
-            checked[offsets] = with_every_kind(checked[offsets], length, most)
-    return checked
+    return with_every_kind(signature, checked) if rows is None else checked
 
 
 def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:

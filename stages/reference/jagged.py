@@ -1,7 +1,7 @@
-"""The reference of jagged rows: padded row by row, with nothing of the code that an artifact has.
+"""The reference of jagged rows: padded in a loop, with nothing of the code that an artifact has.
 
-Of the pool of inputs a case takes the first n rows and the first m items. Where a row's items lie
-beyond these, the case has it without them.
+Of the pool of inputs a case takes the first n rows and the first m items: a row whose items lie
+beyond has fewer there, or none.
 """
 
 from __future__ import annotations
@@ -12,94 +12,69 @@ import torch
 
 from soa.dtypes import torch_dtype
 from soa.signature import Signature, offsets_of
-from stages.errors import ReferenceDataError
-from stages.model import InFront, Inputs, Mask, Padded, Padding
+from stages.errors import CaptureError
+from stages.model import InFront, Padded, Padding
 
-Columns = Mapping[str, torch.Tensor]
+Columns = dict[str, torch.Tensor]
 
 
-class ByRows(InFront):
-    """In place of `Padded`: the same in a loop over the rows."""
+class ByRows(Padded):
+    """The same, row by row."""
 
-    def __init__(self, model: torch.nn.Module, inputs: Inputs) -> None:
-        super().__init__(model)
-        self.inputs = inputs
-
-    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [
-            inputs[one]
-            if isinstance(one, int)
-            else _rows(one, inputs[one.items], inputs[one.offsets].tolist())
-            for one in self.inputs
-        ]
+    def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        spans = inputs[one.offsets].tolist()
+        most = max((end for _, end in spans), default=0)
+        items = torch.ones(max(most, 0)) if one.items is None else inputs[one.items]
+        shape = (len(spans), one.length, *items.shape[1:])
+        found = torch.full(shape, one.value, dtype=items.dtype)
+        for row, (begin, end) in enumerate(spans):
+            if not 0 <= begin <= end <= len(items):
+                raise CaptureError(f"reference row {row} has items {begin}-{end} of {len(items)}")
+            there = min(end - begin, one.length)
+            found[row, :there] = items[begin : begin + there]
+        if one.items is None:
+            place = one.shape or (1, one.length)
+            return found.reshape(len(spans), *place).to(torch_dtype(one.dtype))
+        return found.movedim(1, -1).contiguous() if one.shape is None else found
 
 
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, its jagged inputs padded row by row."""
+    """The model, its jagged inputs padded row by row. It raises CaptureError for wrong offsets."""
     if isinstance(model, Padded):
         return ByRows(model.model, model.inputs)
     return model.around(by_rows(model.model)) if isinstance(model, InFront) else model
 
 
-def _rows(one: Padding | Mask, items: torch.Tensor, spans: list[list[int]]) -> torch.Tensor:
-    n = len(spans)
-    if isinstance(one, Mask):
-        found = torch.zeros(n, one.length)
-    else:
-        found = torch.full((n, one.length, *items.shape[1:]), one.value, dtype=items.dtype)
-    for row, (begin, end) in enumerate(spans):
-        if not 0 <= begin <= end <= len(items):
-            raise ReferenceDataError(f"row {row} has items {begin} … {end} of {len(items)}")
-        there = min(end - begin, one.length)
-        found[row, :there] = 1 if isinstance(one, Mask) else items[begin : begin + there]
-    if isinstance(one, Mask):
-        return found.reshape(n, *one.shape).to(torch_dtype(one.dtype))
-    return found if one.items_first else found.movedim(1, -1).contiguous()
-
-
 def inputs_at(
     signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
-) -> dict[str, dict[str, torch.Tensor]]:
-    """The pool as a case has it: no offset leads beyond its items."""
-    found = {name: dict(columns) for name, columns in inputs.items()}
+) -> dict[str, Columns]:
+    """The pool with no offset beyond the items of a case."""
+    found = dict(inputs)
     for name in signature.jagged:
-        columns = found[offsets_of(name)]
-        for key, values in columns.items():
-            columns[key] = values.clamp(max=case[signature.rows_of[name]])
+        m, offsets = case[signature.rows_of[name]], offsets_of(name)
+        found[offsets] = {key: values.clamp(max=m) for key, values in inputs[offsets].items()}
     return found
 
 
-def drawn_offsets(rows: int, items: int, dtype: torch.dtype, generator: torch.Generator) -> Columns:
-    """Offsets of rows that hold all items one after another: a fifth none, few most of them."""
-    share = torch.rand(rows, generator=generator, dtype=torch.float64) ** 3
-    share[torch.rand(rows, generator=generator) < 0.2] = 0
+def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
+    """In place of these, rows that share the items out: a fifth has none, a few have most."""
+    (n,) = columns["end"].shape
+    share = torch.rand(n, generator=generator, dtype=torch.float64) ** 3
+    share *= torch.rand(n, generator=generator) > 0.2
     total = share.cumsum(0)
-    end = (total / total[-1:].clamp(min=1e-9) * items).to(dtype)
-    return {"begin": torch.cat([end.new_zeros(1), end[:-1]])[:rows], "end": end}
+    end = (total / total[-1].clamp(min=1e-9) * items).to(columns["end"].dtype)
+    return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
 
 
-def check_offsets(columns: Columns, where: str, items: int | None) -> None:
-    """Raise ReferenceDataError unless 0 <= begin <= end (<= items) in every row."""
-    begin, end = columns["begin"], columns["end"]
-    wrong = (begin < 0) | (end < begin)
-    if items is not None:
-        wrong |= end > items
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
-        of = "" if items is None else f" of {items}"
-        raise ReferenceDataError(
-            f"reference collection {where!r}: row {row} has items {int(begin[row])} … "
-            f"{int(end[row])}{of}; needed 0 <= begin <= end <= number of items"
-        )
-
-
-def with_every_kind(columns: Columns, length: int, items: int) -> dict[str, torch.Tensor]:
-    """Offsets whose first rows are what padding may get wrong: overlong, empty, exactly full.
-
-    They take items that other rows have too, so that the rest stays as it is.
+def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
+    """Of each jagged collection the first rows are what padding may get wrong: overlong, empty and
+    exactly full. They take items that other rows have too, so that the rest stays as it is.
     """
-    kinds = [(0, length + 1), (items, items), (1, length + 1)]
-    found = {name: values.clone() for name, values in columns.items()}
-    for row, (begin, end) in enumerate(kinds[: len(columns["begin"])]):
-        found["begin"][row], found["end"][row] = min(begin, items), min(end, items)
+    found = dict(inputs)
+    for name, length in signature.jagged.items():
+        m, offsets = signature.ranges[signature.rows_of[name]].proven, offsets_of(name)
+        found[offsets] = {key: values.clone() for key, values in inputs[offsets].items()}
+        for key, spans in (("begin", (0, m, 1)), ("end", (length + 1, m, length + 1))):
+            values = found[offsets][key]
+            values[:3] = torch.tensor(spans, dtype=values.dtype)[: len(values)].clamp(max=m)
     return found
