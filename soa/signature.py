@@ -93,15 +93,12 @@ class Argument:
 
 
 def offsets_of(collection: str) -> str:
-    """The collection that says which items of a jagged one belong to which row."""
+    """The collection that says where the items of each row are in a jagged one."""
     return f"{collection}_offsets"
 
 
 def offsets_layout(dtype: str = "int64") -> Layout:
-    """The items of a row are those from `begin` up to `end`.
-
-    Of an array of n + 1 offsets these are the views `[:-1]` and `[1:]`; Awkward has them apart too.
-    """
+    """The items of a row are those from `begin` up to `end`."""
     return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
 
 
@@ -109,8 +106,8 @@ def offsets_layout(dtype: str = "int64") -> Layout:
 class Signature:
     """Collections with their layouts and row dimensions, ordered input and output blocks.
 
-    `jagged`: the collections whose elements are items of other rows, those of their offsets
-    (`offsets_of`), with the number of items of a row that the model sees.
+    `jagged`: collections of items that belong to rows of others (`offsets_of`), and how many of a
+    row the model sees.
     """
 
     layouts: Mapping[str, Layout]

@@ -41,15 +41,9 @@ def _padding(config: Config) -> tuple[int | Padding, ...]:
     def made(block: InputConfig) -> int | Padding:
         if (jagged := config.jagged(block)) is None:
             return place[block.name]
+        at, items = place[offsets_of(block.collection)], None if block.mask else place[block.name]
         pad = block.preprocess.pad if block.preprocess and block.pad is None else block.pad or 0.0
-        return Padding(
-            place[offsets_of(block.collection)],
-            jagged.length,
-            None if block.mask else place[block.name],
-            pad,
-            block.shape,
-            block.dtype or "float32",
-        )
+        return Padding(at, jagged.length, items, pad, block.shape, block.dtype or "float32")
 
     return tuple(map(made, config.inputs)) if signature.jagged else ()
 

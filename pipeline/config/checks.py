@@ -142,20 +142,18 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         for i, name in enumerate(block.columns):
             if name not in have:
                 yield (*at, "columns", i), not_among(name, have)
+    used: set[str] = set()
     for name, collection in config.collections.items():
-        if collection.rows not in config.rows:
-            text = f"'rows' has no range for it: {not_among(collection.rows, config.rows)}"
-            yield ("collections", name, "rows"), text
-        if collection.jagged is None:
-            continue
-        at = ("collections", name, "jagged")
-        if collection.jagged.rows not in config.rows:
-            text = f"'rows' has no range for it: {not_among(collection.jagged.rows, config.rows)}"
-            yield (*at, "rows"), text
-        if (offsets := offsets_of(name)) in config.collections:
-            yield at, f"found a collection {offsets!r}, which is the name of its offsets: rename it"
-    jagged = [c.jagged.rows for c in config.collections.values() if c.jagged]
-    used = {*(collection.rows for collection in config.collections.values()), *jagged}
+        at = ("collections", name)
+        counted: dict[Key, str] = {(*at, "rows"): collection.rows}
+        if collection.jagged:
+            counted[*at, "jagged", "rows"] = collection.jagged.rows
+            if offsets_of(name) in config.collections:
+                yield at, f"its offsets are {offsets_of(name)!r}, which is another one: rename one"
+        for at, dim in counted.items():
+            if dim not in config.rows:
+                yield at, f"'rows' has no range for it: {not_among(dim, config.rows)}"
+            used.add(dim)
     for dim in config.rows.keys() - used:
         yield ("rows", dim), f"no collection has these rows: {not_among(dim, sorted(used))}"
     inputs = {block.collection for block in config.inputs} & config.collections.keys()

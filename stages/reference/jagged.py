@@ -57,12 +57,9 @@ def inputs_at(
 
 
 def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
-    """In place of these, rows that share the items out: a fifth has none, a few have most."""
-    (n,) = columns["end"].shape
-    share = torch.rand(n, generator=generator, dtype=torch.float64) ** 3
-    share *= torch.rand(n, generator=generator) > 0.2
-    total = share.cumsum(0)
-    end = (total / total[-1].clamp(min=1e-9) * items).to(columns["end"].dtype)
+    """In place of these, random cuts of the items into rows: many are empty, or long."""
+    shape, dtype = columns["end"].shape, columns["end"].dtype
+    end = torch.randint(0, items + 1, shape, generator=generator).sort().values.to(dtype)
     return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
 
 

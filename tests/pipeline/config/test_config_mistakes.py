@@ -262,7 +262,7 @@ JAGGED = (Path(__file__).parent / "jagged.yaml").read_text()
         ("rows: n, length", "rows: m, length", "8: collections.jets.jagged.rows: 'rows' has no ran"),
         ("rows: n, length", "rows: jet, length", "1: config: jagged collection 'jets' needs 'jets_o"),
         ("length: 16", "length: 0", "8: collections.jets.jagged.length: found 0; it should be great"),
-        ("  out: {", "  jets_offsets: {", "8: collections.jets.jagged: found a collection 'jets_of"),
+        ("  out: {", "  jets_offsets: {", "4: collections.jets: its offsets are 'jets_offsets"),
         ("[16, 2]", "[2, 16]", "11: inputs[0].shape: found [2, 16]; expected [16, 2], or none"),
         ("mask: true", "mask: true, shape: [2, 9]", "12: inputs[1].shape: found [2, 9]; expected 16"),
         ("mask: true", "mask: true, pad: 1", "12: inputs[1]: found pad with mask: true; a mask is"),
