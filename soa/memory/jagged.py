@@ -33,9 +33,10 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     if name not in signature.jagged:
         have = ", ".join(signature.jagged) or "none"
         raise CollectionError(f"{name!r} is not a jagged collection of the model; it has: {have}")
-    rows = data if isinstance(data, ak.Array) else ak.from_arrow(data)
+    array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
+    rows = _rows(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
-    columns = {c.name: _lists(c.name, _rows(rows.layout)) for c in layout.columns}
+    columns = {c.name: _lists(c.name, rows) for c in layout.columns}
     begin, end, _ = next(iter(columns.values()))
     for column, (its_begin, its_end, _) in columns.items():
         if not (np.array_equal(begin, its_begin) and np.array_equal(end, its_end)):
