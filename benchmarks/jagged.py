@@ -1,8 +1,8 @@
 """Jagged columns: padded inside the artifact, or before it: `python -m benchmarks.jagged [N ...]`.
 
 Jets of events as uproot gives them, eight float32 columns, on average six of an event; the network
-sees the first sixteen. Ours takes items and offsets as they lie. The others pad first, with NumPy or
-with Awkward, and run the same network, compiled on padded rows, or eager. All end in the columns of the answer.
+sees the first sixteen. Ours takes items and offsets as they lie. The others pad first, with NumPy
+or with Awkward, and run the same network on padded rows. All end in the columns of the answer.
 """
 
 from __future__ import annotations

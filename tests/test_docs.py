@@ -189,7 +189,8 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
 
     for key in {*keys(config), *Config.model_fields}:
         assert re.search(rf"\b{key}:", text), key
-    tiny = "name: t\nmodel: {factory: model.py:build}\noutputs: [{name: o, collection: t, columns: [y]}]\n"
+    tiny = "name: t\nmodel: {factory: model.py:build}\n"
+    tiny += "outputs: [{name: o, collection: t, columns: [y]}]\n"
     t = "collections:\n  t: {columns: [{name: y, dtype: float32}]}\n"
     (tmp_path / "config.yaml").write_text(tiny + jagged.replace("collections:\n", t))
     assert load_config(tmp_path / "config.yaml").signature().jagged == {"jets": 16}

@@ -1,8 +1,8 @@
 """Score every event of the HZZ file, with its jets and muons where uproot read them.
 
-    pipeline run configs/hzz.yaml
-    pipeline promote hzz-events --to staging
-    python -m examples.hzz.run hzz-events@staging
+pipeline run configs/hzz.yaml
+pipeline promote hzz-events --to staging
+python -m examples.hzz.run hzz-events@staging
 """
 
 from __future__ import annotations

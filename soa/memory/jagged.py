@@ -6,7 +6,6 @@ where the items of a row begin and end are two views of the offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,9 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
     lists = _rows(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
         kind = type(lists).__name__
-        raise CollectionError(f"column {name!r} has no list in every row ({kind}), as jagged ones do")
+        raise CollectionError(
+            f"column {name!r} has no list in every row ({kind}), as jagged ones do"
+        )
     content = _unmasked(lists.content)
     if not rows.is_record:
         if not content.is_record:

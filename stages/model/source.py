@@ -36,8 +36,8 @@ class ModelSource:
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
     `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
-    an entry for each input block, or none at all; `padding` one for each input of the model, or none
-    where these are the blocks.
+    an entry for each input block, or none at all; `padding` one for each input of the model, or
+    none where these are the blocks.
     """
 
     factory: str | None = None

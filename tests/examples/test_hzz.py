@@ -40,7 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("hzz")
     text = CONFIG.read_text().replace("../examples", str(CONFIG.parents[1] / "examples"))
     (folder / "hzz.yaml").write_text(
-        f"{text}\ntargets: [cpu/x86-64-v3]\nengines: [aoti, exported]\ncompile: {{benchmark_s: 1}}\n"
+        text + "\ntargets: [cpu/x86-64-v3]\nengines: [aoti, exported]\ncompile: {benchmark_s: 1}\n"
     )
     registry = Registry(f"sqlite:///{folder}/registry.db")
     made = run(folder / "hzz.yaml", registry, folder / "work")

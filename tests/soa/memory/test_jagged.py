@@ -116,7 +116,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
         (ak.Array([{"pt": 1.0, "q": 1}]), "column 'q' has no list in every row"),
         (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
         (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),
-        (of_records().mask[np.array([True, False, True, True])], "has no list in every row"),
+        (ak.mask(of_records(), np.array([True, False, True, True])), "has no list in every row"),
         (ak.Array([[{"pt": 1.0, "q": None}]]), "column 'q' may have missing values"),
         (ak.Array([[{"pt": 1.0, "q": 1}]]), "column 'q' is int64, the layout says int8"),
         (pa.table({"pt": [1.0], "q": [1]}), "column 'q' has no list in every row"),
@@ -139,5 +139,5 @@ def test_items_that_an_index_picks_are_refused_by_advice() -> None:
 
 
 def test_a_collection_that_is_not_jagged_is_named() -> None:
-    with pytest.raises(CollectionError, match="'out' is not a jagged collection .*: jets"):
+    with pytest.raises(CollectionError, match=r"'out' is not a jagged collection .*: jets"):
         from_jagged(of_records(), signature(), "out")

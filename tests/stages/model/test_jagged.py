@@ -53,7 +53,9 @@ def echoed(paddings: list[int | Padding], *blocks: Tensor) -> tuple[list[Tensor]
 def test_padding_is_awkwards(
     counts: list[int], length: int, value: float, dtype: torch.dtype, order: Any
 ) -> None:
-    array = ak.unflatten(np.arange(1.0, sum(counts) + 1, dtype=np.float32), np.array(counts, np.int64))
+    array = ak.unflatten(
+        np.arange(1.0, sum(counts) + 1, dtype=np.float32), np.array(counts, np.int64)
+    )
     ends = np.cumsum([0, *counts])
     rows = order.sample(range(len(counts)), len(counts))  # as Awkward's starts and stops may lie
     offsets = torch.tensor([[ends[row], ends[row + 1]] for row in rows], dtype=dtype).reshape(-1, 2)
@@ -161,7 +163,7 @@ def signature(storage: Storage = "columns", events: int = 70, jets: int = 500) -
             Block("jets_offsets", "jets_offsets", ("begin", "end")),
         ],
         [Block("scores", "scores", ("a", "b"))],
-        {"n": RowRange(0, events, (33,)), "jet": RowRange(0, jets, (200,))},
+        {"n": RowRange(0, events), "jet": RowRange(0, jets)},
         {"jets": "jet"},
         jagged={"jets": LENGTH},
     )
