@@ -261,12 +261,24 @@ def _export_convention(
                 wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
             )
             functional: ExportedProgram = exported.run_decompositions({})
+            _keep_apart(functional)
             return functional
         except Exception as error:
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
                 f"({where_raised(error)}): {first_line(error)}"
             ) from error
+
+
+def _keep_apart(program: ExportedProgram) -> None:
+    """Columns that are stacked and taken apart again are not stacked, which would copy them."""
+    for node in program.graph.nodes:
+        args: Any = node.args
+        if node.target is torch.ops.aten.select.int and (
+            args[0].target is torch.ops.aten.stack.default and args[0].args[1:] == args[1:2]
+        ):
+            node.replace_all_uses_with(args[0].args[0][args[2]])
+    program.graph.eliminate_dead_code()
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:

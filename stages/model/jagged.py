@@ -59,7 +59,8 @@ class Padded(InFront):
         return Padded(model, self.inputs)
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        begin, end = inputs[one.offsets].to(torch.int64).unsqueeze(2).unbind(1)
+        offsets = inputs[one.offsets]
+        begin, end = (offsets.select(1, k).to(torch.int64).unsqueeze(1) for k in (0, 1))
         index = begin + self.steps[: one.length]
         exists = index < end
         if one.items is None:
@@ -69,7 +70,9 @@ class Padded(InFront):
         wrong = (begin < 0) | (end < begin) | (end > count)
         # Behind the last item lies one more, for the places without: also where there is no item.
         index = torch.where(exists & ~wrong, index, count)
-        features = [pad(x, (0, 1), value=one.value)[index] for x in items.flatten(1).unbind(1)]
+        flat = items.flatten(1)
+        columns = [flat.select(1, k) for k in range(flat.shape[1])]
+        features = [pad(column, (0, 1), value=one.value)[index] for column in columns]
         if items.is_floating_point():
             features = [feature.masked_fill(wrong, torch.nan) for feature in features]
         if one.shape is not None:
