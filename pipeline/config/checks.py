@@ -165,15 +165,13 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
 
 
 def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
-    """What a block says of padding, with a jagged collection and without."""
+    """What a block says of padding, where its collection is jagged and where it is not."""
     jagged, made = config.jagged(block), getattr(block, "preprocess", None)
     mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
     if jagged is None:
         if mask or pad is not None:
             text = f"collection {block.collection!r} is not jagged: nothing is padded"
             yield (*at, "mask" if mask else "pad"), text
-    elif at[0] == "outputs":
-        yield (*at, "collection"), "found a jagged collection; a model writes rows, not items"
     elif block.shape is not None:
         extents = [math.prod(member.eigen or ()) for member in config.members(block)]
         features = len(made.features) * max(extents) if made else sum(extents)

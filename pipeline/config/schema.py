@@ -150,10 +150,7 @@ class ColumnConfig(_Part):
 
 
 class JaggedConfig(_Part):
-    """The collection holds the items of rows `rows`; the model sees the first `length` of each.
-
-    `offsets`: the dtype of where a row's items begin and end, as the data has it.
-    """
+    """The collection has items of rows `rows`; the model sees the first `length` of each."""
 
     rows: str
     length: PositiveInt
@@ -206,9 +203,7 @@ class PreprocessConfig(_Part):
 
 
 class InputConfig(BlockConfig):
-    """`pad` is what the model gets where a jagged row has no item (default: that of `preprocess`,
-    else 0); a `mask`, which has no columns, is 1 where there is one.
-    """
+    """Where a jagged row has no item the model gets `pad`; a `mask` is 1 where it has one."""
 
     columns: Listed[str] = ()
     preprocess: PreprocessConfig | None = None
@@ -219,9 +214,8 @@ class InputConfig(BlockConfig):
     def _columns_or_mask(self) -> InputConfig:
         if not self.columns and not self.mask:
             raise ValueError("the key 'columns' is missing")
-        extra = [k for k in ("columns", "preprocess", "pad") if k in self.model_fields_set]
-        if self.mask and extra:
-            raise ValueError(f"found {extra[0]} with mask: true; a mask is made of the offsets")
+        if self.mask and (self.columns or self.preprocess or self.pad is not None):
+            raise ValueError("found a mask with columns, preprocess or pad; it has none of them")
         return self
 
 
@@ -325,10 +319,7 @@ class Config(_Part):
         return self._files
 
     def signature(self) -> Signature:
-        """The signature that the config describes, with a plan for every block.
-
-        Each jagged collection adds one of offsets, and a block of these behind all others.
-        """
+        """The signature that the config describes, with a plan for every block."""
         jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
         offsets = {offsets_of(name): part for name, part in jagged.items()}
         return Signature.build(

@@ -20,28 +20,24 @@ from soa.signature import Signature, offsets_of
 def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
     """Read-only collections of the items of `data` and of their offsets, by name, to be bound.
 
-    `data` is an Awkward array of lists of records, or of records of lists as uproot reads them; or
+    `data` is an Awkward array of lists of records, or of records of lists as uproot reads them, or
     whatever of Arrow `ak.from_arrow` takes. The columns of the model's layout are looked up by name
-    and used where they are, from the first item of a row to the last. Offsets are made anew where
-    the data has none (lists of one size) or has another dtype, and where the first item is not the
-    content's (a slice). Raises CollectionError for columns that are not cut into rows alike, and
-    for what `from_awkward` refuses.
+    and used where they are. Offsets are made anew where the data has none (lists of one size) or
+    has another dtype, and where the first item is not the content's (a slice). Raises
+    CollectionError for columns that are not cut into the same rows, and as `from_awkward` does.
     """
     import awkward as ak
 
     if name not in signature.jagged:
-        have = ", ".join(signature.jagged) or "none"
-        raise CollectionError(f"{name!r} is not a jagged collection of the model; it has: {have}")
+        raise CollectionError(f"{name!r} is not jagged in the model: {', '.join(signature.jagged)}")
     array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
     rows = _rows(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
     columns = {c.name: _lists(c.name, rows) for c in layout.columns}
     begin, end, _ = next(iter(columns.values()))
-    for column, (its_begin, its_end, _) in columns.items():
-        if not (np.array_equal(begin, its_begin) and np.array_equal(end, its_end)):
-            raise CollectionError(
-                f"columns {next(iter(columns))!r} and {column!r} are not cut into rows alike"
-            )
+    for column, (first, last, _) in columns.items():
+        if not (np.array_equal(begin, first) and np.array_equal(end, last)):
+            raise CollectionError(f"columns {[*columns][0]!r} and {column!r} are cut differently")
     filled = end > begin
     low = int(begin[filled].min()) if filled.any() else 0
     high = int(end[filled].max()) if filled.any() else 0
@@ -63,10 +59,7 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
         raise CollectionError(f"no column {name!r}, there are: {', '.join(rows.fields)}")
     lists = _rows(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
-        kind = type(lists).__name__
-        raise CollectionError(
-            f"column {name!r} has no list in every row ({kind}), as jagged ones do"
-        )
+        raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")
     content = _unmasked(lists.content)
     if not rows.is_record:
         if not content.is_record:

@@ -18,7 +18,7 @@ from stages.model.preprocess import InFront
 
 @dataclass(frozen=True)
 class Padding:
-    """An input of the model that is made of jagged rows, the first `length` items of each.
+    """An input of the model that is made of the first `length` items of each row.
 
     `items` and `offsets` are places among the blocks: (m, ...) and (n, 2), begin and end. The model
     gets (n, ..., length), with a `shape` (n, length, ...), and `value` where there is no item.
@@ -34,8 +34,8 @@ class Padding:
 
 
 class Padded(InFront):
-    """A model of padded rows that takes items and offsets; `inputs` has each input of the model: a
-    block as it is, by its place, or what is made of jagged ones.
+    """A model of padded rows that takes items and offsets; `inputs` are its own: blocks as they
+    are, by their places, or made of jagged ones.
 
     Whatever the offsets hold, nothing outside the items is read. A row whose offsets are not
     0 <= begin <= end <= m has no right answer: its floating-point features are NaN.
@@ -50,10 +50,7 @@ class Padded(InFront):
         self.register_buffer("steps", torch.arange(longest))
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [
-            self.padded(one, inputs) if isinstance(one, Padding) else inputs[one]
-            for one in self.inputs
-        ]
+        return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.inputs]
 
     def around(self, model: torch.nn.Module) -> Padded:
         return Padded(model, self.inputs)
@@ -64,17 +61,16 @@ class Padded(InFront):
         index = begin + self.steps[: one.length]
         exists = index < end
         if one.items is None:
-            return exists.unflatten(1, one.shape or (1, one.length)).to(torch_dtype(one.dtype))
+            return exists.view(-1, *(one.shape or (1, one.length))).to(torch_dtype(one.dtype))
         items = inputs[one.items]
-        count = items.shape[0]
+        count, flat = items.shape[0], items.flatten(1)
         wrong = (begin < 0) | (end < begin) | (end > count)
         # Behind the last item lies one more, for the places without: also where there is no item.
         index = torch.where(exists & ~wrong, index, count)
-        flat = items.flatten(1)
         columns = [flat.select(1, k) for k in range(flat.shape[1])]
         features = [pad(column, (0, 1), value=one.value)[index] for column in columns]
         if items.is_floating_point():
             features = [feature.masked_fill(wrong, torch.nan) for feature in features]
         if one.shape is not None:
             return torch.stack(features, dim=2)
-        return torch.stack(features, dim=1).unflatten(1, items.shape[1:])
+        return torch.stack(features, dim=1).view(-1, *items.shape[1:], one.length)

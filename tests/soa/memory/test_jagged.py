@@ -112,7 +112,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
 @pytest.mark.parametrize(
     "data, says",
     [
-        (of_lists(np.array([0, 2, 4, 4, 6])), "'q' and 'pt' are not cut into rows alike"),
+        (of_lists(np.array([0, 2, 4, 4, 6])), "'q' and 'pt' are cut differently"),
         (ak.Array([{"pt": 1.0, "q": 1}]), "column 'q' has no list in every row"),
         (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
         (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),
@@ -139,5 +139,5 @@ def test_items_that_an_index_picks_are_refused_by_advice() -> None:
 
 
 def test_a_collection_that_is_not_jagged_is_named() -> None:
-    with pytest.raises(CollectionError, match=r"'out' is not a jagged collection .*: jets"):
+    with pytest.raises(CollectionError, match=r"'out' is not jagged in the model: jets"):
         from_jagged(of_records(), signature(), "out")
