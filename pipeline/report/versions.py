@@ -135,6 +135,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
+        "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
     }
     yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
