@@ -37,7 +37,9 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     begin, end, _ = next(iter(columns.values()))
     for column, (first, last, _) in columns.items():
         if not (np.array_equal(begin, first) and np.array_equal(end, last)):
-            raise CollectionError(f"columns {[*columns][0]!r} and {column!r} are cut differently")
+            raise CollectionError(
+                f"columns {next(iter(columns))!r}, {column!r} are cut differently"
+            )
     filled = end > begin
     low = int(begin[filled].min()) if filled.any() else 0
     high = int(end[filled].max()) if filled.any() else 0

@@ -112,7 +112,7 @@ def test_arrow_lists_are_seen_in_place() -> None:
 @pytest.mark.parametrize(
     "data, says",
     [
-        (of_lists(np.array([0, 2, 4, 4, 6])), "'q' and 'pt' are cut differently"),
+        (of_lists(np.array([0, 2, 4, 4, 6])), "'q', 'pt' are cut differently"),
         (ak.Array([{"pt": 1.0, "q": 1}]), "column 'q' has no list in every row"),
         (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
         (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),
