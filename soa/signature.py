@@ -7,7 +7,7 @@ arguments of each input block, the arguments of each output block (written in pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -92,15 +92,30 @@ class Argument:
     count: int = 1
 
 
+def offsets_of(collection: str) -> str:
+    """The collection that says where the items of each row are in a jagged one."""
+    return f"{collection}_offsets"
+
+
+def offsets_layout(dtype: str = "int64") -> Layout:
+    """The items of a row are those from `begin` up to `end`."""
+    return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
+
+
 @dataclass(frozen=True)
 class Signature:
-    """Collections with their layouts and row dimensions, ordered input and output blocks."""
+    """Collections with their layouts and row dimensions, ordered input and output blocks.
+
+    `jagged`: collections of items that belong to rows of others (`offsets_of`), and how many of a
+    row the model sees.
+    """
 
     layouts: Mapping[str, Layout]
     rows_of: Mapping[str, str]
     ranges: Mapping[str, RowRange]
     inputs: tuple[BoundBlock, ...]
     outputs: tuple[BoundBlock, ...]
+    jagged: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -111,6 +126,7 @@ class Signature:
         ranges: Mapping[str, RowRange],
         rows_of: Mapping[str, str] | None = None,
         *,
+        jagged: Mapping[str, int] | None = None,
         stored: bool = False,
     ) -> Signature:
         """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
@@ -151,6 +167,7 @@ class Signature:
             dict(ranges),
             tuple(bind(b) for b in inputs),
             tuple(bind(b) for b in outputs),
+            dict(jagged or {}),
         )
         signature._check()
         return signature
@@ -162,6 +179,12 @@ class Signature:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SignatureError(f"two blocks are called {twice[0]!r}")
+        for name in self.jagged:
+            offsets = offsets_of(name)
+            if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
+                raise SignatureError(
+                    f"jagged collection {name!r} needs {offsets!r}, of another row dimension"
+                )
         for dim in self.dims:
             if self.ranges[dim].unbounded and self.tile_kinds is None:
                 raise SignatureError(
@@ -235,7 +258,7 @@ class Signature:
         def described(bound: BoundBlock) -> dict[str, Any]:
             return {**as_data(bound.block), "plan": as_data(bound.plan)}
 
-        return {
+        data = {
             "collections": {
                 name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
@@ -244,6 +267,7 @@ class Signature:
             "inputs": [described(b) for b in self.inputs],
             "outputs": [described(b) for b in self.outputs],
         }
+        return {**data, "jagged": dict(self.jagged)} if self.jagged else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
@@ -258,6 +282,7 @@ class Signature:
             stored.outputs,
             stored.rows,
             {name: collection.rows for name, collection in stored.collections.items()},
+            jagged=stored.jagged,
             stored=True,
         )
         if signature.to_dict() != data:
@@ -291,6 +316,7 @@ class _Stored:
     rows: Mapping[str, RowRange]
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
+    jagged: Mapping[str, int] = field(default_factory=dict)
 
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:

@@ -30,7 +30,6 @@ from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
     InFront,
     Precision,
-    Preprocessed,
     SoaProgram,
     TracedProgram,
     in_precision,
@@ -186,7 +185,9 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
-    users = model.model if isinstance(model, Preprocessed) else model
+    users = model
+    while isinstance(users, InFront):
+        users = users.model
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
@@ -260,12 +261,24 @@ def _export_convention(
                 wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
             )
             functional: ExportedProgram = exported.run_decompositions({})
+            _keep_apart(functional)
             return functional
         except Exception as error:
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
                 f"({where_raised(error)}): {first_line(error)}"
             ) from error
+
+
+def _keep_apart(program: ExportedProgram) -> None:
+    """Columns that are stacked and taken apart again are not stacked, which would copy them."""
+    for node in program.graph.nodes:
+        args: Any = node.args
+        if node.target is torch.ops.aten.select.int and (
+            args[0].target is torch.ops.aten.stack.default and args[0].args[1:] == args[1:2]
+        ):
+            node.replace_all_uses_with(args[0].args[0][args[2]])
+    program.graph.eliminate_dead_code()
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.expressions import features_of
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, InputConfig
 from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
-from soa.signature import Signature
+from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.model import ModelSource, load_callable, precision_tolerance
+from stages.model import ModelSource, Padding, load_callable, precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs
 
 
@@ -26,8 +26,26 @@ def source_of(config: Config) -> ModelSource:
         preprocess=tuple(
             features_of(block.preprocess, config.members(block)) if block.preprocess else None
             for block in config.inputs
-        ),
+            if not block.mask
+        )
+        + (None,) * len(config.signature().jagged),
+        padding=_padding(config),
     )
+
+
+def _padding(config: Config) -> tuple[int | Padding, ...]:
+    """Each input of the model by its place among the blocks; () where it has the blocks."""
+    signature = config.signature()
+    place = {bound.name: i for i, bound in enumerate(signature.inputs)}
+
+    def made(block: InputConfig) -> int | Padding:
+        if (jagged := config.jagged(block)) is None:
+            return place[block.name]
+        at, items = place[offsets_of(block.collection)], None if block.mask else place[block.name]
+        pad = block.preprocess.pad if block.preprocess and block.pad is None else block.pad or 0.0
+        return Padding(at, jagged.length, items, pad, block.shape, block.dtype or "float32")
+
+    return tuple(map(made, config.inputs)) if signature.jagged else ()
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -37,7 +37,7 @@ from soa.block import Block
 from soa.files import as_record
 from soa.layout import IDENTIFIER, Column, Layout
 from soa.options import known_options
-from soa.signature import RowRange, Signature
+from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
 T = TypeVar("T")
 
@@ -157,11 +157,20 @@ class ColumnConfig(_Part):
         return self
 
 
+class JaggedConfig(_Part):
+    """The collection has items of rows `rows`; the model sees the first `length` of each."""
+
+    rows: str
+    length: PositiveInt
+    offsets: Literal["int32", "int64"] = "int64"
+
+
 class CollectionConfig(_Part):
     columns: Listed[ColumnConfig]
     alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
     rows: str = "n"
+    jagged: JaggedConfig | None = None
 
     def layout(self) -> Layout:
         """Raises LayoutError."""
@@ -202,7 +211,20 @@ class PreprocessConfig(_Part):
 
 
 class InputConfig(BlockConfig):
+    """Where a jagged row has no item the model gets `pad`; a `mask` is 1 where it has one."""
+
+    columns: Listed[str] = ()
     preprocess: PreprocessConfig | None = None
+    pad: Number | None = None
+    mask: bool = False
+
+    @model_validator(mode="after")
+    def _columns_or_mask(self) -> InputConfig:
+        if not self.columns and not self.mask:
+            raise ValueError("the key 'columns' is missing")
+        if self.mask and (self.columns or self.preprocess or self.pad is not None):
+            raise ValueError("found a mask with columns, preprocess or pad; it has none of them")
+        return self
 
 
 class ToleranceConfig(_Part):
@@ -306,13 +328,30 @@ class Config(_Part):
 
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
+        jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
+        offsets = {offsets_of(name): part for name, part in jagged.items()}
         return Signature.build(
-            {name: c.layout() for name, c in self.collections.items()},
-            [b.block() for b in self.inputs],
+            {name: c.layout() for name, c in self.collections.items()}
+            | {name: offsets_layout(part.offsets) for name, part in offsets.items()},
+            [self.block(b) for b in self.inputs if not b.mask]
+            + [Block(name, name, ("begin", "end")) for name in offsets],
             [b.block() for b in self.outputs],
             {dim: r.range() for dim, r in self.rows.items()},
-            {name: c.rows for name, c in self.collections.items()},
+            {name: c.rows for name, c in self.collections.items()}
+            | {name: part.rows for name, part in offsets.items()},
+            jagged={name: part.length for name, part in jagged.items()},
         )
+
+    def jagged(self, block: BlockConfig) -> JaggedConfig | None:
+        """How the rows of a block are padded; None where they are none, or it is of scalars."""
+        if any(member.scalar for member in self.members(block)):
+            return None
+        return self.collections[block.collection].jagged
+
+    def block(self, block: BlockConfig) -> Block:
+        """A block as it crosses the boundary: of a jagged one the items as they are."""
+        plain = block.block()
+        return replace(plain, shape=None) if self.jagged(block) else plain
 
     def members(self, block: BlockConfig) -> list[ColumnConfig]:
         """The columns of a block that was checked, in its order."""

@@ -11,6 +11,8 @@ from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Operation as Operation
+from .jagged import Padded as Padded
+from .jagged import Padding as Padding
 from .precision import Precision as Precision
 from .precision import check_precision as check_precision
 from .precision import in_precision as in_precision

@@ -62,10 +62,9 @@ def features(block: Features, given: torch.Tensor) -> torch.Tensor:
     columns: dict[str, torch.Tensor] = {}
     at = 0
     for name, shape in block.columns:
-        part = flat.narrow(1, at, math.prod(shape))
-        at += math.prod(shape)
-        one = shape or (1,) * len(extents)
-        columns[name] = part.unflatten(1, one) if one else part.squeeze(1)
+        width, one = math.prod(shape), shape or (1,) * len(extents)
+        columns[name] = flat.narrow(1, at, width).unflatten(1, one) if one else flat.select(1, at)
+        at += width
     values = [evaluate(value, columns).expand(-1, *extents) for value in block.values]
     found = torch.stack(values, dim=1)
     if block.exists is None:

@@ -23,6 +23,7 @@ from engines.exported import quiet_torch
 from soa.files import digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
+from stages.model.jagged import Padded, Padding
 from stages.model.preprocess import Preprocessed
 
 _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
@@ -35,7 +36,8 @@ class ModelSource:
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
     `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
-    an entry for each input block, or none at all.
+    an entry for each input block, or none at all; `padding` one for each input of the model, or
+    none where these are the blocks.
     """
 
     factory: str | None = None
@@ -45,6 +47,7 @@ class ModelSource:
     weights: Path | None = None
     weights_prefix: str = ""
     preprocess: tuple[Features | None, ...] = ()
+    padding: tuple[int | Padding, ...] = ()
 
     def fingerprint(self) -> dict[str, str]:
         """What the model is made of, as digests: a change of any of them is another model.
@@ -67,6 +70,8 @@ class ModelSource:
         found["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
             found["preprocess"] = repr(self.preprocess)
+        if self.padding:
+            found["padding"] = repr(self.padding)
         return found
 
 
@@ -157,6 +162,8 @@ def build_model(source: ModelSource) -> torch.nn.Module:
         model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if source.padding:
+        model = Padded(model, source.padding)
     return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
 
 

@@ -22,9 +22,10 @@ from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.files import as_record, parse_json
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory import Collection, Device
-from soa.signature import BoundBlock, Signature
+from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
+from stages.reference.jagged import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Case = dict[str, int]
@@ -231,20 +232,22 @@ def random_inputs(
         high_int = 2 if column.dtype == "bool" else 100
         return torch.randint(0, high_int, shape, generator=generator).to(dtype)
 
-    return {
-        name: {
-            c.name: draw(c, signature.ranges[signature.rows_of[name]].proven)
-            for c in signature.layouts[name].numbers
-        }
+    most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
+    found: Arrays = {
+        name: {c.name: draw(c, most[name]) for c in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
+    for name in signature.jagged:
+        offsets = offsets_of(name)
+        found[offsets] = drawn_offsets(found[offsets], most[name], generator)
+    return with_every_kind(signature, found)
 
 
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
     """Inputs from the user, checked against the layouts; `rows` are needed, by default as many
-    as validation runs."""
+    as validation runs. Of these the first jagged rows are overlong, empty and full."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
@@ -256,7 +259,7 @@ def check_inputs(
             )
         columns = {**_written_columns(signature, name, n), **given[name]}
         checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.numbers}
-    return checked
+    return with_every_kind(signature, checked) if rows is None else checked
 
 
 def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
@@ -299,6 +302,7 @@ def filled_collections(
     signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """Input collections with the first rows of the reference inputs, and zeroed output ones."""
+    inputs = inputs_at(signature, inputs, case)
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
@@ -314,7 +318,8 @@ def filled_collections(
 
 
 def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
-    """The model's own arguments for a case: ordinary contiguous tensors."""
+    """The blocks of a case as ordinary contiguous tensors: the model's arguments."""
+    arrays = inputs_at(signature, arrays, case)
     return [
         _row_major(bound, signature.layouts[bound.block.collection], arrays, case)
         for bound in signature.inputs
@@ -340,7 +345,7 @@ def eager_outputs(
 ) -> dict[str, torch.Tensor]:
     """Run the eager model; its outputs by block name, checked against the output blocks."""
     with torch.no_grad():
-        values = outputs_in_order(model(*inputs), signature)
+        values = outputs_in_order(by_rows(model)(*inputs), signature)
     found: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
         shape = bound.shape(case[bound.rows])
