@@ -66,7 +66,10 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
     if not rows.is_record:
         if not content.is_record:
             kind = type(content).__name__
-            raise CollectionError(f"the lists hold {kind}, not records with a field for each column")
+            raise CollectionError(
+                f"the lists hold {kind}, not records of the columns: ak.to_packed copies together "
+                "what an index picks"
+            )
         content = _unmasked(content.content(name))
     begin = np.asarray(lists.starts.data)
     return begin, np.asarray(lists.stops.data)[: len(begin)], content
