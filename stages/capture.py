@@ -1,7 +1,7 @@
 """Capture: from a model to one portable program in the calling convention.
 
 First the model itself is exported on row-major tensors with dynamic row counts; that is where a
-model that mutates an input, bakes n in, or cannot be exported is refused, with its own line. Then
+model that keeps state, bakes n in, or cannot be exported is refused, with its own line. Then
 the same model is exported inside the calling convention, and scripted or traced inside it.
 """
 
@@ -28,11 +28,14 @@ from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
+    Copied,
     InFront,
     Precision,
     Preprocessed,
     SoaProgram,
     TracedProgram,
+    Trees,
+    as_torch,
     in_precision,
     mutation_line,
     what_differs,
@@ -121,9 +124,12 @@ def capture(
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
     say("exporting the model")
-    taken = in_precision(model, precision)
+    taken = in_precision(as_torch(model), precision)
     exportable = _exportable(taken, arguments)
-    _check_export(exportable, signature, arguments)
+    if written := _check_export(exportable, signature, arguments):
+        taken, exportable = Copied(taken, written), Copied(exportable, written)
+        names = ", ".join(repr(signature.inputs[i].name) for i in written)
+        say(f"note: the model writes into {names}: in the graph it gets copies of its own")
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked))
@@ -187,6 +193,8 @@ def _check_eager(
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
     users = model.model if isinstance(model, Preprocessed) else model
+    if users is model and isinstance(users, Trees):
+        _check_names(users.names, signature.inputs[0].block.columns)
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
@@ -197,6 +205,14 @@ def _check_eager(
                 "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
             )
     return answers
+
+
+def _check_names(names: tuple[str, ...], columns: tuple[str, ...]) -> None:
+    """Refuse columns that have the names of the trees' features in another order."""
+    if names != columns and sorted(names) == sorted(columns):
+        raise CaptureError(
+            f"the trees take their features in the order {', '.join(names)}; list the columns so"
+        )
 
 
 def _dims(signature: Signature) -> dict[str, Any]:
@@ -210,11 +226,14 @@ def _dims(signature: Signature) -> dict[str, Any]:
 
 def _check_export(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
-) -> None:
-    """Export the bare model with every row count dynamic; refuse it with its own line."""
+) -> tuple[int, ...]:
+    """Export the bare model with every row count dynamic; refuse it with its own line.
+
+    Returns the inputs that it writes into, by their places.
+    """
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
-        None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
+        None if bound.rowless else {0: dims[bound.rows]}
         for bound in signature.inputs
     )
     if isinstance(model, InFront):
@@ -228,15 +247,14 @@ def _check_export(
             functional = exported.run_decompositions({})
         except Exception as error:
             raise CaptureError(why_not_exported(model, arguments, shapes, error)) from error
-    mutated = [
-        s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name
-    ]
-    if mutated:
+    found = functional.graph_signature
+    mutated = [s.target for s in found.output_specs if "MUTATION" in s.kind.name]
+    if state := [name for name in mutated if name not in found.user_inputs]:
         raise CaptureError(
-            f"the model writes into {', '.join(map(repr, mutated))}"
-            f"{mutation_line(exported)}: an artifact keeps no state and only reads the user's "
-            "memory; use the out-of-place operation"
+            f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
+            "artifact keeps no state; use the out-of-place operation"
         )
+    return tuple(i for i, name in enumerate(found.user_inputs) if name in mutated)
 
 
 def _export_convention(
