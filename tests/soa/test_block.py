@@ -140,6 +140,7 @@ def test_the_models_dtype_and_shape() -> None:
         (("pt", "q"), {}, "block 'features' has columns of float32, int8: say which dtype"),
         (("pt",), {"dtype": "float"}, "block 'features': unknown dtype 'float'"),
         (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
+        (("pt",), {"broadcast": True}, "block 'features' has broadcast, which is for scalars"),
         (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
     ],
 )
