@@ -193,8 +193,11 @@ def _check_eager(
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
     users = model.model if isinstance(model, Preprocessed) else model
-    if users is model and isinstance(users, Trees):
-        _check_names(users.names, signature.inputs[0].block.columns)
+    if isinstance(model, Trees):
+        names, columns = model.names, signature.inputs[0].block.columns
+        if names != columns and sorted(names) == sorted(columns):
+            order = ", ".join(names)
+            raise CaptureError(f"the trees take their features in the order {order}: list them so")
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
@@ -205,14 +208,6 @@ def _check_eager(
                 "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
             )
     return answers
-
-
-def _check_names(names: tuple[str, ...], columns: tuple[str, ...]) -> None:
-    """Refuse columns that have the names of the trees' features in another order."""
-    if names != columns and sorted(names) == sorted(columns):
-        raise CaptureError(
-            f"the trees take their features in the order {', '.join(names)}; list the columns so"
-        )
 
 
 def _dims(signature: Signature) -> dict[str, Any]:
