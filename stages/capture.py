@@ -8,6 +8,7 @@ the same model is exported inside the calling convention, and scripted or traced
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -228,11 +229,11 @@ def _check_export(
     """
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
-        None if bound.rowless else {0: dims[bound.rows]}
-        for bound in signature.inputs
+        None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
     )
-    if isinstance(model, InFront):
-        shapes = (shapes,)  # its forward has one parameter, *inputs
+    parameters = inspect.signature(model.forward).parameters.values()
+    if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
+        shapes = (shapes,)  # *inputs is one parameter
     with quiet_torch():
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
@@ -265,7 +266,7 @@ def _export_convention(
         else:
             shapes.append({0: dims[argument.rows]})
     wrapped = SoaProgram(model, signature)
-    with quiet_torch():
+    with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
             # written outputs are the program's results.
@@ -275,6 +276,9 @@ def _export_convention(
             functional: ExportedProgram = exported.run_decompositions({})
             return functional
         except Exception as error:
+            if "data-dependent" in str(error):  # of state that calls have changed, as a counter
+                why = why_not_exported(wrapped, arguments, (tuple(shapes),), error)
+                raise CaptureError(why) from error
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
                 f"({where_raised(error)}): {first_line(error)}"

@@ -1,8 +1,8 @@
 """An ONNX file as a model: ONNX Runtime gives its answers, torch operations its program.
 
 The nodes are read one by one as what torch calls them, and torch.export makes one program of them
-for every engine. Sizes (what `Shape` gives, and small integer constants) stay Python's own, in NumPy
-arrays of ints and of torch's symbols, so that no row count is baked in.
+for every engine. Sizes (what `Shape` gives, and small integer constants) stay Python's own, in
+NumPy arrays of ints and of torch's symbols, so that no row count is baked in.
 """
 
 from __future__ import annotations
@@ -89,31 +89,39 @@ def _read(path: Path, weights: bool = True) -> Any:
         raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
 
 
-class _Attributes(dict[str, Any]):
-    """Those of a node; `read` are the ones that its operator has asked for, or need not."""
+class _Node:
+    """A node; `read` are the attributes that its operator has asked for, or that say nothing."""
 
     def __init__(self, node: Any) -> None:
         import onnx
 
-        super().__init__()
+        self.kind, self.given, self.made = node.op_type, list(node.input), list(node.output)
+        self.name = f"node {node.name or self.made[0]!r} ({self.kind})"
+        self.read = set(
+            ["momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "seed"]
+        )
+        self.attributes: dict[str, Any] = {}
         for each in node.attribute:
             value = onnx.helper.get_attribute_value(each)
             if isinstance(value, onnx.TensorProto):
                 value = onnx.numpy_helper.to_array(value)
-            self[each.name] = value.decode() if isinstance(value, bytes) else value
-        if "to" in self:
-            self["to"] = onnx.TensorProto.DataType.Name(self["to"]).lower()
-        self.kind, self.outputs = node.op_type, len(node.output)
-        self.name = f"node {node.name or node.output[0]!r} ({node.op_type})"
-        self.read = {"momentum", "num_outputs", "kernel_shape"}
+            elif each.name == "to":
+                value = onnx.TensorProto.DataType.Name(value).lower()
+            self.attributes[each.name] = value.decode() if isinstance(value, bytes) else value
 
     def get(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
-        return super().get(name, default)
+        return self.attributes.get(name, default)
 
-    def unread(self) -> list[str]:
-        plain: tuple[Any, ...] = (0, "NOTSET", "VALID")
-        return [k for k, v in self.items() if k not in self.read and v not in plain]
+    def unread(self) -> str:
+        """An attribute that would have changed the answer, and its value."""
+        plain = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
+        left = (
+            f"{k} = {v}"
+            for k, v in self.attributes.items()
+            if k not in self.read and v not in plain
+        )
+        return next(left, "")
 
 
 class OnnxGraph(torch.nn.Module):
@@ -139,19 +147,19 @@ class OnnxGraph(torch.nn.Module):
         graph = model.graph
         odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
         if odd:
-            nodes = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
-            listed = ", ".join(f"{kind} (node {node!r})" for kind, node in nodes.items())
+            named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
+            listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
             raise SourceError(f"{path} has operators that have no torch form here: {listed}")
         self.constants: dict[str, Any] = {}
         for tensor in graph.initializer:
             self._keep(tensor.name, onnx.numpy_helper.to_array(tensor))
-        self.nodes: list[tuple[_Attributes, list[str], list[str]]] = []
-        for node in graph.node:
-            attributes = _Attributes(node)
-            if node.op_type == "Constant":
-                self._keep(node.output[0], np.asarray(next(iter(attributes.values()))))
-            else:
-                self.nodes.append((attributes, list(node.input), list(node.output)))
+        nodes = [_Node(node) for node in graph.node]
+        for node in nodes:
+            if node.kind == "Constant":
+                ((kind, value),) = node.attributes.items()
+                dtype = np.float32 if kind.startswith("value_float") else None
+                self._keep(node.made[0], np.asarray(value, dtype))
+        self.nodes = [node for node in nodes if node.kind != "Constant"]
         self.given = [i.name for i in graph.input if i.name not in self.constants]
         self.returned = [o.name for o in graph.output]
 
@@ -166,14 +174,16 @@ class OnnxGraph(torch.nn.Module):
         values: dict[str, Any] = {"": None, **dict(zip(self.given, inputs, strict=True))}
         for name, value in self.constants.items():
             values[name] = getattr(self, value) if isinstance(value, str) else value
-        for attributes, given, made in self.nodes:
-            results = _run(attributes, [values[name] for name in given])
-            several = results if isinstance(results, tuple | list) else (results,)
-            values.update(zip(made, several, strict=False))
+        for node in self.nodes:
+            found = _run(node, [values[name] for name in node.given])
+            several = found if isinstance(found, tuple | list) else (found,)
+            if len(several) < len(node.made):
+                raise CaptureError(f"{node.name}: its second output is not known here")
+            values.update(zip(node.made, several, strict=True))
         return tuple(_tensor(values[name]) for name in self.returned)
 
 
-def _run(a: _Attributes, given: list[Any]) -> Any:
+def _run(a: _Node, given: list[Any]) -> Any:
     """What a node gives: a tensor or several, or sizes."""
     if a.kind == "Shape":
         return _sizes(list(given[0].shape)[a.get("start", 0) : a.get("end")])
@@ -192,7 +202,7 @@ def _run(a: _Attributes, given: list[Any]) -> Any:
         raise CaptureError(f"{a.name} is known for sizes alone; here it works on data")
     result = _OPERATORS[a.kind](a, *given)
     if unread := a.unread():
-        raise CaptureError(f"{a.name}: {unread[0]} = {a[unread[0]]} is not known here")
+        raise CaptureError(f"{a.name}: {unread} is not known here")
     return result
 
 
@@ -221,7 +231,7 @@ def _symbol(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _reshape(a: _Attributes, x: Tensor, shape: list[Any]) -> Tensor:
+def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
     copy = not a.get("allowzero")
     shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
     left, over = list(x.shape), 1
@@ -234,14 +244,14 @@ def _reshape(a: _Attributes, x: Tensor, shape: list[Any]) -> Tensor:
     return x.reshape([math.prod(left) // over if _is(s, -1) else s for s in shape])
 
 
-def _expand(a: _Attributes, x: Tensor, shape: list[Any]) -> Tensor:
+def _expand(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
     x = x[(None,) * (len(shape) - x.dim())]
     shape = [1] * (x.dim() - len(shape)) + shape
     return x.expand([h if _is(s, 1) else s for h, s in zip(x.shape, shape, strict=True)])
 
 
 def _slice(
-    a: _Attributes, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+    a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Tensor:
     for i, start in enumerate(starts):
         axis, step = axes[i] if axes else i, steps[i] if steps else 1
@@ -251,27 +261,35 @@ def _slice(
     return x
 
 
-def _unsqueeze(a: _Attributes, x: Tensor, axes: list[int]) -> Tensor:
+def _unsqueeze(a: _Node, x: Tensor, axes: list[int]) -> Tensor:
     for axis in sorted(each % (x.dim() + len(axes)) for each in axes):
         x = x.unsqueeze(axis)
     return x
 
 
-def _squeeze(a: _Attributes, x: Tensor, axes: list[int] | None = None) -> Tensor:
+def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
     ones = [i for i, size in enumerate(x.shape) if _is(size, 1)]
     return x.squeeze(tuple(ones if axes is None else axes))
 
 
-def _gemm(a: _Attributes, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
+def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
+    """Of equal values the first, which torch.topk does not promise."""
+    axis, largest = a.get("axis", -1), bool(a.get("largest", 1))
+    a.get("sorted")
+    values, places = x.sort(dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
+
+
+def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
     x = x.t() if a.get("transA") else x
     turned, alpha, beta = a.get("transB"), a.get("alpha", 1.0), a.get("beta", 1.0)
     if turned and alpha == beta == 1 and (c is None or c.dim() == 1):
         return F.linear(x, w, c)
-    product = alpha * (x @ (w.t() if turned else w))
+    product: Tensor = alpha * (x @ (w.t() if turned else w))
     return product if c is None else product + beta * c
 
 
-def _window(a: _Attributes, x: Tensor, *weights: Any) -> Any:
+def _window(a: _Node, x: Tensor, *weights: Any) -> Any:
     """A convolution or a pool, in one to three dimensions."""
     pads = a.get("pads", [0] * 2 * (x.dim() - 2))
     if pads[: x.dim() - 2] != pads[x.dim() - 2 :]:
@@ -291,7 +309,7 @@ def _window(a: _Attributes, x: Tensor, *weights: Any) -> Any:
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduced(a: _Attributes, x: Tensor, axes: list[int] | None = None) -> Tensor:
+    def reduced(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
         axes, keep = a.get("axes", axes), bool(a.get("keepdims", 1))
         if a.get("noop_with_empty_axes") and not axes:
             return x
@@ -304,7 +322,7 @@ def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, *given: run(*given)
 
 
-def _filled(a: _Attributes, shape: Any) -> Any:
+def _filled(a: _Node, shape: Any) -> Any:
     """Integers as sizes, where they are few."""
     value = a.get("value", np.zeros(1, np.float32))
     few = all(type(size) is int for size in shape) and math.prod(shape) <= _MOST_SIZES
@@ -331,11 +349,11 @@ _ON_SIZES: dict[str, Callable[..., Any]] = {
     "Unsqueeze": lambda a, x, axes: x.reshape(-1),
     "Squeeze": lambda a, x, axes=None: x.reshape(()),
     "Reshape": lambda a, x, shape: x.reshape(shape.astype(np.int64)),
-    "ReduceProd": lambda a, x, axes=None: _sizes([math.prod(x)]).reshape([1] * a.get("keepdims", 1)),
+    "ReduceProd": lambda a, x, axes=None: np.prod(x, keepdims=bool(a.get("keepdims", 1))),
     "ConstantOfShape": _filled,
 }  # fmt: skip
 _NAMED_ALIKE = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsInf IsNaN Log Neg "
+    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg "
     "Reciprocal Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh Add Sub Mul Where MatMul"
 )
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -349,7 +367,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Div": lambda x, y: x / y if x.is_floating_point() else x.div(y, rounding_mode="trunc"),
     "Min": lambda *x: reduce(torch.minimum, x), "Max": lambda *x: reduce(torch.maximum, x),
     "Sum": lambda *x: reduce(torch.add, x), "Mean": lambda *x: reduce(torch.add, x) / len(x),
-    "Clip": lambda x, low=None, high=None: x.clamp(low, high),
+    "Clip": lambda x, low=None, high=None: x if low is high is None else x.clamp(low, high),
     "Tile": lambda x, times: x.repeat(times), "CastLike": lambda x, y: x.to(y.dtype),
     "Range": torch.arange, "GatherND": lambda x, i: x[tuple(i.unbind(-1))],
     "ScatterND": lambda x, i, y: x.index_put(tuple(i.unbind(-1)), y),
@@ -366,14 +384,15 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _plain(run) for name, run in _FUNCTIONS.items()},
     **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
     "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze, "Gemm": _gemm, "Conv": _window, "MaxPool": _window, "AveragePool": _window,
+    "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _window, "MaxPool": _window,
+    "AveragePool": _window,
     "Concat": lambda a, *x: torch.cat(x, a.get("axis")),
     "Transpose": lambda a, x: x.permute(*a.get("perm", range(x.dim())[::-1])),
     "Flatten": lambda a, x: x.reshape(
         math.prod(x.shape[: a.get("axis", 1)]), math.prod(x.shape[a.get("axis", 1) :])
     ),
     "Split": lambda a, x, sizes=None: x.split(
-        sizes or -(-x.shape[a.get("axis", 0)] // a.outputs), a.get("axis", 0)
+        sizes or -(-x.shape[a.get("axis", 0)] // len(a.made)), a.get("axis", 0)
     ),
     "Gather": lambda a, x, i: x[(slice(None),) * (a.get("axis", 0) % x.dim()) + (i,)],
     "GatherElements": lambda a, x, i: x.gather(
@@ -387,7 +406,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
     "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
-    "Selu": lambda a, x: F.selu(x),
+    "Selu": lambda a, x: a.get("gamma", 1.05070102) * F.elu(x, a.get("alpha", 1.67326319)),
     "HardSigmoid": lambda a, x: (x * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
     "Softmax": lambda a, x: x.softmax(a.get("axis", -1)),
     "LogSoftmax": lambda a, x: x.log_softmax(a.get("axis", -1)),
@@ -403,9 +422,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Einsum": lambda a, *x: torch.einsum(a.get("equation"), *x),
     "ArgMax": lambda a, x: x.argmax(a.get("axis", 0), bool(a.get("keepdims", 1))),
     "ArgMin": lambda a, x: x.argmin(a.get("axis", 0), bool(a.get("keepdims", 1))),
-    "TopK": lambda a, x, k: x.topk(
-        k[0], a.get("axis", -1), bool(a.get("largest", 1)), bool(a.get("sorted", 1))
-    ),
     "CumSum": lambda a, x, axis: x.cumsum(axis if isinstance(axis, int) else axis[0]),
     "Trilu": lambda a, x, k=0: (torch.triu if a.get("upper", 1) else torch.tril)(x, k or 0),
 }  # fmt: skip

@@ -1,5 +1,4 @@
-"""Where a model comes from: a factory with weights, or a file: an ExportedProgram, TorchScript, ONNX,
-or boosted trees."""
+"""Where a model comes from: a factory with weights, or a file of a program, a network or trees."""
 
 from __future__ import annotations
 

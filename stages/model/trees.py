@@ -98,8 +98,8 @@ class Trees(torch.nn.Module):
         self.features, self.names, self.link = features, names, link
         self.scale, self.zero = scale, zero
         for tree in trees:
-            inside = (0 <= tree.children) & (tree.children < len(tree.value))
-            if not inside.all() or not ((0 <= tree.feature) & (tree.feature < features)).all():
+            inside = (tree.children >= 0) & (tree.children < len(tree.value))
+            if not inside.all() or not ((tree.feature >= 0) & (tree.feature < features)).all():
                 raise ValueError("a node names a child or a feature that is not there")
         self.depth = max(map(_depth, trees))
         starts = np.cumsum([0, *(len(tree.value) for tree in trees)])[:-1]
@@ -143,7 +143,7 @@ class Trees(torch.nn.Module):
 def load_trees(path: Path) -> Trees:
     """The trees in a file of XGBoost (.json, .ubj) or LightGBM (.txt). Raises SourceError."""
     try:
-        content = path.read_bytes()
+        content: bytes | bytearray = path.read_bytes()
         if path.suffix == ".txt":
             return _lightgbm(content.decode())
         if path.suffix == ".ubj":
@@ -155,8 +155,8 @@ def load_trees(path: Path) -> Trees:
         return _xgboost(parse_json(bytes(content)))
     except ImportError as error:
         raise SourceError(
-            f"{path} is read by xgboost, which cannot be imported ({error}): pip install xgboost, or "
-            "save the model as .json"
+            f"{path} is read by xgboost, which cannot be imported ({error}): pip install xgboost, "
+            "or save the model as .json"
         ) from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}") from None
@@ -185,7 +185,9 @@ def _xgboost(document: Any) -> Trees:
         below = np.where(leaf, np.arange(len(leaf))[:, None], below)
         feature = np.where(leaf[:, 0], 0, tree["split_indices"])
         trees.append(
-            Tree(below, feature, value, np.asarray(tree["default_left"]), value * np.float32(weight))
+            Tree(
+                below, feature, value, np.asarray(tree["default_left"]), value * np.float32(weight)
+            )
         )
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
@@ -210,18 +212,17 @@ def _lightgbm(text: str) -> Trees:
     for fields in map(_fields, parts):
         if int(fields.get("is_linear", 0)):
             raise ValueError("linear trees (linear_tree) are not known here")
-        feature, left, right, decision, threshold, leaves = (
-            np.array(fields.get(name, "").split(), dtype)
-            for name, dtype in (
-                ("split_feature", np.int64), ("left_child", np.int64), ("right_child", np.int64),
-                ("decision_type", np.int64), ("threshold", np.float64), ("leaf_value", np.float64),
-            )
-        )  # fmt: skip
+        names = ("split_feature", "left_child", "right_child", "decision_type")
+        feature, left, right, decision = (_read(fields, name, int) for name in names)
+        threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
         if (decision & 1).any():
             raise ValueError(_CATEGORIES)
         # Missing is nothing (0: NaN is taken for 0), zero (1) or NaN (2), node by node.
         missing, default, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
-        zeros, mixed = zeros or 1 in missing, mixed or ((missing == 2) & (default != zero_left)).any()
+        zeros, mixed = (
+            zeros or 1 in missing,
+            mixed or ((missing == 2) & (default != zero_left)).any(),
+        )
         inner, pad = len(feature), np.zeros_like(leaves)
         own = np.arange(inner, inner + len(leaves))
         below = np.stack([np.append(left, own), np.append(right, own)], axis=1)
@@ -233,9 +234,13 @@ def _lightgbm(text: str) -> Trees:
         raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
     if "average_output" in header:
         scale /= len(trees) // outputs
-    names = tuple(header["feature_names"].split(" "))
+    known = tuple(header["feature_names"].split(" "))
     order, zero = [i % outputs for i in range(len(trees))], np.nan if zeros else 0.0
-    return Trees(trees, order, np.zeros(outputs), features, names, link, scale, zero)
+    return Trees(trees, order, np.zeros(outputs), features, known, link, scale, zero)
+
+
+def _read(fields: dict[str, str], name: str, kind: type) -> Array:
+    return np.array(fields.get(name, "").split(), kind)
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -169,15 +169,21 @@ def test_a_file_that_is_none(name: str, tmp_path: Path) -> None:
         build_model(ModelSource(trees=tmp_path / name))
 
 
-@pytest.mark.parametrize("told", [{"linear_tree": True}, {"categorical_feature": [3]}])
-def test_what_is_refused_of_lightgbm(told: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("linear", "categories", "says"),
+    [(True, [], "linear trees"), (False, [3], "categorical splits")],
+)
+def test_what_is_refused_of_lightgbm(
+    linear: bool, categories: list[int], says: str, tmp_path: Path
+) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="needs lightgbm")
     draw = np.random.default_rng(1)
     x, y = draw.integers(0, 9, (500, 4)).astype(float), draw.random(500)
     y += x[:, 3] % 3
-    told = {"objective": "regression", "num_threads": 1, "verbosity": -1, **told}
-    lightgbm.train(told, lightgbm.Dataset(x, y), 2).save_model(tmp_path / "trees.txt")
-    with pytest.raises(SourceError, match="linear trees|categorical splits"):
+    told = {"objective": "regression", "num_threads": 1, "verbosity": -1, "linear_tree": linear}
+    given = lightgbm.Dataset(x, y, categorical_feature=categories)
+    lightgbm.train(told, given, 2).save_model(tmp_path / "trees.txt")
+    with pytest.raises(SourceError, match=says):
         build_model(ModelSource(trees=tmp_path / "trees.txt"))
 
 
