@@ -362,7 +362,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
     "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus, "Mish": F.mish,
     "Softsign": F.softsign, "HardSwish": F.hardswish, "Identity": lambda x: x,
-    "Dropout": lambda x, *rest: x, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
+    "Dropout": lambda x, ratio=None: x, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
     "Pow": lambda x, y: x.pow(y).to(x.dtype),
     "Div": lambda x, y: x / y if x.is_floating_point() else x.div(y, rounding_mode="trunc"),
     "Min": lambda *x: reduce(torch.minimum, x), "Max": lambda *x: reduce(torch.maximum, x),
