@@ -90,16 +90,14 @@ def _read(path: Path, weights: bool = True) -> Any:
 
 
 class _Node:
-    """A node; `read` are the attributes that its operator has asked for, or that say nothing."""
+    """A node; called, it gives an attribute. `read` are those asked for, or that say nothing."""
 
     def __init__(self, node: Any) -> None:
         import onnx
 
         self.kind, self.given, self.made = node.op_type, list(node.input), list(node.output)
         self.name = f"node {node.name or self.made[0]!r} ({self.kind})"
-        self.read = set(
-            ["momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "seed"]
-        )
+        self.read = {"momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "sorted"}
         self.attributes: dict[str, Any] = {}
         for each in node.attribute:
             value = onnx.helper.get_attribute_value(each)
@@ -109,19 +107,17 @@ class _Node:
                 value = onnx.TensorProto.DataType.Name(value).lower()
             self.attributes[each.name] = value.decode() if isinstance(value, bytes) else value
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def __call__(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
         return self.attributes.get(name, default)
 
-    def unread(self) -> str:
-        """An attribute that would have changed the answer, and its value."""
-        plain = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
-        left = (
-            f"{k} = {v}"
-            for k, v in self.attributes.items()
-            if k not in self.read and v not in plain
-        )
-        return next(left, "")
+    def check(self, made: int) -> None:
+        """Refuse an attribute that would have changed the answer, or outputs that are missing."""
+        for name, value in self.attributes.items():
+            if name not in self.read and value not in _SAYS_NOTHING:
+                raise CaptureError(f"{self.name}: {name} = {value} is not known here")
+        if made < len(self.made):
+            raise CaptureError(f"{self.name}: its second output is not known here")
 
 
 class OnnxGraph(torch.nn.Module):
@@ -143,8 +139,7 @@ class OnnxGraph(torch.nn.Module):
                 model = onnx.version_converter.convert_version(model, 13)
         except Exception as error:  # whatever its C++ raises
             raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
-        known = {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
-        graph = model.graph
+        graph, known = model.graph, {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
         odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
         if odd:
             named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
@@ -153,13 +148,11 @@ class OnnxGraph(torch.nn.Module):
         self.constants: dict[str, Any] = {}
         for tensor in graph.initializer:
             self._keep(tensor.name, onnx.numpy_helper.to_array(tensor))
-        nodes = [_Node(node) for node in graph.node]
-        for node in nodes:
-            if node.kind == "Constant":
-                ((kind, value),) = node.attributes.items()
-                dtype = np.float32 if kind.startswith("value_float") else None
-                self._keep(node.made[0], np.asarray(value, dtype))
-        self.nodes = [node for node in nodes if node.kind != "Constant"]
+        self.nodes = [_Node(node) for node in graph.node if node.op_type != "Constant"]
+        for node in (_Node(node) for node in graph.node if node.op_type == "Constant"):
+            ((kind, value),) = node.attributes.items()
+            dtype = np.float32 if kind.startswith("value_float") else None
+            self._keep(node.made[0], np.asarray(value, dtype))
         self.given = [i.name for i in graph.input if i.name not in self.constants]
         self.returned = [o.name for o in graph.output]
 
@@ -177,8 +170,7 @@ class OnnxGraph(torch.nn.Module):
         for node in self.nodes:
             found = _run(node, [values[name] for name in node.given])
             several = found if isinstance(found, tuple | list) else (found,)
-            if len(several) < len(node.made):
-                raise CaptureError(f"{node.name}: its second output is not known here")
+            node.check(len(several))
             values.update(zip(node.made, several, strict=True))
         return tuple(_tensor(values[name]) for name in self.returned)
 
@@ -186,29 +178,29 @@ class OnnxGraph(torch.nn.Module):
 def _run(a: _Node, given: list[Any]) -> Any:
     """What a node gives: a tensor or several, or sizes."""
     if a.kind == "Shape":
-        return _sizes(list(given[0].shape)[a.get("start", 0) : a.get("end")])
+        return _array(list(given[0].shape)[a("start", 0) : a("end")])
     if a.kind in _ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
         found = _ON_SIZES[a.kind](a, *given)
         if found is not None:
             return np.asarray(found, object)
-    places: tuple[int, ...] = _SIZES_AT.get(a.kind, (1,) if a.kind.startswith("Reduce") else ())
+    places = _SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
     if a.kind == "Gather" and isinstance(given[1], np.ndarray) and given[1].ndim == 0:
-        places = (1,)
+        places = "1"
     for i, value in enumerate(given):
-        if i in places and isinstance(value, Tensor):
+        if str(i) not in places:
+            given[i] = _tensor(value)
+        elif isinstance(value, Tensor):
             raise CaptureError(f"{a.name} takes a size out of the data, which no artifact can do")
-        given[i] = value.tolist() if i in places and value is not None else _tensor(value)
+        elif value is not None:
+            given[i] = value.tolist()
     if a.kind not in _OPERATORS:
         raise CaptureError(f"{a.name} is known for sizes alone; here it works on data")
-    result = _OPERATORS[a.kind](a, *given)
-    if unread := a.unread():
-        raise CaptureError(f"{a.name}: {unread} is not known here")
-    return result
+    return _OPERATORS[a.kind](a, *given)
 
 
-def _sizes(values: list[Any]) -> Any:
-    found = np.empty(len(values), object)
-    found[:] = values
+def _array(sizes: list[Any]) -> Any:
+    found = np.empty(len(sizes), object)
+    found[:] = sizes
     return found
 
 
@@ -232,7 +224,7 @@ def _symbol(size: Any) -> Any:
 
 
 def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
-    copy = not a.get("allowzero")
+    copy = not a("allowzero")
     shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
     left, over = list(x.shape), 1
     for size in shape:  # what is on both sides cancels: a row count of 0 must not divide
@@ -250,11 +242,9 @@ def _expand(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
     return x.expand([h if _is(s, 1) else s for h, s in zip(x.shape, shape, strict=True)])
 
 
-def _slice(
-    a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
-) -> Tensor:
+def _slice(a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: Any = None) -> Tensor:
     for i, start in enumerate(starts):
-        axis, step = axes[i] if axes else i, steps[i] if steps else 1
+        axis, step = axes[i] if axes else i, by[i] if by else 1
         if step < 0:
             raise CaptureError(f"{a.name} goes backwards, which is not known here")
         x = x[(slice(None),) * (axis % x.dim()) + (slice(start, ends[i], step),)]
@@ -274,15 +264,14 @@ def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
     """Of equal values the first, which torch.topk does not promise."""
-    axis, largest = a.get("axis", -1), bool(a.get("largest", 1))
-    a.get("sorted")
+    axis, largest = a("axis", -1), bool(a("largest", 1))
     values, places = x.sort(dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
 
 
 def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
-    x = x.t() if a.get("transA") else x
-    turned, alpha, beta = a.get("transB"), a.get("alpha", 1.0), a.get("beta", 1.0)
+    x = x.t() if a("transA") else x
+    turned, alpha, beta = a("transB"), a("alpha", 1.0), a("beta", 1.0)
     if turned and alpha == beta == 1 and (c is None or c.dim() == 1):
         return F.linear(x, w, c)
     product: Tensor = alpha * (x @ (w.t() if turned else w))
@@ -291,27 +280,25 @@ def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
 
 def _window(a: _Node, x: Tensor, *weights: Any) -> Any:
     """A convolution or a pool, in one to three dimensions."""
-    pads = a.get("pads", [0] * 2 * (x.dim() - 2))
-    if pads[: x.dim() - 2] != pads[x.dim() - 2 :]:
+    dims = x.dim() - 2
+    pads = a("pads", [0] * 2 * dims)
+    if pads[:dims] != pads[dims:]:
         raise CaptureError(f"{a.name} pads its two ends differently, which is not known here")
-    kernel, more = a.get("kernel_shape"), {"stride": a.get("strides", 1)}
-    if a.kind == "Conv":
-        more["groups"] = a.get("group", 1)
-    else:
-        weights, more["ceil_mode"] = (kernel,), bool(a.get("ceil_mode"))
+    more: dict[str, Any] = {"stride": a("strides", 1), "padding": pads[:dims]}
     if a.kind == "AveragePool":
-        more["count_include_pad"] = bool(a.get("count_include_pad"))
+        more["count_include_pad"] = bool(a("count_include_pad"))
     else:
-        more["dilation"] = a.get("dilations", 1)
-    name = {"Conv": "conv", "MaxPool": "max_pool", "AveragePool": "avg_pool"}[a.kind]
-    run = getattr(F, f"{name}{x.dim() - 2}d")
-    return run(x, *weights, padding=pads[: x.dim() - 2], **more)
+        more["dilation"] = a("dilations", 1)
+    if a.kind == "Conv":
+        return getattr(F, f"conv{dims}d")(x, *weights, groups=a("group", 1), **more)
+    run = getattr(F, f"{'max' if a.kind == 'MaxPool' else 'avg'}_pool{dims}d")
+    return run(x, a("kernel_shape"), ceil_mode=bool(a("ceil_mode")), **more)
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def reduced(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-        axes, keep = a.get("axes", axes), bool(a.get("keepdims", 1))
-        if a.get("noop_with_empty_axes") and not axes:
+        axes, keep = a("axes", axes), bool(a("keepdims", 1))
+        if a("noop_with_empty_axes") and not axes:
             return x
         return run(x, axes or list(range(x.dim())), keep).to(x.dtype)
 
@@ -324,37 +311,35 @@ def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
 
 def _filled(a: _Node, shape: Any) -> Any:
     """Integers as sizes, where they are few."""
-    value = a.get("value", np.zeros(1, np.float32))
+    value = a("value", np.zeros(1, np.float32))
     few = all(type(size) is int for size in shape) and math.prod(shape) <= _MOST_SIZES
     return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
 
 
 _DOMAINS = ("", "ai.onnx")
+# Values of an attribute, whatever its name, that are the default where nobody asks for it.
+_SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
 # Which inputs of an operator are sizes. Those of Reduce… are axes.
 _SIZES_AT = {
-    "Reshape": (1,), "Expand": (1,), "Slice": (1, 2, 3, 4), "Tile": (1,), "Unsqueeze": (1,),
-    "Squeeze": (1,), "Split": (1,), "TopK": (1,), "CumSum": (1,), "ConstantOfShape": (0,),
-    "Range": (0, 1, 2), "Trilu": (1,),
+    "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
+    "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
 }  # fmt: skip
 # On sizes alone; None where the result is none.
 _ON_SIZES: dict[str, Callable[..., Any]] = {
-    "Identity": lambda a, x: x,
-    "Cast": lambda a, x: x if "int" in a.get("to") else None,
+    "Identity": lambda a, x: x, "Cast": lambda a, x: x if "int" in a("to") else None,
     "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),
     "Div": _plain(operator.floordiv), "Equal": _plain(operator.eq),
     "Where": lambda a, c, x, y: np.where(c.astype(np.bool_), x, y),
-    "Gather": lambda a, x, i: x[i.astype(np.int64)],
-    "Concat": lambda a, *x: np.concatenate(x),
+    "Gather": lambda a, x, i: x[i.astype(np.int64)], "Concat": lambda a, *x: np.concatenate(x),
     "Slice": lambda a, x, s, e, axes=None, by=(1,): x[s[0] : e[0] : by[0]],
-    "Unsqueeze": lambda a, x, axes: x.reshape(-1),
-    "Squeeze": lambda a, x, axes=None: x.reshape(()),
+    "Unsqueeze": lambda a, x, axes: x.reshape(-1), "Squeeze": lambda a, x, axes=None: x.reshape(()),
     "Reshape": lambda a, x, shape: x.reshape(shape.astype(np.int64)),
-    "ReduceProd": lambda a, x, axes=None: np.prod(x, keepdims=bool(a.get("keepdims", 1))),
+    "ReduceProd": lambda a, x, axes=None: np.prod(x, keepdims=bool(a("keepdims", 1))),
     "ConstantOfShape": _filled,
 }  # fmt: skip
 _NAMED_ALIKE = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg "
-    "Reciprocal Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh Add Sub Mul Where MatMul"
+    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal "
+    "Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh Add Sub Mul Where MatMul"
 )
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name.lower()) for name in _NAMED_ALIKE.split()},
@@ -362,15 +347,15 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
     "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus, "Mish": F.mish,
     "Softsign": F.softsign, "HardSwish": F.hardswish, "Identity": lambda x: x,
-    "Dropout": lambda x, ratio=None: x, "PRelu": lambda x, slope: torch.where(x < 0, x * slope, x),
-    "Pow": lambda x, y: x.pow(y).to(x.dtype),
+    "Dropout": lambda x, ratio=None: x, "PRelu": lambda x, w: torch.where(x < 0, x * w, x),
+    "Pow": lambda x, y: x.pow(y).to(x.dtype), "Range": torch.arange, "CastLike": Tensor.type_as,
     "Div": lambda x, y: x / y if x.is_floating_point() else x.div(y, rounding_mode="trunc"),
     "Min": lambda *x: reduce(torch.minimum, x), "Max": lambda *x: reduce(torch.maximum, x),
     "Sum": lambda *x: reduce(torch.add, x), "Mean": lambda *x: reduce(torch.add, x) / len(x),
     "Clip": lambda x, low=None, high=None: x if low is high is None else x.clamp(low, high),
-    "Tile": lambda x, times: x.repeat(times), "CastLike": lambda x, y: x.to(y.dtype),
-    "Range": torch.arange, "GatherND": lambda x, i: x[tuple(i.unbind(-1))],
+    "Tile": Tensor.repeat, "GatherND": lambda x, i: x[tuple(i.unbind(-1))],
     "ScatterND": lambda x, i, y: x.index_put(tuple(i.unbind(-1)), y),
+    "CumSum": lambda x, axis: x.cumsum(axis if isinstance(axis, int) else axis[0]),
     "GlobalAveragePool": lambda x: x.mean(list(range(2, x.dim())), keepdim=True),
     "GlobalMaxPool": lambda x: x.amax(list(range(2, x.dim())), keepdim=True),
 }  # fmt: skip
@@ -385,43 +370,34 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
     "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _window, "MaxPool": _window,
-    "AveragePool": _window,
-    "Concat": lambda a, *x: torch.cat(x, a.get("axis")),
-    "Transpose": lambda a, x: x.permute(*a.get("perm", range(x.dim())[::-1])),
-    "Flatten": lambda a, x: x.reshape(
-        math.prod(x.shape[: a.get("axis", 1)]), math.prod(x.shape[a.get("axis", 1) :])
-    ),
-    "Split": lambda a, x, sizes=None: x.split(
-        sizes or -(-x.shape[a.get("axis", 0)] // len(a.made)), a.get("axis", 0)
-    ),
-    "Gather": lambda a, x, i: x[(slice(None),) * (a.get("axis", 0) % x.dim()) + (i,)],
+    "AveragePool": _window, "Concat": lambda a, *x: torch.cat(x, a("axis")),
+    "Transpose": lambda a, x: x.permute(*a("perm", range(x.dim())[::-1])),
+    "Flatten": lambda a, x: x.reshape([math.prod(x.shape[: a("axis", 1)]),
+                                       math.prod(x.shape[a("axis", 1) :])]),
+    "Split": lambda a, x, sizes=None: x.split(sizes or -(-x.shape[a("axis", 0)] // len(a.made)),
+                                              a("axis", 0)),
+    "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
     "GatherElements": lambda a, x, i: x.gather(
-        a.get("axis", 0), torch.where(i < 0, i + x.shape[a.get("axis", 0)], i)
-    ),
-    "Cast": lambda a, x: x.to(getattr(torch, _DTYPES.get(a.get("to"), a.get("to")))),
+        a("axis", 0), torch.where(i < 0, i + x.shape[a("axis", 0)], i)),
+    "Cast": lambda a, x: x.to(getattr(torch, _DTYPES.get(a("to"), a("to")))),
     "ConstantOfShape": lambda a, shape: torch.from_numpy(
-        np.array(a.get("value", np.zeros(1, np.float32)))
-    ).expand(shape),
-    "Mod": lambda a, x, y: (torch.fmod if a.get("fmod") else torch.remainder)(x, y),
-    "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
-    "LeakyRelu": lambda a, x: F.leaky_relu(x, a.get("alpha", 0.01)),
-    "Elu": lambda a, x: F.elu(x, a.get("alpha", 1.0)),
-    "Selu": lambda a, x: a.get("gamma", 1.05070102) * F.elu(x, a.get("alpha", 1.67326319)),
-    "HardSigmoid": lambda a, x: (x * a.get("alpha", 0.2) + a.get("beta", 0.5)).clamp(0, 1),
-    "Softmax": lambda a, x: x.softmax(a.get("axis", -1)),
-    "LogSoftmax": lambda a, x: x.log_softmax(a.get("axis", -1)),
+        np.array(a("value", np.zeros(1, np.float32)))).expand(shape),
+    "Mod": lambda a, x, y: (torch.fmod if a("fmod") else torch.remainder)(x, y),
+    "Gelu": lambda a, x: F.gelu(x, approximate=a("approximate", "none")),
+    "LeakyRelu": lambda a, x: F.leaky_relu(x, a("alpha", 0.01)),
+    "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)),
+    "Selu": lambda a, x: a("gamma", 1.05070102) * F.elu(x, a("alpha", 1.67326319)),
+    "HardSigmoid": lambda a, x: (x * a("alpha", 0.2) + a("beta", 0.5)).clamp(0, 1),
+    "Softmax": lambda a, x: x.softmax(a("axis", -1)),
+    "LogSoftmax": lambda a, x: x.log_softmax(a("axis", -1)),
     "BatchNormalization": lambda a, x, w, b, mean, var: F.batch_norm(
-        x, mean, var, w, b, eps=a.get("epsilon", 1e-5)
-    ),
+        x, mean, var, w, b, eps=a("epsilon", 1e-5)),
     "LayerNormalization": lambda a, x, w, b=None: F.layer_norm(
-        x, x.shape[a.get("axis", -1) :], w, b, a.get("epsilon", 1e-5)
-    ),
+        x, x.shape[a("axis", -1) :], w, b, a("epsilon", 1e-5)),
     "InstanceNormalization": lambda a, x, w, b: F.instance_norm(
-        x, weight=w, bias=b, eps=a.get("epsilon", 1e-5)
-    ),
-    "Einsum": lambda a, *x: torch.einsum(a.get("equation"), *x),
-    "ArgMax": lambda a, x: x.argmax(a.get("axis", 0), bool(a.get("keepdims", 1))),
-    "ArgMin": lambda a, x: x.argmin(a.get("axis", 0), bool(a.get("keepdims", 1))),
-    "CumSum": lambda a, x, axis: x.cumsum(axis if isinstance(axis, int) else axis[0]),
-    "Trilu": lambda a, x, k=0: (torch.triu if a.get("upper", 1) else torch.tril)(x, k or 0),
+        x, weight=w, bias=b, eps=a("epsilon", 1e-5)),
+    "Einsum": lambda a, *x: torch.einsum(a("equation"), *x),
+    "ArgMax": lambda a, x: x.argmax(a("axis", 0), bool(a("keepdims", 1))),
+    "ArgMin": lambda a, x: x.argmin(a("axis", 0), bool(a("keepdims", 1))),
+    "Trilu": lambda a, x, k=0: (torch.triu if a("upper", 1) else torch.tril)(x, k or 0),
 }  # fmt: skip
