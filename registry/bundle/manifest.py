@@ -189,7 +189,8 @@ class Provenance(Record):
     host: dict[str, str] = Field(default_factory=dict)
     python: str
     seconds: dict[str, float] = Field(default_factory=dict)
-    """What each step of the run took, of those whose result was not kept from an earlier run."""
+    """What the steps of each stage took, of those whose result was not kept from an earlier run.
+    Steps that ran side by side count each."""
 
 
 class Manifest(Record):
