@@ -16,7 +16,10 @@ from stages.reference.answers import Arrays
 from tests.models.building import build, reasons
 
 pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.cuda.amp.autocast:FutureWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.cuda.amp.autocast:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning"),
+]
 PARTICLES, ROWS = 20, 40
 SCORES = tuple(f"p{i}" for i in range(10))
 
@@ -66,7 +69,7 @@ def transformer(**more: Any) -> torch.nn.Module:
 
 def test_particle_transformer_is_told_what_to_change(tmp_path: Path) -> None:
     blocks = {"features": 7, "vectors": 4}
-    with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .* trim: false"):
+    with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .*trim: false"):
         capture(transformer(), signature(**blocks), jets(**blocks), tmp_path, "none")
     made = build(
         transformer(trim=False),
