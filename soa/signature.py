@@ -67,10 +67,15 @@ class BoundBlock:
     def name(self) -> str:
         return self.block.name
 
+    @property
+    def rowless(self) -> bool:
+        """Whether the model sees one value for all rows, without a row dimension."""
+        return self.plan.kind == "scalars" and not self.block.broadcast
+
     def shape(self, n: int) -> tuple[int, ...]:
         """The shape of the model's tensor at n rows."""
         per_row = self.plan.feature_shape
-        return per_row if self.plan.kind == "scalars" else (n, *per_row)
+        return per_row if self.rowless else (n, *per_row)
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,8 @@ class Signature:
         read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
+            if out.block.broadcast:
+                raise SignatureError(f"output {out.name!r} has broadcast, which is for inputs")
             for name in out.block.columns:
                 key = (out.block.collection, name)
                 if key in read:
@@ -256,7 +263,10 @@ class Signature:
 
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:
-            return {**as_data(bound.block), "plan": as_data(bound.plan)}
+            block = as_data(bound.block)
+            if not bound.block.broadcast:  # as it was stored before there was such a thing
+                del block["broadcast"]
+            return {**block, "plan": as_data(bound.plan)}
 
         data = {
             "collections": {

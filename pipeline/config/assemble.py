@@ -20,6 +20,8 @@ def source_of(config: Config) -> ModelSource:
         factory=files.factory,
         program=files.program,
         torchscript=files.torchscript,
+        onnx=files.onnx,
+        trees=files.trees,
         kwargs=config.model.kwargs,
         weights=files.weights,
         weights_prefix=config.model.weights_prefix,

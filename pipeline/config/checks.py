@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_PATHS = ("program", "torchscript", "weights")
+SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
+_PATHS = (*SOURCES[1:], "weights")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Files:
     factory: str | None = None
     program: Path | None = None
     torchscript: Path | None = None
+    onnx: Path | None = None
+    trees: Path | None = None
     weights: Path | None = None
     reference_factory: str | None = None
 

@@ -27,7 +27,7 @@ from pydantic import (
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.checks import Files, check_config, find_files
+from pipeline.config.checks import SOURCES, Files, check_config, find_files
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
@@ -106,7 +106,7 @@ class _Part(BaseModel):
 
 
 class ModelConfig(_Part):
-    """Where the model comes from: exactly one of `factory`, `program`, `torchscript`.
+    """Where the model comes from: exactly one of `SOURCES`.
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
     """
@@ -114,6 +114,8 @@ class ModelConfig(_Part):
     factory: str | None = None
     program: str | None = None
     torchscript: str | None = None
+    onnx: str | None = None
+    trees: str | None = None
     kwargs: dict[str, Any] = {}
     weights: str | None = None
     weights_prefix: str = ""
@@ -121,10 +123,10 @@ class ModelConfig(_Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        named = [k for k in ("factory", "program", "torchscript") if getattr(self, k) is not None]
+        named = [k for k in SOURCES if getattr(self, k) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
-            raise ValueError(f"found {found}; give exactly one of factory, program, torchscript")
+            raise ValueError(f"found {found}; give exactly one of {', '.join(SOURCES)}")
         if self.factory is None:
             extra = [k for k in ("kwargs", "weights", "weights_prefix") if getattr(self, k)]
             if extra:
@@ -187,16 +189,22 @@ class CollectionConfig(_Part):
 
 
 class BlockConfig(_Part):
-    """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row."""
+    """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
+
+    `broadcast`: scalars, which the model gets in every row.
+    """
 
     name: Identifier
     collection: str
     columns: Listed[str]
     dtype: Dtype | None = None
     shape: Shape | None = None
+    broadcast: bool = False
 
     def block(self) -> Block:
-        return Block(self.name, self.collection, self.columns, self.dtype, self.shape)
+        return Block(
+            self.name, self.collection, self.columns, self.dtype, self.shape, self.broadcast
+        )
 
 
 class PreprocessConfig(_Part):

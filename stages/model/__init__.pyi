@@ -13,14 +13,17 @@ from .expressions import Features as Features
 from .expressions import Operation as Operation
 from .jagged import Padded as Padded
 from .jagged import Padding as Padding
+from .onnx import as_torch as as_torch
 from .precision import Precision as Precision
 from .precision import check_precision as check_precision
 from .precision import in_precision as in_precision
 from .precision import precision_tolerance as precision_tolerance
 from .precision import tf32_switches as tf32_switches
+from .preprocess import Copied as Copied
 from .preprocess import InFront as InFront
 from .preprocess import Preprocessed as Preprocessed
 from .source import ModelSource as ModelSource
 from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
+from .trees import Trees as Trees

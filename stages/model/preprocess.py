@@ -52,6 +52,20 @@ class Preprocessed(InFront):
         return Preprocessed(model, self.blocks)
 
 
+class Copied(InFront):
+    """A model that writes into the inputs `written`: it gets copies of these, made in the graph."""
+
+    def __init__(self, model: torch.nn.Module, written: Sequence[int]) -> None:
+        super().__init__(model)
+        self.written = tuple(written)
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [x.clone() if i in self.written else x for i, x in enumerate(inputs)]
+
+    def around(self, model: torch.nn.Module) -> Copied:
+        return Copied(model, self.written)
+
+
 def features(block: Features, given: torch.Tensor) -> torch.Tensor:
     """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
 

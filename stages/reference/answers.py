@@ -329,10 +329,10 @@ def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[t
 def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
     columns = arrays[bound.block.collection]
     dtype = torch_dtype(bound.plan.dtype)
+    n = case[bound.rows]
     if bound.plan.kind == "scalars":
         flat = torch.stack([columns[name].to(dtype) for name in bound.block.columns])
-        return flat.reshape(bound.plan.feature_shape).contiguous()
-    n = case[bound.rows]
+        return flat.reshape(bound.plan.feature_shape).expand(bound.shape(n)).contiguous()
     parts = [
         columns[name][:n].to(dtype).reshape(n, layout[name].components)
         for name in bound.block.columns

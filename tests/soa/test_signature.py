@@ -108,6 +108,10 @@ def test_a_column_may_be_read_twice() -> None:
             {"outputs": [SCORES, Block("more", "tags", ("c",))]},
             "column 'c' of 'tags' is written by 'scores' and 'more'",
         ),
+        (
+            {"outputs": [SCORES, Block("run", "jets", ("run",), broadcast=True)]},
+            "output 'run' has broadcast, which is for inputs",
+        ),
         ({"ranges": {}}, "collection 'jets': no range for its rows 'n'"),
         ({"rows_of": {"jets": "m"}}, "collection 'jets': no range for its rows 'm'"),
         ({"rows_of": {"jest": "n"}}, "rows of 'jest', which is no collection"),
