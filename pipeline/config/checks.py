@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_PATHS = ("program", "torchscript", "weights")
+SOURCES = ("factory", "program", "torchscript")
+_PATHS = (*SOURCES[1:], "weights")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Files:
     torchscript: Path | None = None
     weights: Path | None = None
     reference_factory: str | None = None
+    reference_file: Path | None = None
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
@@ -44,9 +46,10 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     for name, at, written in (
         *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
         ("reference_factory", ("reference", "factory"), config.reference.factory),
+        ("reference_file", ("reference", "file"), config.reference.file),
     ):
         if written is not None:
-            find = _file if name in _PATHS else _factory
+            find = _factory if name.endswith("factory") else _file
             try:
                 found[name] = find(folder, _expanded(written))
             except ValueError as error:
