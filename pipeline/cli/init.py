@@ -28,8 +28,8 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--tree", help="The tree of a ROOT file.")
 @click.option(
     "--input", "inputs", multiple=True, metavar="NAME=COLUMN,…",
-    help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; mask for the mask of "
-    "jagged columns. May be repeated.",
+    help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; `mask` is that of "
+    "jagged ones. May be repeated.",
 )  # fmt: skip
 @click.option(
     "--output", "outputs", multiple=True, metavar="NAME=COLUMN,…",

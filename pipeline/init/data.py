@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,11 @@ class DataFile:
 
 def open_data(path: Path, tree: str | None = None) -> DataFile:
     """A file without the values in it; `tree` is for ROOT. Raises InitError."""
-    readers = {".root": partial(_root, tree=tree), ".parquet": _parquet, ".npz": _npz}
+    readers: dict[str, Callable[[Path], _Readers]] = {
+        ".root": partial(_root, tree=tree),
+        ".parquet": _parquet,
+        ".npz": _npz,
+    }
     readers |= dict.fromkeys((".h5", ".hdf5"), _hdf5)
     if path.suffix not in readers:
         raise InitError(f"{path}: files that are read are {', '.join(readers)}")

@@ -157,31 +157,32 @@ def choose(
             for n in each
             if not mask
         )
-        source = weaver.get(trained.get(port.name, ""))
-        if source and source.mask and columns[0].offsets is not None:
-            mask, columns, source = True, (), None
+        said = weaver.get(trained.get(port.name, ""))
+        if said and said.mask and columns[0].offsets is not None:
+            mask, columns, said = True, (), None
         for column in columns if "trees" not in model.said else ():
             if bad := int(np.sum(~np.isfinite(column.values))):
                 raise InitError(
-                    f"{column.name} is NaN or infinite {bad} times in the rows that were read: clean "
-                    "the file, or leave the column out"
+                    f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
+                    "clean the file, or leave the column out"
                 )
-        if len({c.offsets is None for c in columns}) > 1:
+        alike = {c.offsets is None: c.name for c in columns}
+        if len(alike) > 1:
             raise InitError(
-                f"{port.name} is to get {', '.join(each)}, of which some are jagged and some have one "
-                f"value in a row: name columns of one kind by --input {port.name}=COLUMN,COLUMN"
+                f"{port.name!r} would get {alike[False]}, which is jagged, beside {alike[True]}: "
+                f"name columns of one kind by --input {port.name}=COLUMN,COLUMN"
             )
-        feeds.append(Feed(port, columns, source, mask))
-    columns = [column for feed in feeds for column in feed.columns]
-    kinds = {c.offsets is None or c.offsets.tobytes(): c.name for c in columns}
+        feeds.append(Feed(port, columns, said, mask))
+    every = [column for feed in feeds for column in feed.columns]
+    kinds = {c.offsets is None or c.offsets.tobytes(): c.name for c in every}
     if flatten and len(kinds) > 1:
         raise InitError(
             f"--flatten: {' and '.join(kinds.values())} have not the same items in a row"
         )
-    rows = {column.rows: column.name for column in columns}
+    rows = {column.rows: column.name for column in every}
     if len(rows) > 1:
-        said = ", ".join(f"{name} has {n} rows" for n, name in rows.items())
-        raise InitError(f"{said}: name columns that have the same")
+        counts = ", ".join(f"{name} has {n} rows" for n, name in rows.items())
+        raise InitError(f"{counts}: name columns that have the same")
     return [feed.flat() for feed in feeds] if flatten else feeds
 
 
@@ -207,14 +208,14 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
     def options(feeds: Sequence[Feed], size: int) -> list[list[Option]]:
         return [feed.options(model.dtype, wide, size) for feed in feeds]
 
-    def tried(feeds: Sequence[Feed]) -> tuple[list[int], int]:
-        """Which options forward takes together, with how many items of a row; no options if none."""
+    def tried(feeds: Sequence[Feed]) -> tuple[tuple[int, ...], int]:
+        """Which options forward takes together, and with how many items of a row; () if none."""
         for size in lengths:
             if place := fitting(model.module, options(feeds, size), until):
                 return place, size
             if options(feeds, size) == options(feeds, size + 1):
                 break  # no length matters
-        return [], lengths[0]
+        return (), lengths[0]
 
     def at(place: Sequence[int], size: int, feeds: Sequence[Feed] = feeds) -> list[Option]:
         return [each[i] for each, i in zip(options(feeds, size), place, strict=True)]
@@ -222,8 +223,8 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
     flat = [feed.flat() for feed in feeds]
     if offsets and length is None and (alone := tried(flat))[0]:
         raise InitError(
-            f"forward takes {_shown(flat, at(*alone, flat))}, and the columns are jagged: --flatten "
-            "makes a row of each item; or --length N, where it is to see whole rows"
+            f"forward takes {_shown(flat, at(*alone, flat))}, and the columns are jagged: "
+            "--flatten makes a row of each item; or --length N, where it is to see whole rows"
         )
     place, size = tried(feeds)
     if not place:
@@ -235,10 +236,10 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
             advice = f"it takes {_shown(bare, at(*takes, bare))}: {advice}"
         said = why_not(model.module, asked)
         raise InitError(f"forward does not run on {_shown(feeds, asked)} ({said}); {advice}")
-    if length is None and at(place, size + 1) != at(place, size):
-        if not why_not(model.module, at(place, size + 1)):  # any will do
-            question = "how many items of a row the model sees at most"
-            size = int(ask("--length", question, str(largest) if largest else None))
+    matters = length is None and at(place, size + 1) != at(place, size)
+    if matters and not why_not(model.module, at(place, size + 1)):  # any length will do
+        question = "how many items of a row the model sees at most"
+        size = int(ask("--length", question, str(largest) if largest else None))
     pairs = zip(feeds, at(place, size), at(place, size + 1), strict=True)
     return [feed.with_option(option, longer[0]) for feed, option, longer in pairs]
 

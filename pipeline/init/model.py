@@ -70,7 +70,7 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     kind = "factory" if file else _KINDS.get(Path(spec).suffix)
     if kind is None:
         raise InitError(
-            f"{spec}: a model is file.py:callable or module:callable, which returns a torch module, "
+            f"{spec}: a model is file.py:callable or module:callable, which makes a torch module, "
             f"or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )
     given: dict[str, Any] = {kind: Path(spec) if kind != "factory" else spec}
@@ -111,7 +111,7 @@ def _ports(module: Any) -> Iterator[Port]:
     elif hasattr(module, "names") and hasattr(module, "features"):  # boosted trees
         yield Port("features", True, (module.features,), None, tuple(module.names))
     elif isinstance(module, torch.jit.ScriptModule):
-        for argument in module.forward.schema.arguments[1:]:
+        for argument in module.forward.schema.arguments[1:]:  # type: ignore[attr-defined]
             yield Port(argument.name, not argument.has_default_value())
     else:
         for name, given in inspect.signature(module.forward).parameters.items():
@@ -126,11 +126,13 @@ def answers(module: torch.nn.Module, options: Sequence[Option], n: int) -> dict[
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = module(*inputs)
-    if isinstance(found, torch.Tensor):
-        return {"output": found}
     if isinstance(found, tuple | list):
-        names = getattr(found, "_fields", [f"output{i}" for i in range(len(found))])
-        return dict(zip(names, found, strict=True))
+        names: Sequence[str] = [f"output{i}" for i in range(len(found))]
+        if session := getattr(module, "session", None):  # ONNX Runtime's
+            names = [each.name for each in session.get_outputs()]
+        elif len(names) == 1:
+            names = ["output"]
+        return dict(zip(getattr(found, "_fields", names), found, strict=True))
     return found if isinstance(found, dict) else {"output": found}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ _FAR = 1e30  # weaver writes a bound of 1e32 where there is none
 @dataclass(frozen=True)
 class WeaverInput:
     """`features`: an expression of `columns` for each, as a config has it. `mask`: the only one is
-    1 where there is an item."""
+    above zero where there is an item; `exists` is the column that says so, where one does."""
 
     features: tuple[list[Any], ...]
     columns: tuple[str, ...]
     mask: bool
+    exists: str | None = None
 
 
 def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInput], list[str]]:
@@ -48,16 +49,20 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
         else:
             entries = {name: each["vars"] for name, each in data["inputs"].items()}
             labels = data["labels"]["value"]
-        found = {name: _input(each, data, have) for name, each in entries.items()}
+        found = {name: _input(name, each, data, have) for name, each in entries.items()}
     except (KeyError, TypeError, AttributeError) as error:
         said = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
         raise InitError(said) from error
     except (ValueError, SyntaxError) as error:
         raise InitError(f"{path}: {error}") from error
+    for exists in [each.features[0][0] for each in found.values() if each.mask][:1]:
+        for name, each in found.items():
+            columns = tuple(dict.fromkeys((*each.columns, exists)))
+            found[name] = replace(each, columns=columns, exists=exists)
     return found, [str(label).removeprefix("label_") for label in labels]
 
 
-def _input(entries: Any, data: Mapping[str, Any], have: Collection[str]) -> WeaverInput:
+def _input(own: str, entries: Any, data: Mapping[str, Any], have: Collection[str]) -> WeaverInput:
     formulas = data.get("new_variables") or {}
     prepared = {"method": "manual", "params": None, **(data.get("preprocess") or {})}
     automatic = str(prepared["method"]).startswith("auto")
@@ -71,15 +76,15 @@ def _input(entries: Any, data: Mapping[str, Any], have: Collection[str]) -> Weav
         centre, scale, low, high = numbers[:4]
         if centre == "auto":
             raise ValueError(
-                f"it does not have the numbers that standardise {name}: give the file that training "
-                "wrote, *.auto.yaml or preprocess.json"
+                f"it does not have the numbers that standardise {name}: give the file that "
+                "training wrote, *.auto.yaml or preprocess.json"
             )
         value = _formula(name, formulas, have, columns)
         if centre is not None:  # clip((x - centre) * scale, low, high)
             value += [{"standardise": [centre, scale]}] if (centre, scale) != (0, 1) else []
             value += [{"clip": [low, high]}] if low > -_FAR and high < _FAR else []
         features.append(value)
-    mask = len(features) == 1 and {"above": 0} in features[0]
+    mask = len(features) == 1 and own.endswith("mask")
     return WeaverInput(tuple(features), tuple(columns), mask)
 
 

@@ -77,6 +77,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
     feeds = fitted(model, feeds, request.length, ask)
     options = [feed.option for feed in feeds]
     parts = _parts(feeds, request.flatten)
+    source = request.data.name if request.data else "an input: name them as you like"
     columns, outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
     least, most = _rows(model, options, request.rows)
     typical = [n for n in (10, 1000) if least <= n <= most] or [most]
@@ -90,19 +91,21 @@ def init(request: Request, ask: Ask) -> list[Path]:
     notes["rows", "n"] = "the race of the engines is at the typical ones: write your own"
     for name, part in parts.items():
         declared = _declared(part)
-        file = request.data.name if request.data else "an input: name them as you like"
-        notes["collections", name] = f"columns of {file}"
+        notes["collections", name] = f"columns of {source}"
         collections[name] = {"columns": declared, "storage": "columns", "rows": "n"}
         for i, entry in enumerate(declared if data else ()):
             if entry["name"] in part:
                 values = part[entry["name"]].values
-                said = f"{values.min():.6g} to {values.max():.6g} in {data.path.name}"
+                said = f"{values.min():.6g} to {values.max():.6g} in {source}"
                 notes["collections", name, "columns", i] = said
         if (offsets := _offsets(part)) is not None:
             length = next(feed.length for feed in feeds if feed.jagged)
             counts = np.diff(offsets) if data else np.array([length])
-            items = f"{name}_items"
+            items = f"n_{name}"
             collections[name] |= {"rows": items, "jagged": {"rows": "n", "length": length}}
+            said = f"the model sees so many items of each row; here are up to {counts.max()}"
+            notes["collections", name, "jagged"] = said
+            notes["rows", items] = "items of all rows of a call together"
             usual = [math.ceil(n * float(counts.mean())) for n in typical]
             rows[items] = {"max": max(64, most * int(counts.max())), "typical": usual}
     config = {
@@ -121,7 +124,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
     text = _HEAD + text_of(config, notes)
     try:
         if data:
-            np.savez_compressed(rows_file, **_arrays(parts, most))
+            np.savez_compressed(rows_file, allow_pickle=False, **_arrays(parts, most))
         new.write_text(text.replace(stored, rows_file.name), encoding="utf-8")
         try:
             _check(new)
@@ -187,8 +190,9 @@ def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
         groups.setdefault(cut, {})[column.name] = column
     found: dict[str, _Part] = {}
     for cut, group in groups.items():
-        shared = re.match(r"(.*)[._/]", os.path.commonprefix([*group]))
-        name = "events" if cut is None and not flatten else shared[1] if shared else "items"
+        heads = {re.split(r"[._/]", each)[0] for each in group}
+        name = "events" if cut is None and not flatten else "items"
+        name = heads.pop() if name == "items" and len(heads) == 1 else name
         while _identifier(name) in found:
             name += "_"
         last = [each.rpartition(".")[2] for each in group]

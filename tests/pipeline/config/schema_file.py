@@ -31,8 +31,8 @@ def bare(node: Any) -> Any:
 def described(node: Any, said: Any) -> Any:
     """The structure with the descriptions of what was said before."""
     if isinstance(node, list):
-        old = said if isinstance(said, list) else []
-        return [described(each, dict(enumerate(old)).get(i)) for i, each in enumerate(node)]
+        before = said if isinstance(said, list) else []
+        return [described(each, dict(enumerate(before)).get(i)) for i, each in enumerate(node)]
     if not isinstance(node, dict):
         return node
     old = said if isinstance(said, dict) else {}
