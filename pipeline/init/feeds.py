@@ -211,8 +211,10 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
     def tried(feeds: Sequence[Feed]) -> tuple[tuple[int, ...], int]:
         """Which options forward takes together, and with how many items of a row; () if none."""
         for size in lengths:
-            if place := fitting(model.module, options(feeds, size), until):
-                return place, size
+            for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
+                place = fitting(model.module, options(feeds, probe), until)
+                if place and not why_not(model.module, at(place, size, feeds)):
+                    return place, size
             if options(feeds, size) == options(feeds, size + 1):
                 break  # no length matters
         return (), lengths[0]

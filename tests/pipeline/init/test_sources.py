@@ -13,6 +13,7 @@ import torch
 from pipeline.config.schema import CollectionConfig, ModelConfig
 from pipeline.errors import InitError
 from pipeline.init.weaver import read_weaver
+from soa.errors import SoaPipelineError
 from tests.pipeline.init.test_init import (
     ROOT,
     place,
@@ -141,7 +142,9 @@ def test_particlenet_of_weaver(place: Path) -> None:
     (place / "JetClass_kin.yaml").write_text(WEAVER)
     from examples.particlenet.model import reference as jets
 
-    np.savez(place / "jets.npz", allow_pickle=False, **jets({"n": 20}, 1)["jets"])
+    columns = jets({"n": 20}, 1)["jets"]
+    columns |= {"jet_pt": columns.pop("pt"), "jet_energy": columns.pop("energy")}
+    np.savez(place / "jets.npz", allow_pickle=False, **columns)
     model = f"{ROOT}/examples/particlenet/model.py:network"
     given = ("--weights", weights, "--weaver", place / "JetClass_kin.yaml", "--rows", 16)
     config = written(place, model, place / "jets.npz", *given)
@@ -195,7 +198,7 @@ def test_weaver_files(tmp_path: Path) -> None:
 def test_weaver_files_that_are_none(tmp_path: Path, old: str, new: str, says: str) -> None:
     text = WEAVER.replace(old, new).replace("[part_deltaR, 0.2, 4.0]", "part_deltaR")
     (tmp_path / "data.yaml").write_text(text)
-    with pytest.raises(Exception, match=".") as caught:
+    with pytest.raises(SoaPipelineError) as caught:
         read_weaver(tmp_path / "data.yaml", ())
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
