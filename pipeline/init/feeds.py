@@ -25,7 +25,7 @@ _LENGTHS = (32, 128)
 class Feed:
     """What an input gets: columns, weaver's expressions of them, or the mask of jagged ones.
 
-    `option` is how forward took it; with neither columns nor a mask, what it may take is unknown.
+    `option` is how forward took it, `items_first` that of jagged rows (n, items, columns); with neither columns nor a mask, what it may take is unknown.
     """
 
     port: Port
@@ -33,6 +33,7 @@ class Feed:
     trained: WeaverInput | None = None
     mask: bool = False
     option: Option = ((), "")
+    items_first: bool = False
 
     @property
     def jagged(self) -> bool:
@@ -45,16 +46,15 @@ class Feed:
     @property
     def length(self) -> int:
         """Of jagged rows: how many items the model sees."""
-        first, second = self.option[0]
-        return second if first == self.count else first
+        return self.option[0][0 if self.items_first else 1]
 
     @property
     def usual(self) -> tuple[int, ...]:
         """The shape that a block has if none is said."""
         inner = [column.values.shape[1:] for column in self.columns]
-        if self.jagged:
-            return self.count, self.length
-        if self.trained:
+        if self.jagged and not self.mask:
+            return () if self.items_first else (self.count, self.length)
+        if self.trained or self.mask:
             return self.option[0]
         if len(inner) == 1 and len(inner[0]) == 2:
             return inner[0]
@@ -99,16 +99,17 @@ class Feed:
 
         `longer`: the shape where rows have one item more.
         """
-        if self.seen or self.mask:
-            return replace(self, option=option)
         shape, dtype = option
-        count, *inner = shape[::-1] if len(shape) == 2 and shape[0] != longer[0] else shape
+        turned = len(shape) == 2 and shape[0] != longer[0]
+        if self.seen or self.mask:
+            return replace(self, option=option, items_first=turned)
+        count, *inner = shape[::-1] if turned else shape
         names = [c.name for c in self.columns] or list(self.port.columns)
         names = names or [f"{self.port.name}{i}" for i in range(count)]
         values = np.zeros((0, *[math.prod(inner)] * (len(inner) > 1)), dtype)
         offsets = np.zeros(1, int) if len(inner) == 1 else None
         columns = tuple(FileColumn(name, values, offsets) for name in names)
-        return replace(self, columns=columns, option=option)
+        return replace(self, columns=columns, option=option, items_first=turned)
 
 
 def choose(
