@@ -25,7 +25,8 @@ _LENGTHS = (32, 128)
 class Feed:
     """What an input gets: columns, weaver's expressions of them, or the mask of jagged ones.
 
-    `option` is how forward took it, `items_first` that of jagged rows (n, items, columns); with neither columns nor a mask, what it may take is unknown.
+    `option` is how forward took it; `items_first`: jagged rows as (n, items, columns). With neither
+    columns nor a mask, what it may take is unknown.
     """
 
     port: Port
