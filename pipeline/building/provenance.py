@@ -6,6 +6,7 @@ import hashlib
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -69,8 +70,15 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def provenance(config: Config, config_path: Path) -> Provenance:
-    """The record for a manifest; the source revision is that of the config's own repository."""
+def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
+    """The record for a manifest; `steps` are those of the run, with the seconds that each took.
+
+    The source revision is that of the config's own repository.
+    """
+    seconds: dict[str, float] = {}
+    for step, took in steps.items():
+        stage = step.partition(" ")[0]
+        seconds[stage] = seconds.get(stage, 0.0) + took
     folder = str(config_path.resolve().parent)
     commit = _output("git", "-C", folder, "rev-parse", "HEAD")
     status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
@@ -83,6 +91,7 @@ def provenance(config: Config, config_path: Path) -> Provenance:
         tools=tools(),
         host=host(),
         python=platform.python_version(),
+        seconds=seconds,
     )
 
 

@@ -134,6 +134,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
+        "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
     }
     yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")

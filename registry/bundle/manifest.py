@@ -188,6 +188,9 @@ class Provenance(Record):
     tools: dict[str, str] = Field(default_factory=dict)
     host: dict[str, str] = Field(default_factory=dict)
     python: str
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """What the steps of each stage took, of those whose result was not kept from an earlier run.
+    Steps that ran side by side count each."""
 
 
 class Manifest(Record):
