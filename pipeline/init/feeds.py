@@ -134,7 +134,7 @@ def choose(
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
     trained = dict(zip(names, weaver, strict=False)) if len(weaver) == len(names) else {}
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
-    used = [p for p in ports if p.needed or p.name in given or p.name in trained]
+    used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
     have = [*data.readers] if data else []
     words: dict[str, Sequence[str]] = {}
@@ -143,7 +143,8 @@ def choose(
         found = weaver[source].columns if source else given.get(port.name) or port.columns * own
         found = found or [port.name] * (port.name in have)
         words[port.name] = found or ["mask"] * ("mask" in port.name)
-    left = [n for n in have if not any(n in _expanded(p, words[p], have) for p in words)]
+    taken = [n for p in words for n in expanded(f"--input {p}", words[p], have)]
+    left = [n for n in have if n not in taken]
     for port in used if data else ():
         if not words[port.name]:
             only = len(left) <= 64 and [p for p in words if not words[p]] == [port.name]
@@ -152,7 +153,7 @@ def choose(
             words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default).split(",")
     feeds = []
     for port in used:
-        each = _expanded(port.name, words[port.name], have)
+        each = expanded(f"--input {port.name}", words[port.name], have)
         mask = each == ["mask"] and "mask" not in have
         columns = tuple(
             data.column(n) if data else FileColumn(n, np.zeros(0, model.dtype))
@@ -188,11 +189,12 @@ def choose(
     return [feed.flat() for feed in feeds] if flatten else feeds
 
 
-def _expanded(name: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
+def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
+    """The names that words of an option stand for. Raises InitError."""
     try:
         return [each for word in words for each in names_in(word.strip(), have or None)]
     except ValueError as error:
-        raise InitError(f"--input {name}: {error}") from None
+        raise InitError(f"{flag}: {error}") from None
 
 
 def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> list[Feed]:
@@ -243,7 +245,10 @@ def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) ->
     matters = length is None and at(place, size + 1) != at(place, size)
     if matters and not why_not(model.module, at(place, size + 1)):  # any length will do
         question = "how many items of a row the model sees at most"
-        size = int(ask("--length", question, str(largest) if largest else None))
+        said = ask("--length", question, str(largest) if largest else None)
+        if not said.isdecimal() or not int(said):
+            raise InitError(f"--length: found {said!r}; expected a whole number")
+        size = int(said)
     pairs = zip(feeds, at(place, size), at(place, size + 1), strict=True)
     return [feed.with_option(option, longer[0]) for feed, option, longer in pairs]
 

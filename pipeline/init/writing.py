@@ -19,7 +19,7 @@ import torch
 from pipeline.config import SCHEMA_FILE, load_config, names_in, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.data import Array, FileColumn, open_data
-from pipeline.init.feeds import Ask, Feed, choose, fitted
+from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
 from pipeline.init.text import text_of
 from pipeline.init.weaver import read_weaver
@@ -267,7 +267,7 @@ def _outputs(
             f"names for the {count} columns of {name}",
             ",".join(default),
         ).split(",")
-        its = [_identifier(each) for word in words for each in names_in(word.strip())]
+        its = [_identifier(each) for each in expanded(f"--output {name}", words, ())]
         if len(its) != count:
             raise InitError(f"--output {name}: found {len(its)} names for {count} columns")
         dtype = str(value.dtype).removeprefix("torch.")
@@ -280,7 +280,7 @@ def _outputs(
         }
         if inner:
             block["shape"] = [count, *inner]
-        elif count > 1 and bool((value >= 0).all() and ((value.sum(dim=1) - 1).abs() < 1e-4).all()):
+        elif count > 1 and bool((value >= 0).all() and (value.sum(1) - 1).abs().max() < 1e-4):
             block["classifier"] = True
         blocks.append(block)
     return columns, blocks
