@@ -11,7 +11,7 @@ from soa.files import digest_of
 from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
 from stages.model import ModelSource, Padding, load_callable, precision_tolerance
-from stages.reference import Arrays, check_inputs, random_inputs
+from stages.reference import Arrays, check_inputs, random_inputs, read_rows
 
 
 def source_of(config: Config) -> ModelSource:
@@ -68,8 +68,10 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
-    """Inputs for the reference: the config's own factory's, else random ones."""
+    """Inputs for the reference: the config's own file's or factory's, else random ones."""
     factory = config.files.reference_factory
+    if config.files.reference_file is not None:
+        return read_rows(signature, config.files.reference_file)
     if factory is None:
         return random_inputs(signature, config.reference.seed, dict(config.reference.ranges))
     make = load_callable(factory)
@@ -84,8 +86,10 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
-    """What the reference inputs depend on: the settings, and the factory's code."""
+    """What the reference inputs depend on: the settings, the file, and the factory's code."""
     found = {"settings": config.reference.model_dump_json()}
+    if config.files.reference_file is not None:
+        found["file"] = digest_of(config.files.reference_file)
     factory = config.files.reference_factory
     if factory is not None:
         file = factory.rpartition(":")[0]

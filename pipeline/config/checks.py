@@ -39,6 +39,7 @@ class Files:
     trees: Path | None = None
     weights: Path | None = None
     reference_factory: str | None = None
+    reference_file: Path | None = None
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
@@ -49,9 +50,10 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     for name, at, written in (
         *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
         ("reference_factory", ("reference", "factory"), config.reference.factory),
+        ("reference_file", ("reference", "file"), config.reference.file),
     ):
         if written is not None:
-            find = _file if name in _PATHS else _factory
+            find = _factory if name.endswith("factory") else _file
             try:
                 found[name] = find(folder, _expanded(written))
             except ValueError as error:

@@ -28,6 +28,7 @@ from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
 from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.checks import SOURCES, Files, check_config, find_files
+from pipeline.config.ranges import written_out
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
@@ -40,6 +41,8 @@ from soa.options import known_options
 from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
 T = TypeVar("T")
+SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
+"""The JSON schema of configs, with a description of each key: for editors, and for people."""
 
 
 def _name(name: str) -> str:
@@ -110,6 +113,8 @@ class ModelConfig(_Part):
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
     """
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [key]} for key in SOURCES]})
 
     factory: str | None = None
     program: str | None = None
@@ -264,20 +269,23 @@ class RowsConfig(_Part):
 
 
 class ReferenceConfig(_Part):
-    """How reference inputs are made: by a callable, else at random within `ranges`.
+    """How reference inputs are made: from the rows of a file (`collection/column` in an .npz), by a
+    callable, else at random within `ranges`.
 
     `nonfinite`: the fraction of an output's values there that may be NaN or infinite.
     """
 
     seed: NonNegativeInt = 1
+    file: str | None = None
     factory: str | None = None
     ranges: dict[str, Pair] = {}
     nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
-        if self.factory is not None and self.ranges:
-            raise ValueError("found ranges and a factory; a factory needs no ranges")
+        given = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(f"found {given[0]} and a {given[1]}; a {given[1]} needs no {given[0]}")
         return self
 
 
@@ -414,7 +422,7 @@ class BuiltFrom:
 def load_config(path: str | Path) -> Config:
     """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)
-    document = read_yaml(source)
+    document = written_out(read_yaml(source))
     config = validated(document, Config, "config")
     files, problems = find_files(config, source.resolve().parent)
     document.refuse(check_config(config) + problems, "config")

@@ -26,4 +26,5 @@ from .source import ModelSource as ModelSource
 from .source import build_model as build_model
 from .source import load_callable as load_callable
 from .source import loaded_sources as loaded_sources
+from .source import read_state as read_state
 from .trees import Trees as Trees

@@ -9,6 +9,7 @@ from .answers import filled_collections as filled_collections
 from .answers import label as label
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
+from .answers import read_rows as read_rows
 from .answers import read_set as read_set
 from .answers import row_major_inputs as row_major_inputs
 from .answers import windows as windows

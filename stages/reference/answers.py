@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+from zlib import error as Damaged
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -130,6 +133,43 @@ def read_set(signature: Signature, path: Path) -> Arrays:
             )
     try:
         return check_inputs(signature, given, rows)
+    except ReferenceDataError as error:
+        raise ReferenceDataError(f"{path}: {error}") from error
+
+
+def read_rows(signature: Signature, path: Path) -> Arrays:
+    """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
+    shapes that `check_inputs` takes.
+
+    Where they are fewer than validation runs, the rows begin again. Raises
+    ReferenceDataError.
+    """
+    given: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            for key in stored.files:
+                collection, _, column = key.partition("/")
+                given.setdefault(collection, {})[column] = stored[key]
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, Damaged) as error:
+        raise ReferenceDataError(f"{path} is no file of numpy.savez: {error}") from error
+    for dim in signature.dims:
+        columns = [
+            (given[name], column.name)
+            for name in signature.input_collections
+            for column in signature.layouts[name].columns
+            if signature.rows_of[name] == dim and column.kind != "scalar"
+            and column.name in given.get(name, {})
+        ]  # fmt: skip
+        counts = {len(part[key]) if part[key].ndim else 0: key for part, key in columns}
+        if len(counts) > 1 or 0 in counts:
+            found = ", ".join(f"{key} has {n}" for n, key in sorted(counts.items()))
+            raise ReferenceDataError(f"{path}: columns need the same number of rows: {found}")
+        for n in counts:
+            again = np.arange(signature.ranges[dim].proven) % n
+            for part, key in columns:
+                part[key] = part[key][again]
+    try:
+        return check_inputs(signature, given)
     except ReferenceDataError as error:
         raise ReferenceDataError(f"{path}: {error}") from error
 
