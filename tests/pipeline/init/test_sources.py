@@ -113,9 +113,9 @@ def test_jagged_rows(place: Path) -> None:
     config = written(place, "model.py:Sets", file, *points)
     jets, (block, mask) = config.collections["Jet"], config.inputs
     assert (jets.storage, jets.rows) == ("columns", "n_Jet")
-    assert jets.jagged is not None  # type: ignore[attr-defined]
-    assert (jets.jagged.rows, jets.jagged.length) == ("n", 5)  # type: ignore[attr-defined]
-    assert (block.collection, block.shape, mask.mask) == ("Jet", None, True)  # type: ignore[attr-defined]
+    assert jets.jagged is not None
+    assert (jets.jagged.rows, jets.jagged.length) == ("n", 5)
+    assert (block.collection, block.shape, mask.mask) == ("Jet", None, True)
     rows = reference(place)
     assert len(rows["Jet_offsets/end"]) == 2421
     assert rows["Jet_offsets/end"][-1] == len(rows["Jet/Jet_Px"]) == 2773
