@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from engines.errors import first_line
-from soa.files import parse_json
+from soa.files import parse_json, read_plain
 from stages.errors import CaptureError, SourceError
 
 Array = npt.NDArray[Any]
@@ -143,7 +143,7 @@ class Trees(torch.nn.Module):
 def load_trees(path: Path) -> Trees:
     """The trees in a file of XGBoost (.json, .ubj) or LightGBM (.txt). Raises SourceError."""
     try:
-        content: bytes | bytearray = path.read_bytes()
+        content: bytes | bytearray = read_plain(path, links=True, largest=None)
         if path.suffix == ".txt":
             return _lightgbm(content.decode())
         if path.suffix == ".ubj":
