@@ -18,10 +18,10 @@ import torch
 
 from pipeline.config import SCHEMA_FILE, load_config, names_in, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
+from pipeline.init.commented import text_of
 from pipeline.init.data import Array, FileColumn, open_data
 from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
-from pipeline.init.text import text_of
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
 from stages.model import build_model
