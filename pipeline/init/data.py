@@ -17,7 +17,8 @@ from soa.dtypes import DTYPES
 from soa.errors import needs_extra
 
 Array = npt.NDArray[Any]
-_Readers = dict[str, Callable[[int], Any]]
+_Readers = dict[str, Callable[[], Any]]
+_ROWS = 4096  # that are read
 _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 
 
@@ -34,6 +35,11 @@ class FileColumn:
     def rows(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
+    @property
+    def cut(self) -> bytes | None:
+        """The same for columns whose items belong to rows alike; None where they are no items."""
+        return None if self.offsets is None else self.offsets.tobytes()
+
 
 @dataclass(frozen=True)
 class DataFile:
@@ -42,15 +48,15 @@ class DataFile:
     path: Path
     readers: _Readers
 
-    def column(self, name: str, rows: int = 4096) -> FileColumn:
-        """At most so many rows of a column. Raises InitError."""
+    def column(self, name: str) -> FileColumn:
+        """The first rows of a column. Raises InitError."""
         if name not in self.readers:
             have = ", ".join([*self.readers][:20])
             raise InitError(
                 f"{self.path} has no {name!r}; it has {have}{', …' * (len(self.readers) > 20)}"
             )
         try:
-            found = _column(name, self.readers[name](rows))
+            found = _column(name, self.readers[name]())
         except (OSError, ValueError, TypeError, NotImplementedError) as error:
             raise InitError(f"{self.path}: {name} {first_line(error)}") from error
         if found.rows == 0:
@@ -60,23 +66,16 @@ class DataFile:
 
 def open_data(path: Path, tree: str | None = None) -> DataFile:
     """A file without the values in it; `tree` is for ROOT. Raises InitError."""
-    readers: dict[str, Callable[[Path], _Readers]] = {
-        ".root": partial(_root, tree=tree),
-        ".parquet": _parquet,
-        ".npz": _npz,
-    }
-    readers |= dict.fromkeys((".h5", ".hdf5"), _hdf5)
-    if path.suffix not in readers:
-        raise InitError(f"{path}: files that are read are {', '.join(readers)}")
+    if path.suffix not in _FORMATS:
+        raise InitError(f"{path}: files that are read are {', '.join(_FORMATS)}")
     try:
         with path.open("rb"):
-            return DataFile(path, readers[path.suffix](path))
+            return DataFile(path, _FORMATS[path.suffix](path, tree))
     except InitError:
         raise
     except Exception as error:  # whatever the library makes of a file that is none of its
-        if isinstance(error, OSError) and error.filename:
-            raise InitError(f"{path} cannot be read: {error.strerror}") from error
-        raise InitError(f"{path} is no {path.suffix} file: {first_line(error)}") from error
+        said = getattr(error, "strerror", None) or first_line(error)
+        raise InitError(f"{path} cannot be read: {said}") from error
 
 
 def _root(path: Path, tree: str | None) -> _Readers:
@@ -89,14 +88,11 @@ def _root(path: Path, tree: str | None) -> _Readers:
     if found not in trees:
         raise InitError(f"{path} has the trees {', '.join(trees) or 'none'}: name one, --tree NAME")
     branches = file[found]
-
-    def read(name: str, rows: int) -> Any:
-        return branches[name].array(entry_stop=rows)
-
-    return {name: partial(read, name) for name in branches.keys()}  # noqa: SIM118
+    names = branches.keys()
+    return {name: lambda name=name: branches[name].array(entry_stop=_ROWS) for name in names}
 
 
-def _parquet(path: Path) -> _Readers:
+def _parquet(path: Path, tree: str | None) -> _Readers:
     with needs_extra("data", InitError):
         import awkward as ak
         import pyarrow as pa
@@ -104,19 +100,18 @@ def _parquet(path: Path) -> _Readers:
     file = pq.ParquetFile(path)
     found: _Readers = {}
 
-    def read(name: str, inner: str, rows: int) -> Any:
-        batch = next(file.iter_batches(rows, columns=[name]), None)
-        array = ak.from_arrow(file.schema_arrow.empty_table() if batch is None else batch)[name]
-        return array[inner] if inner else array
+    def read(*names: str) -> Any:
+        rows = file.iter_batches(_ROWS, columns=names[:1])
+        return ak.from_arrow(next(rows, file.schema_arrow.empty_table()))[names]
 
     for field in file.schema_arrow:
-        kind = field.type.value_type if pa.types.is_list(field.type) else field.type
-        for inner in [each.name for each in kind] if pa.types.is_struct(kind) else [""]:
-            found[f"{field.name}.{inner}".strip(".")] = partial(read, field.name, inner)
+        kind = getattr(field.type, "value_type", field.type)  # of a list
+        inner = [(each.name,) for each in kind] if pa.types.is_struct(kind) else [()]
+        found |= {".".join((field.name, *each)): partial(read, field.name, *each) for each in inner}
     return found
 
 
-def _hdf5(path: Path) -> _Readers:
+def _hdf5(path: Path, tree: str | None) -> _Readers:
     with needs_extra("data", InitError):
         import h5py
     found: dict[str, Any] = {}
@@ -126,15 +121,15 @@ def _hdf5(path: Path) -> _Readers:
     return _arrays(found)
 
 
-def _npz(path: Path) -> _Readers:
+def _npz(path: Path, tree: str | None) -> _Readers:
     return _arrays(np.load(path, allow_pickle=False))
 
 
 def _arrays(arrays: Mapping[str, Any]) -> _Readers:
     """Of arrays that can be sliced, and of the fields of structured ones."""
 
-    def read(name: str, field: str, rows: int) -> Any:
-        array = arrays[name][:rows]
+    def read(name: str, field: str) -> Any:
+        array = arrays[name][:_ROWS]
         return array[field] if field else array
 
     return {
@@ -142,6 +137,9 @@ def _arrays(arrays: Mapping[str, Any]) -> _Readers:
         for name in arrays
         for field in arrays[name].dtype.names or [""]
     }
+
+
+_FORMATS = {".root": _root, ".parquet": _parquet, ".h5": _hdf5, ".hdf5": _hdf5, ".npz": _npz}
 
 
 def _column(name: str, given: Any) -> FileColumn:
