@@ -88,8 +88,11 @@ def _root(path: Path, tree: str | None) -> _Readers:
     if found not in trees:
         raise InitError(f"{path} has the trees {', '.join(trees) or 'none'}: name one, --tree NAME")
     branches = file[found]
-    names = branches.keys()
-    return {name: lambda name=name: branches[name].array(entry_stop=_ROWS) for name in names}
+
+    def read(name: str) -> Any:
+        return branches[name].array(entry_stop=_ROWS)
+
+    return {name: partial(read, name) for name in branches.keys()}  # noqa: SIM118
 
 
 def _parquet(path: Path, tree: str | None) -> _Readers:

@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
+_OURS = os.environ | {"PYTHONPATH": str(ROOT)}
 Array = npt.NDArray[Any]
 Given = dict[str, Any]
 """What a session is bound to, by collection."""
@@ -285,7 +286,7 @@ def typed(folder: Path, *words: str) -> tuple[str, int]:
     """
     ours, its = pty.openpty()
     command = [sys.executable, "-m", "soa_pipeline", *words]
-    process = subprocess.Popen(command, cwd=folder, stdin=its, stdout=its, stderr=its)
+    process = subprocess.Popen(command, cwd=folder, env=_OURS, stdin=its, stdout=its, stderr=its)
     os.close(its)
     text, questions = "", 0
     while True:
@@ -308,11 +309,12 @@ def typed(folder: Path, *words: str) -> tuple[str, int]:
 
 def ran(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "soa_pipeline", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, env=_OURS, capture_output=True, text=True)
 
 
-def shown(name: str, work: Path) -> list[str]:
+def shown(name: str, work: Path, engines: list[str]) -> list[str]:
     """One model's whole way: a line of the table. SystemExit where a step fails."""
+    only = [word for engine in engines for word in ("--engine", engine)]
     folder = work / name
     folder.mkdir(parents=True)
     show, seconds = SHOWS[name](folder), list[float]()
@@ -327,27 +329,30 @@ def shown(name: str, work: Path) -> list[str]:
         return done.stdout
 
     if show.told:
-        typed(folder, "init", *show.told[1])
+        typed(folder, "init", *show.told[1], *only)
         refused = ran(folder, "run", "config.yaml", *where)
         line = refused.stderr.strip().splitlines()[-1]
         if not refused.returncode or show.told[0] not in line:
             raise SystemExit(f"{name}: was to be told {show.told[0]}, and was told: {line}")
         print(f"{name} was told: {line}", flush=True)
     begun = time.perf_counter()
-    _, questions = typed(folder, "init", *show.words, *["--force"] * bool(show.told))
+    _, questions = typed(folder, "init", *show.words, *only, *["--force"] * bool(show.told))
     seconds.append(time.perf_counter() - begun)
     answer = json.loads(step(["run", "config.yaml", *where, "--json"]))
     step(["promote", answer["version"], "--to", "production", *where])
     import pipeline
 
+    expected, registered = show.expected(), answer["version"].partition("/")[0]
     begun = time.perf_counter()
-    registered = answer["version"].partition("/")[0]
     session = pipeline.load(f"{registered}@production", registry=where[1])
     given = show.given(session)
-    expected = show.expected()
-    out = session.collection("outputs", len(expected))
-    binding = session.bind(given, out)
-    binding()
+    n, most = len(expected), session.signature.ranges["n"].max
+    out = session.collection("outputs", n)
+    if n <= most:
+        session.bind(given, out)()
+    for start in range(0, n, most) if n > most else ():  # in windows, as many as it is built for
+        part = {key: each.window(start, min(start + most, n)) for key, each in given.items()}
+        session.bind(part, out.window(start, min(start + most, n)))()
     seconds.append(time.perf_counter() - begun)
     found = np.stack([out[column.name] for column in out.layout.columns], axis=1)
     far = float(np.abs(found - expected).max())
@@ -360,6 +365,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SHOWS)}")
     parser.add_argument("--work", type=Path, help="keep the folders here")
+    parser.add_argument("--engine", action="append", default=[], help="only this one; repeated")
     options = parser.parse_args()
     if unknown := {*options.names} - {*SHOWS}:
         parser.error(f"{unknown.pop()}: one of {', '.join(SHOWS)}")
@@ -367,7 +373,7 @@ def main() -> None:
     table = [head]
     with tempfile.TemporaryDirectory(prefix="first-model-") as temporary:
         for name in options.names or SHOWS:
-            table.append(shown(name, options.work or Path(temporary)))
+            table.append(shown(name, options.work or Path(temporary), options.engine))
             print(" ".join(table[-1]), flush=True)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
