@@ -98,22 +98,27 @@ class Trees(torch.nn.Module):
             raise ValueError("there is no tree in it")
         self.features, self.names, self.link = features, names, link
         self.scale, self.zero = scale, zero
-        for tree in trees:
-            inside = (tree.children >= 0) & (tree.children < len(tree.value))
-            if not inside.all() or not ((tree.feature >= 0) & (tree.feature < features)).all():
-                raise ValueError("a node names a child or a feature that is not there")
-        self.depth = max(map(_depth, trees))
-        starts = np.cumsum([0, *(len(tree.value) for tree in trees)])[:-1]
+        children, feature, threshold, missing_left, value = map(
+            np.concatenate, zip(*trees, strict=True)
+        )
+        counts = np.array([len(tree.value) for tree in trees])
+        starts, most = np.cumsum(counts) - counts, np.repeat(counts, counts)[:, None]
+        inside = ((children >= 0) & (children < most)).all(axis=1)
+        if not (inside & (feature >= 0) & (feature < features)).all():
+            raise ValueError("a node names a child or a feature that is not there")
+        if not np.isfinite(threshold).all():
+            raise ValueError("a threshold is not finite")
         order = np.argsort(outputs, kind="stable")  # the trees of one output side by side
         each = np.repeat(np.arange(len(base)), len(trees) // len(base))
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
-        children, feature, threshold, missing_left, value = map(np.concatenate, zip(*trees, strict=True))
-        if not np.isfinite(threshold).all():
-            raise ValueError("a threshold is not finite")
-        below = children + np.repeat(starts, [len(tree.value) for tree in trees])[:, None]
+        below, roots = children + np.repeat(starts, counts)[:, None], starts[order]
+        at, self.depth = roots, 0  # steps until every row is in a leaf
+        while (below[at] != at[:, None]).any():
+            at, self.depth = np.unique(below[at]), self.depth + 1
+            if self.depth > counts.max():
+                raise ValueError("the nodes of a tree go in a circle")
         feature = feature + features * (missing_left != 0)  # among the columns of `forward`
-        roots = starts[order]
         if self.depth <= _FEW_LEVELS:  # (nodes of a full tree, trees)
             levels = [roots[None]]
             for _ in range(self.depth):
@@ -278,13 +283,3 @@ def _link_of(objective: str) -> str:
     if objective not in _LINK_OF:
         raise ValueError(f"objective {objective!r} is none of {', '.join(_LINK_OF)}")
     return _LINK_OF[objective]
-
-
-def _depth(tree: Tree) -> int:
-    """Steps from the root until every row is in a leaf."""
-    at, depth = np.array([0]), 0
-    while (tree.children[at] != at[:, None]).any():
-        at, depth = np.unique(tree.children[at]), depth + 1
-        if depth > len(tree.value):
-            raise ValueError("the nodes of a tree go in a circle")
-    return depth
