@@ -144,9 +144,9 @@ class Trees(torch.nn.Module):
         if self.zero is not None:
             x = torch.where(x.abs() <= _ZERO, self.zero, x)
         # What is missing is above all thresholds, and below them for nodes where it goes left.
-        missing = x.isnan()
-        x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)], dim=1)
-        leaf = self._picked(x.t(), 0) if self.depth <= _FEW_LEVELS else self._reached(x).t()
+        x, missing = x.t(), x.t().isnan()
+        x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)])
+        leaf = self._picked(x, 0) if self.depth <= _FEW_LEVELS else self._reached(x.t()).t()
         # In float64, though xgboost adds float32 one by one: nearer to the exact sum.
         sums = leaf.unflatten(0, (self.base.shape[0], -1)).sum(dim=1, dtype=torch.float64).t()
         found = _LINKS[self.link](((sums + self.base) * self.scale).to(x.dtype))
