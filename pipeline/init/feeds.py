@@ -95,7 +95,9 @@ def choose(
             likely = [f"{port.name}{i}" for i in range(port.width)]
         question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
         default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
-        words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default or None).split(",")
+        words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default or None).split(
+            ","
+        )
     feeds = []
     for port in used:
         each = expanded(f"--input {port.name}", words[port.name], have)
@@ -109,7 +111,7 @@ def choose(
     for i, feed in enumerate(feeds):
         others = [f for f in feeds[:i][::-1] + feeds[i:] if f.jagged]
         if feed.mask and not others:
-            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name its columns")
+            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
         feeds[i] = replace(feed, columns=others[0].columns) if feed.mask else feed
     every = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}

@@ -30,7 +30,7 @@ _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
 
 @dataclass(frozen=True)
 class Port:
-    """One argument of forward; `width` of a flat row and `dtype` where the file says them, `columns`
+    """An argument of forward: `width` of a flat row and `dtype` where the file says them; `columns`
     are the names that it was trained with."""
 
     name: str

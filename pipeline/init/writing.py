@@ -19,18 +19,7 @@ from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import OneLine, write_config
 from pipeline.init.data import Array, FileColumn, open_data
 from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
-from pipeline.init.model import def _rows(model: Model, options: Sequence[Option], most: int | None) -> tuple[int, int]:
-    """The fewest rows that it takes, and the most that it answers in about a second."""
-    least = next((n for n in (0, 1) if not why_not(model.module, options, n)), 2)
-    found, begun = 4, time.monotonic()
-    while found < 4096 and time.monotonic() - begun < 0.25:
-        if most or why_not(model.module, options, 4 * found):
-            break
-        found *= 4
-    return least, most or found
-
-
-, Model, Option, answers, read_model, why_not
+from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
 from stages.model import build_model
@@ -232,7 +221,7 @@ def _outputs(
         shape = list(value.shape) if isinstance(value, torch.Tensor) else [type(value).__name__]
         if shape[0] != ROWS:
             raise InitError(
-                f"output {name} of {ROWS} rows is {shape}: it has to be a tensor with a row for each"
+                f"output {name} of {ROWS} rows is {shape}: it has to be a tensor, a row for each"
             )
         count, *inner = shape[1:] or [1]
         default = f"{name}0 .. {name}{count - 1}" if count > 1 else name
@@ -254,7 +243,18 @@ def _outputs(
     return columns, blocks
 
 
-ROWSdef _arrays(parts: Mapping[str, _Part], most: int) -> dict[str, Array]:
+def _rows(model: Model, options: Sequence[Option], most: int | None) -> tuple[int, int]:
+    """The fewest rows that it takes, and the most that it answers in about a second."""
+    least = next((n for n in (0, 1) if not why_not(model.module, options, n)), 2)
+    found, begun = 4, time.monotonic()
+    while found < 4096 and time.monotonic() - begun < 0.25:
+        if most or why_not(model.module, options, 4 * found):
+            break
+        found *= 4
+    return least, most or found
+
+
+def _arrays(parts: Mapping[str, _Part], most: int) -> dict[str, Array]:
     """The first rows of the file, by the names that a reference's file has."""
     found: dict[str, Array] = {}
     for name, part in parts.items():

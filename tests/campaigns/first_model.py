@@ -369,7 +369,19 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := {*options.names} - {*SHOWS}:
         parser.error(f"{unknown.pop()}: one of {', '.join(SHOWS)}")
-    head = "model questions init run promote bind engine rows furthest largest copied".split()
+    head = [
+        "model",
+        "questions",
+        "init",
+        "run",
+        "promote",
+        "bind",
+        "engine",
+        "rows",
+        "furthest",
+        "largest",
+        "copied",
+    ]
     table = [head]
     with tempfile.TemporaryDirectory(prefix="first-model-") as temporary:
         for name in options.names or SHOWS:

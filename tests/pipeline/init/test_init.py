@@ -317,7 +317,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "given", "says"),
     [
-        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "forward does not run on features (n, 3)"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "not run on features (n, 3)"),
         ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
         ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),
@@ -332,7 +332,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
         ("model.py:Flat", "lengths.npz", (), "name columns that have the same"),
         ("model.py:Flat", "kinds.npz", (), "a is text: a column is one of"),
         ("model.py:Two", "flat.npz", (), "nothing says the columns of 'x'"),
-        ("model.py:Fixed", "flat.npz", (), "it has to be a tensor with a row for each"),
+        ("model.py:Fixed", "flat.npz", (), "it has to be a tensor, a row for each"),
         ("model.py:unread", "flat.npz", (), "missing a required argument: 'width'"),
         ("model.py:unread", "flat.npz", ("--kwargs", '{"width": 1}'), "no licence"),
         ("model.py:None", "flat.npz", (), "has no callable 'None'"),
