@@ -31,8 +31,8 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
-    def one_line(self, given: OneLine) -> yaml.Node:
-        node = self.represent_data(given.value)
+    def one_line(self, given: OneLine) -> Any:
+        node: Any = self.represent_data(given.value)
         node.flow_style = True
         return node
 

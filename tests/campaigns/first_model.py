@@ -204,7 +204,7 @@ def onnx(folder: Path) -> Show:
     file = folder / "tagger.onnx"
     with quiet_torch():
         example = tuple(torch.from_numpy(each[:5]) for each in rows)
-        names = {"input_names": ["particles", "jet"], "output_names": ["p"]}
+        names: dict[str, Any] = {"input_names": ["particles", "jet"], "output_names": ["p"]}
         shapes = ({0: "n"}, {0: "n"})
         torch.onnx.export(model, example, file, dynamo=True, dynamic_shapes=shapes, **names)
     words = ["tagger.onnx", "jets.npz", "--input", f"particles={','.join(inside)}"]
@@ -356,8 +356,9 @@ def shown(name: str, work: Path, engines: list[str]) -> list[str]:
     seconds.append(time.perf_counter() - begun)
     found = np.stack([out[column.name] for column in out.layout.columns], axis=1)
     far = float(np.abs(found - expected).max())
+    engine = session.origin.engine if session.origin else ""
     copied = sum(len(collection.copied) for collection in given.values())
-    cells = [name, str(questions), *(f"{each:.1f}" for each in seconds), session.origin.engine]
+    cells = [name, str(questions), *(f"{each:.1f}" for each in seconds), engine]
     return [*cells, f"{len(expected)}", f"{far:.1e}", f"{np.abs(expected).max():.2g}", str(copied)]
 
 
