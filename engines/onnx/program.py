@@ -43,8 +43,6 @@ _VIEWS = frozenset(
     ]
 )  # fmt: skip
 
-_RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
-
 
 @dataclass(frozen=True)
 class Output:
@@ -103,11 +101,6 @@ def input_name(argument: int) -> str:
 def returning_columns(program: ExportedProgram) -> OnnxProgram:
     """Rewrite a functional program; `program` itself is changed and of no use afterwards."""
     graph, signature = program.graph_module.graph, program.graph_signature
-    for node in graph.nodes:  # ONNX Runtime cannot tell what -1 is where another size is 0
-        if node.target in _RESHAPES and -1 in node.args[1]:
-            told = zip(node.args[1], node.meta["val"].shape, strict=True)
-            wanted = [size if s == -1 and isinstance(size, int) else s for s, size in told]
-            node.args = (node.args[0], wanted)
     by_name = {node.name: node for node in graph.find_nodes(op="placeholder")}
     arguments = [
         by_name[spec.arg.name]

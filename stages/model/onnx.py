@@ -128,16 +128,13 @@ class OnnxGraph(torch.nn.Module):
         import onnx.version_converter
 
         self.training = False
-        known = {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
-        try:  # what has a definition in others is written out
+        try:
+            model = onnx.inliner.inline_local_functions(model)
             if min(o.version for o in model.opset_import if o.domain in _DOMAINS) < 13:
                 model = onnx.version_converter.convert_version(model, 13)
-            model = onnx.inliner.inline_selected_functions(
-                model, [("", kind) for kind in known], exclude=True, inline_schema_functions=True
-            )
         except Exception as error:  # whatever its C++ raises
             raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
-        graph = model.graph
+        graph, known = model.graph, {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
         odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
         if odd:
             named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
