@@ -1,13 +1,13 @@
 """Where the time of a call goes: `python -m benchmarks.profile [CONFIG ...]`, for Linux's `perf`.
 
 The chosen artifact is called in a loop at a large size while `perf` samples this process. What is
-printed are the functions in which the samples fell: Inductor's own kernels by the operations in
-their names, library calls by theirs.
+printed are the functions in which the samples fell, by kinds: `_KINDS`, by their names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -31,12 +31,21 @@ from stages.benchmark import bound_call
 from stages.reference.answers import Reference, label
 
 _SECONDS = 4.0
-_LEAST = 0.02  # of the samples: less is not shown
 _ROWS = 1000
+_KINDS = {
+    "memory asked for and given back": r"\[k\]|malloc|free|memset",
+    "copies": r"memcpy|memmove|copy_kernel",
+    "exp, log, tanh …": r"Sleef",
+    "products, convolutions": r"gemm|addmm|_b?mm_|convolution|dnnl|mkldnn|jit",
+    "ONNX Runtime": r"onnxruntime",
+    "Inductor's other kernels": r"cpp_fused",
+    "torch's calls": r"torch|c10",
+}
+"""The first that is found in a function's name or its library's."""
 
 
 def profile(bundle: Bundle) -> None:
-    """Print the functions that a call at `_ROWS` rows, or at the most below, spends its time in."""
+    """Print what a call at `_ROWS` rows, or at the most below, spends its time in."""
     opened = open_version(Opening(bundle.path, mode="test"))
     target = chosen_target(opened)
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
@@ -44,17 +53,18 @@ def profile(bundle: Bundle) -> None:
     record = bundle.manifest.targets[target]
     made_by = record.engine_at(label(case))
     found = sampled(bound_call(measured_session(opened, target), inputs, case))
-    total = sum(found.values())
-    title = f"{bundle.manifest.name}, {label(case)}, {made_by}"
-    table = new_table(title, "function", "in", "share")
-    for (library, function), count in found.most_common():
-        if count >= _LEAST * total:
-            table.add_row(Text(function), Text(library), f"{count / total:.0%}")
+    kinds: Counter[str] = Counter()
+    for name, count in found.items():
+        kind = (kind for kind, words in _KINDS.items() if re.search(words, name))
+        kinds[next(kind, "the rest")] += count
+    table = new_table(f"{bundle.manifest.name}, {label(case)}, {made_by}", "what", "share")
+    for kind, count in kinds.most_common():
+        table.add_row(Text(kind), f"{count / found.total():.0%}")
     console().print(table)
 
 
-def sampled(call: Callable[[], object]) -> Counter[tuple[str, str]]:
-    """How many samples of `call`, made again and again, fell into each (library, function)."""
+def sampled(call: Callable[[], object]) -> Counter[str]:
+    """How many samples of `call`, made again and again, fell into each library and function."""
     with tempfile.TemporaryDirectory() as place:
         data = Path(place) / "perf.data"
         watched = subprocess.Popen(
@@ -72,11 +82,11 @@ def sampled(call: Callable[[], object]) -> Counter[tuple[str, str]]:
              "--fields", "sample,dso,symbol", "-t", "|"],
             capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
-    found: Counter[tuple[str, str]] = Counter()
+    found: Counter[str] = Counter()
     for line in printed.splitlines():
         fields = [field.strip() for field in line.split("|")]
         if len(fields) >= 3 and fields[0].isdigit():
-            found[Path(fields[1]).name, fields[2].removeprefix("[.] ")] += int(fields[0])
+            found[f"{Path(fields[1]).name} {fields[2]}"] += int(fields[0])
     return found
 
 
