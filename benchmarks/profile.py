@@ -36,7 +36,7 @@ _KINDS = {
     "memory asked for and given back": r"\[k\]|malloc|free|memset",
     "copies": r"memcpy|memmove|copy_kernel",
     "exp, log, tanh …": r"Sleef",
-    "products, convolutions": r"gemm|addmm|_b?mm_|convolution|dnnl|mkldnn|jit",
+    "products, convolutions": r"gemm|addmm|_b?mm_|convolution|dnnl|mkldnn|jit|JIT|anon",
     "ONNX Runtime": r"onnxruntime",
     "Inductor's other kernels": r"cpp_fused",
     "torch's calls": r"torch|c10",
