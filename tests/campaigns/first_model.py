@@ -77,10 +77,11 @@ labels:
 
 @dataclass(frozen=True)
 class Show:
-    """`words` follow `pipeline init`; `told`, where `run` has to refuse them first, and say so."""
+    """`words` follow `pipeline init`; `given` is what some rows of its file are bound as. `told`:
+    what `run` has to say of other words, which it refuses first."""
 
     words: list[str]
-    given: Callable[[Any], Given]
+    given: Callable[[Any, slice], Given]
     expected: Callable[[], Array]
     told: tuple[str, list[str]] | None = None
 
@@ -101,7 +102,11 @@ def nanoaod(folder: Path) -> Show:
     words = [f"{ROOT}/examples/nanoaod/model.py:build", str(locate()), "--weights", str(weights)]
     words += ["--input", f"jets={','.join(names)}", "--flatten", "--output", "p=p_light,p_c,p_b"]
     rows = np.stack([columns[name].astype(np.float32) for name in names], axis=1)
-    return Show(words, lambda session: _flat(session, "Jet", columns), lambda: _eager(model, rows))
+    return Show(
+        words,
+        lambda session, rows: _flat(session, "Jet", columns, rows),
+        lambda: _eager(model, rows),
+    )
 
 
 def hzz(folder: Path) -> Show:
@@ -127,9 +132,9 @@ def hzz(folder: Path) -> Show:
         mask = exists[:, None].astype(np.float32)
         return _eager(build().eval(), x, mask, y, others)
 
-    def given(session: Any) -> Given:
-        found: Given = from_jagged(events, session.signature, "Jet")
-        return found | from_jagged(events, session.signature, "Muon")
+    def given(session: Any, rows: slice) -> Given:
+        found: Given = from_jagged(events[rows], session.signature, "Jet")
+        return found | from_jagged(events[rows], session.signature, "Muon")
 
     words = [f"{ROOT}/examples/hzz/model.py:build", str(file), "--input", f"jets={','.join(jets)}"]
     words += ["--input", f"muons={','.join(muons)}", "--input", "muon_exists=mask", "--length", "5"]
@@ -155,7 +160,9 @@ def particlenet(folder: Path) -> Show:
     words = ["weaver.nn.model.ParticleNet:ParticleNet", "jets.npz", "--weights", str(weights)]
     words += ["--kwargs", json.dumps(sizes), "--weaver", "JetClass_kin.yaml"]
     model, rows = _loaded(build(), weights), _rows(columns)
-    return Show(words, lambda s: _flat(s, "events", columns), lambda: _eager(model, *rows))
+    return Show(
+        words, lambda s, rows: _flat(s, "events", columns, rows), lambda: _eager(model, *rows)
+    )
 
 
 def transformer(folder: Path) -> Show:
@@ -185,7 +192,7 @@ def transformer(folder: Path) -> Show:
     words += ["--input", "x=pf_features", "--input", "v=pf_vectors", "--kwargs"]
     first, then = (json.dumps({**sizes, **more}) for more in ({}, {"trim": False}))
     told = ("trim: false", [*words, first])
-    return Show([*words, then], lambda s: _flat(s, "events", columns), expected, told)
+    return Show([*words, then], lambda s, rows: _flat(s, "events", columns, rows), expected, told)
 
 
 def onnx(folder: Path) -> Show:
@@ -214,7 +221,7 @@ def onnx(folder: Path) -> Show:
         session = onnxruntime.InferenceSession(file)
         return np.asarray(session.run(None, {"particles": rows[0], "jet": rows[1]})[0])
 
-    return Show(words, lambda session: _flat(session, "events", columns), expected)
+    return Show(words, lambda session, rows: _flat(session, "events", columns, rows), expected)
 
 
 def xgboost(folder: Path) -> Show:
@@ -233,7 +240,9 @@ def xgboost(folder: Path) -> Show:
     booster.save_model(folder / "mass.json")
     words = ["mass.json", str(file), "--output", "output=mass"]
     expected = booster.predict
-    return Show(words, lambda s: _flat(s, "events", columns), lambda: expected(rows)[:, None])
+    return Show(
+        words, lambda s, rows: _flat(s, "events", columns, rows), lambda: expected(rows)[:, None]
+    )
 
 
 SHOWS = {show.__name__: show for show in (nanoaod, hzz, particlenet, transformer, onnx, xgboost)}
@@ -272,11 +281,12 @@ def _rows(columns: dict[str, Array]) -> tuple[Array, Array]:
     return np.stack(particles, axis=1), np.stack(jet, axis=1)
 
 
-def _flat(session: Any, collection: str, columns: dict[str, Array]) -> Given:
+def _flat(session: Any, collection: str, columns: dict[str, Array], rows: slice) -> Given:
     from soa.memory import as_collection
 
     layout = session.layout(collection)
-    return {collection: as_collection({c.name: columns[c.name] for c in layout.columns}, layout)}
+    given = {column.name: columns[column.name][rows] for column in layout.columns}
+    return {collection: as_collection(given, layout)}
 
 
 def typed(folder: Path, *words: str) -> tuple[str, int]:
@@ -345,19 +355,17 @@ def shown(name: str, work: Path, engines: list[str]) -> list[str]:
     expected, registered = show.expected(), answer["version"].partition("/")[0]
     begun = time.perf_counter()
     session = pipeline.load(f"{registered}@production", registry=where[1])
-    given = show.given(session)
     n, most = len(expected), session.signature.ranges["n"].max
-    out = session.collection("outputs", n)
-    if n <= most:
-        session.bind(given, out)()
-    for start in range(0, n, most) if n > most else ():  # in windows, as many as it is built for
-        part = {key: each.window(start, min(start + most, n)) for key, each in given.items()}
-        session.bind(part, out.window(start, min(start + most, n)))()
+    out, copied = session.collection("outputs", n), 0
+    for start in range(0, n, most):  # as many at once as it is built for
+        stop = min(start + most, n)
+        given = show.given(session, slice(start, stop))
+        session.bind(given, out.window(start, stop))()
+        copied += sum(len(collection.copied) for collection in given.values())
     seconds.append(time.perf_counter() - begun)
     found = np.stack([out[column.name] for column in out.layout.columns], axis=1)
     far = float(np.abs(found - expected).max())
     engine = session.origin.engine if session.origin else ""
-    copied = sum(len(collection.copied) for collection in given.values())
     cells = [name, str(questions), *(f"{each:.1f}" for each in seconds), engine]
     return [*cells, f"{len(expected)}", f"{far:.1e}", f"{np.abs(expected).max():.2g}", str(copied)]
 
