@@ -1,0 +1,112 @@
+"""A job, decided once: which version scores which rows of which files, into which parts.
+
+All of it pickles and goes through JSON, and means the same in every process and on every host that
+sees the files. `score(plan, piece)` (score.py) does one piece of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.opening import Mode
+from soa.files import as_data
+
+
+@dataclass(frozen=True)
+class Model:
+    """A version, pinned: what an alias meant when the job began."""
+
+    ref: str
+    """`name/3`, or the path of a bundle's folder."""
+    digest: str
+    """Of the bundle; another one is refused."""
+    registry: str | None = None
+    """URI; None for a folder."""
+    mode: Mode = "production"
+    target: str | None = None
+    """None: the best of the host that runs it."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file as it was when the job began."""
+
+    path: str
+    tree: str | None
+    """Of a ROOT file: the TTree or RNTuple."""
+    rows: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done with the rows of every piece."""
+
+    model: Model
+    columns: Mapping[str, str]
+    """Of each `collection/column` that the model reads, the column of the files."""
+    outputs: Mapping[str, str]
+    """Of each `collection/column` that the model writes, the column of the outputs."""
+    keep: tuple[str, ...]
+    """Columns of the files that go into the outputs as they are."""
+    batch: int
+    """Rows that are in memory at a time."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a file, and the Arrow file that their part of an output becomes."""
+
+    input: Input
+    start: int
+    stop: int
+    part: str
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written: its pieces, in their order."""
+
+    path: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Job:
+    """`folder` holds the parts until the outputs are whole; one job at a time works in it."""
+
+    plan: Plan
+    outputs: tuple[Output, ...]
+    folder: str
+
+    @property
+    def key(self) -> str:
+        """A digest of all of it: another version, file or setting is another job."""
+        text = json.dumps(as_data(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What scoring a piece took: seconds of one thread."""
+
+    rows: int
+    decoding: float
+    model: float
+    encoding: float
+
+
+Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
+"""Scores pieces somewhere, and yields each once its part is written, in any order."""
