@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.opening import Mode
 from soa.files import as_data
@@ -36,7 +37,8 @@ class Input:
 
     path: str
     tree: str | None
-    """Of a ROOT file: the TTree or RNTuple."""
+    """Of a ROOT file: the name of the TTree, or of the RNTuple (`ntuple`)."""
+    ntuple: bool
     rows: int
     size: int
     mtime_ns: int
@@ -90,12 +92,17 @@ class Job:
     plan: Plan
     outputs: tuple[Output, ...]
     folder: str
+    about: Mapping[str, Any]
+    """Of the version, for those who ask an output later."""
 
     @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(piece for output in self.outputs for piece in output.pieces)
+
     def key(self) -> str:
-        """A digest of all of it: another version, file or setting is another job."""
-        text = json.dumps(as_data(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """A digest: another version, file or setting is another job."""
+        said = [as_data(self.plan), *map(as_data, self.outputs)]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,10 @@ class Scored:
     decoding: float
     model: float
     encoding: float
+
+    def __add__(self, other: Scored) -> Scored:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Scored(*(one + two for one, two in pairs))
 
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
