@@ -6,7 +6,6 @@ from .plan import Output as Output
 from .plan import Piece as Piece
 from .plan import Plan as Plan
 from .plan import Scored as Scored
-from .prepare import Request as Request
 from .prepare import prepare as prepare
 from .run import Progress as Progress
 from .run import Report as Report

@@ -27,8 +27,6 @@ class Model:
     registry: str | None = None
     """URI; None for a folder."""
     mode: Mode = "production"
-    target: str | None = None
-    """None: the best of the host that runs it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,11 @@ class Plan:
     """Columns of the files that go into the outputs as they are."""
     batch: int
     """Rows that are in memory at a time."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the files that are read."""
+        return list(dict.fromkeys([*self.columns.values(), *self.keep]))
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.applying.plan import Input, Job, Output, Piece, Plan
-from pipeline.applying.score import Scorer, pinned, row_dimension, session_of
+from pipeline.applying.plan import Input, Job, Model, Output, Piece, Plan
+from pipeline.applying.score import Scorer, row_dimension, session_of
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
 from pipeline.files import WRITERS, Source, open_source
@@ -29,66 +29,65 @@ _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 _TRIED = 256
 
 
-@dataclass(frozen=True)
-class Request:
-    """What `pipeline apply` is asked for; its help and docs/apply.md explain each."""
-
-    ref: str | Path
-    inputs: Sequence[Path]
-    out: Path
-    columns: Mapping[str, str] = field(default_factory=dict)
-    keep: Sequence[str] = ()
-    tree: str | None = None
-    suffix: str | None = None
-    mode: Mode = "production"
-    target: str | None = None
-    registry: Registry | str | None = None
-
-
-def prepare(request: Request) -> Job:
-    """Raises ApplyError, DataError, and whatever refuses a version."""
-    opened = open_version(
-        Opening(request.ref, mode=request.mode, registry=request.registry, target=request.target)
-    )
-    signature = opened.signature
-    row_dimension(signature)
-    if not request.inputs:
+def prepare(
+    ref: str | Path,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    columns: Mapping[str, str],
+    keep: Sequence[str],
+    tree: str | None,
+    suffix: str | None,
+    mode: Mode,
+    registry: Registry | str | None,
+) -> Job:
+    """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
+    opened = open_version(Opening(ref, mode=mode, registry=registry))
+    if not inputs:
         raise ApplyError("no file to score: name some")
-    looked: list[tuple[Input, Sequence[int]]] = []
-    for given in request.inputs:
-        path = given.absolute()
-        if str(path) in (each.path for each, _ in looked):
+    files: list[Input] = []
+    cuts: list[list[int]] = []
+    row_dimension(opened.signature)
+    for path in map(Path.absolute, inputs):
+        if str(path) in (each.path for each in files):
             raise ApplyError(f"{path} is named twice")
-        with open_source(path, request.tree) as source:
-            if not looked:
-                columns = _columns(request, opened, source)
-                keep = [k for word in request.keep for k in _named(word, source)]
-                names = list(dict.fromkeys([*columns.values(), *keep]))
-                batch = _batch(signature, len(keep))
+        with open_source(path, tree) as source:
+            if not files:
+                plan = _plan(opened, source, columns, keep)
+            names = plan.names
             source.require(names)
-            edges = source.edges(names)
-            cuts = list(_cuts(edges, batch, source.seeks))
-            now = path.stat()
-            found = Input(
-                str(path), source.tree, source.ntuple, edges[-1], now.st_size, now.st_mtime_ns
-            )
-            looked.append((found, cuts))
-    model = pinned(opened)
-    outputs = _outputs(signature, keep)
-    plan = Plan(model, columns, outputs, tuple(dict.fromkeys(keep)), batch)
-    _try(plan, opened, looked)
-    files, folder = _files(request, looked)
-    return Job(plan, files, str(folder), _about(opened, request))
+            edges, now = source.edges(names), path.stat()
+            cuts.append(list(_cuts(edges, plan.batch, source.seeks)))
+            rows = edges[-1], now.st_size, now.st_mtime_ns
+            files.append(Input(str(path), source.tree, source.ntuple, *rows))
+    _try(plan, opened, files)
+    outputs, folder = _outputs(out.absolute(), suffix, files, cuts)
+    return Job(plan, outputs, str(folder), _about(opened))
 
 
-def _named(word: str, source: Source) -> list[str]:
-    try:
-        return names_in(word, source.columns)
-    except ValueError as error:
-        raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
+def _plan(
+    opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]
+) -> Plan:
+    """By the first file: the others have to have the same columns."""
+    kept: list[str] = []
+    for word in keep:
+        try:
+            kept += names_in(word, source.columns)
+        except ValueError as error:
+            raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
+    opening, registry, ref = opened.opening, None, str(Path(opened.opening.ref).absolute())
+    if opened.lookup is not None:
+        ref, registry = opened.label, opening.store().uri
+    return Plan(
+        Model(ref, opened.bundle.digest, registry, opening.mode),
+        _columns(opened, source, columns),
+        _written(opened.signature, kept),
+        tuple(dict.fromkeys(kept)),
+        _batch(opened.signature, len(kept)),
+    )
 
 
-def _columns(request: Request, opened: Opened, source: Source) -> dict[str, str]:
+def _columns(opened: Opened, source: Source, columns: Mapping[str, str]) -> dict[str, str]:
     """Of each column that the model reads, the column of the file."""
     signature = opened.signature
     found: dict[str, str] = {}
@@ -100,7 +99,7 @@ def _columns(request: Request, opened: Opened, source: Source) -> dict[str, str]
         if b.block.collection not in offsets
     }
     guessed: dict[str, str] = {}
-    given = {**BuiltFrom(opened.bundle.manifest).apply.columns, **request.columns}
+    given = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
     for key in given:
         if key not in read and key.partition("/")[1:] != ("/", "*"):
             raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
@@ -126,7 +125,7 @@ def _columns(request: Request, opened: Opened, source: Source) -> dict[str, str]
     return found
 
 
-def _outputs(signature: Signature, keep: Iterable[str]) -> dict[str, str]:
+def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     """Of each column that the model writes, its name in the outputs."""
     every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
     columns = [name for _, name in every]
@@ -137,7 +136,7 @@ def _outputs(signature: Signature, keep: Iterable[str]) -> dict[str, str]:
         f"{collection}/{name}": name if columns.count(name) == 1 else f"{collection}_{name}"
         for collection, name in every
     }
-    if both := [name for name in found.values() if name in set(keep)]:
+    if both := [name for name in found.values() if name in keep]:
         raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
     return found
 
@@ -164,18 +163,17 @@ def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
             yield last
 
 
-def _try(plan: Plan, opened: Opened, files: Iterable[tuple[Input, Sequence[int]]]) -> None:
+def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
     """Run the first rows whole and in two parts: a model whose rows see each other is refused.
 
     That is a trial, not a proof: docs/apply.md.
     """
-    some = next((each for each, _ in files if each.rows), None)
+    some = next((each for each in files if each.rows), None)
     if some is None:
         return
-    names = list(dict.fromkeys([*plan.columns.values(), *plan.keep]))
     model, path = Scorer(session_of(plan.model), plan), Path(some.path)
     with open_source(path, some.tree) as source:
-        batch = source.head(names, min(_TRIED, plan.batch))
+        batch = source.head(plan.names, min(_TRIED, plan.batch))
     try:
         model.table(batch, {"model": 0.0, "encoding": 0.0})
         n = len(next(iter(batch.values())))
@@ -200,35 +198,30 @@ def _try(plan: Plan, opened: Opened, files: Iterable[tuple[Input, Sequence[int]]
         raise DataError(f"{path}: {error}") from error
 
 
-def _files(
-    request: Request, looked: Sequence[tuple[Input, Sequence[int]]]
+def _outputs(
+    out: Path, suffix: str | None, files: Sequence[Input], cuts: Sequence[Sequence[int]]
 ) -> tuple[tuple[Output, ...], Path]:
-    """What is written, and where its parts lie until then."""
-    out = request.out.absolute()
+    """What is written, and the folder of its parts until then."""
     one = out.suffix in WRITERS and not out.is_dir()
-    if not one and ((out.exists() and not out.is_dir()) or out.suffix and not out.is_dir()):
+    if not one and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
-    if request.suffix is not None and request.suffix not in WRITERS:
-        raise ApplyError(f"--format {request.suffix}: one of {', '.join(WRITERS)}")
     folder = out.parent / f".{out.name}{FOLDER}" if one else out / FOLDER
     found: dict[Path, list[Piece]] = {}
-    for i, (given, cuts) in enumerate(looked):
-        path = out
-        if not one:
-            name = Path(given.path)
-            path = out / f"{name.stem}{request.suffix or name.suffix}"
-            if path in found:
-                raise ApplyError(f"two files would become {path}: give them other names, or --out")
-        pieces = found.setdefault(path, [])
-        for start, stop in pairwise(cuts if cuts[1:] else [0, 0]):
-            part = folder / f"{i:05}-{start:012}.arrow"
-            pieces.append(Piece(given, start, stop, str(part)))
-        if path == Path(given.path):
+    for i, (given, edges) in enumerate(zip(files, cuts, strict=True)):
+        name = Path(given.path)
+        path = out if one else out / f"{name.stem}{suffix or name.suffix}"
+        if path in found and not one:
+            raise ApplyError(f"two files would become {path}: give one of them another name")
+        if path == name:
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
+        found.setdefault(path, []).extend(
+            Piece(given, start, stop, str(folder / f"{i:05}-{start:012}.arrow"))
+            for start, stop in pairwise(edges if edges[1:] else [0, 0])
+        )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
 
 
-def _about(opened: Opened, request: Request) -> dict[str, Any]:
+def _about(opened: Opened) -> dict[str, Any]:
     """Of the version, for those who ask an output later."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None
@@ -236,6 +229,6 @@ def _about(opened: Opened, request: Request) -> dict[str, Any]:
         "model": opened.name,
         "version": opened.number,
         "registry": None if version is None else opened.opening.store().shown,
-        "mode": request.mode,
+        "mode": opened.opening.mode,
         "promotion": None if promotion is None else asdict(promotion),
     }

@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
-from pipeline.applying.prepare import Request, prepare
+from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score
 from pipeline.errors import ApplyError, DataError
 from pipeline.files import ABOUT, Rows, open_source, write
@@ -62,7 +62,6 @@ def apply(
     tree: str | None = None,
     suffix: str | None = None,
     mode: Mode = "production",
-    target: str | None = None,
     registry: Registry | str | None = None,
     threads: int | None = None,
     force: bool = False,
@@ -81,11 +80,11 @@ def apply(
     DataError, OSError for a disk, and whatever refuses a version.
     """
     files = [inputs] if isinstance(inputs, str | Path) else inputs
-    request = Request(
-        ref, tuple(map(Path, files)), Path(out), columns or {}, tuple(keep), tree, suffix, mode,
-        target, registry,
+    job = prepare(
+        ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
+        suffix=suffix, mode=mode, registry=registry,
     )  # fmt: skip
-    return run(prepare(request), execute or locally(threads), force=force, progress=progress)
+    return run(job, execute or locally(threads), force=force, progress=progress)
 
 
 def locally(threads: int | None = None) -> Execute:
@@ -196,7 +195,6 @@ class _Parts:
         self._there: set[str] = set()
         self.results: Iterator[tuple[Piece, Scored]] = iter(())
         self.spent = Scored(0, 0.0, 0.0, 0.0)
-        self.found = 0
 
     def missing(self) -> list[Piece]:
         """Those that have to be scored: of a job that goes on, not those that are whole."""

@@ -29,7 +29,7 @@ from pipeline.files import (
 )
 from runtime.errors import BindError, DeviationError
 from runtime.loader import session_on
-from runtime.opening import Opened, Opening, open_version
+from runtime.opening import Opening, open_version
 from runtime.session import Session
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError
@@ -48,7 +48,6 @@ def score(plan: Plan, piece: Piece) -> Scored:
     """
     session = session_of(plan.model)
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
-    names = list(dict.fromkeys([*plan.columns.values(), *plan.keep]))
     path, part = Path(piece.input.path), Path(piece.part)
     model = Scorer(session, plan)
 
@@ -68,7 +67,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
             begun = time.perf_counter()
 
     with reopened(piece.input) as source:
-        batches = reading(path, source.batches(names, piece.start, piece.stop, plan.batch))
+        batches = reading(path, source.batches(plan.names, piece.start, piece.stop, plan.batch))
         rest = tables()
         first = next(rest)
         origin = session.origin
@@ -79,25 +78,13 @@ def score(plan: Plan, piece: Piece) -> Scored:
     return Scored(piece.rows, spent["decoding"], spent["model"], spent["encoding"])
 
 
-def pinned(opened: Opened) -> Model:
-    """The version that was opened, for any process."""
-    opening = opened.opening
-    if opened.lookup is None:
-        ref, registry = str(Path(opening.ref).expanduser().absolute()), None
-    else:
-        ref, registry = opened.label, opening.store().uri
-    return Model(ref, opened.bundle.digest, registry, opening.mode, opening.target)
-
-
 @functools.lru_cache(maxsize=4)
 def _session(model: Model) -> Session:
     """One for all threads of a process, with one thread a run."""
     import torch
 
     ref = Path(model.ref) if model.registry is None else model.ref
-    opened = open_version(
-        Opening(ref, mode=model.mode, registry=model.registry, target=model.target, threads=1)
-    )
+    opened = open_version(Opening(ref, mode=model.mode, registry=model.registry, threads=1))
     if opened.bundle.digest != model.digest:
         raise ApplyError(
             f"{model.ref} is bundle {opened.bundle.digest[:12]}, and the job began with "

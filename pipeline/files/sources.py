@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ ABOUT = "soa_pipeline"
 """Of the text that says what made a file: in the metadata of Parquet and Arrow, an attribute of
 HDF5, an array of npz, a TObjString of ROOT."""
 _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
-_PIECE = 1 << 20
 
 
 class Source:
@@ -307,14 +307,13 @@ class _Npz(_Arrays):
         self._zip = zipfile.ZipFile(path)
         names = [each.removesuffix(".npy") for each in self._zip.namelist()]
         super().__init__(path, {name: _Member(self._zip, path, name) for name in names})
+        self.seeks = all(each.seeks for each in self._arrays.values())
 
     def about(self) -> str | None:
         with np.load(self.path, allow_pickle=False) as arrays:
             return str(arrays[ABOUT]) if ABOUT in arrays.files else None
 
     def __exit__(self, *_: object) -> None:
-        for member in self._arrays.values():
-            member.close()
         self._zip.close()
 
 
@@ -322,50 +321,41 @@ class _Member:
     """An array in an .npz: mapped where it is stored as it is, else unpacked from front to back."""
 
     def __init__(self, file: zipfile.ZipFile, path: Path, name: str) -> None:
-        self._open = lambda: file.open(f"{name}.npy")
-        info = file.getinfo(f"{name}.npy")
-        with self._open() as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0
-            if version != (1, 0):
-                read = np.lib.format.read_array_header_2_0
+        self._file, self._name, info = file, f"{name}.npy", file.getinfo(f"{name}.npy")
+        with file.open(info) as stream:
+            wide = np.lib.format.read_magic(stream) != (1, 0)
+            form = np.lib.format
+            read = form.read_array_header_2_0 if wide else form.read_array_header_1_0
             self.shape, fortran, self.dtype = read(stream)
             self._head = stream.tell()
         self._row = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        self._values: Array | None = None
         self._stream: Any = None
-        self._whole: Array | None = None
         if self.dtype.hasobject:
-            self._whole = np.empty(self.shape, object)  # whoever asks for it refuses it
-        elif fortran or not self._row:
-            self._whole = np.load(path)[name]
-        elif info.compress_type == zipfile.ZIP_STORED and self.shape and self.shape[0]:
-            with path.open("rb") as raw:  # the name and extra field in front of the data
+            self._values = np.empty(self.shape, object)  # whoever asks for it refuses it
+        elif fortran or not (self._row and self.shape and self.shape[0]):
+            self._values = np.load(path)[name]
+        elif info.compress_type == zipfile.ZIP_STORED:
+            with path.open("rb") as raw:  # the name and an extra field are in front of the data
                 raw.seek(info.header_offset + 26)
-                lengths = np.frombuffer(raw.read(4), "<u2")
-            at = info.header_offset + 30 + int(lengths.sum()) + self._head
-            self._whole = np.memmap(path, self.dtype, "r", at, self.shape)
+                name_length, extra = struct.unpack("<HH", raw.read(4))
+            at = info.header_offset + 30 + name_length + extra + self._head
+            self._values = np.memmap(path, self.dtype, "r", at, self.shape)
+        self.seeks = self._values is not None
 
     def __len__(self) -> int:
         return int(self.shape[0])
 
     def __getitem__(self, rows: slice) -> Array:
-        if self._whole is not None:
-            return self._whole[rows]
+        """Of one that is packed: rows from the first one on, or those after the last ones."""
+        if self._values is not None:
+            return self._values[rows]
         start, stop, _ = rows.indices(len(self))
-        at = self._head + start * self._row
-        if self._stream is None or self._stream.tell() > at:
-            self.close()
-            self._stream = self._open()
-        while self._stream.tell() < at:
-            if not self._stream.read(min(_PIECE, at - self._stream.tell())):
-                raise EOFError("the file ends in the middle")
+        if start == 0:
+            self._stream = self._file.open(self._name)
+            self._stream.read(self._head)
         content = self._stream.read((stop - start) * self._row)
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
-
-    def close(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
 
 
 READERS: dict[str, Any] = {
