@@ -1,7 +1,6 @@
 """A job, decided once: which version scores which rows of which files, into which parts.
 
-All of it pickles and goes through JSON, and means the same in every process and on every host that
-sees the files. `score(plan, piece)` (score.py) does one piece of it.
+All of it pickles, and means the same in every process and on every host that sees the files. `score(plan, piece)` (score.py) does one piece of it.
 """
 
 from __future__ import annotations
@@ -9,24 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.opening import Mode
-from soa.files import as_data
-
-
-@dataclass(frozen=True)
-class Model:
-    """A version, pinned: what an alias meant when the job began."""
-
-    ref: str
-    """`name/3`, or the path of a bundle's folder."""
-    digest: str
-    """Of the bundle; another one is refused."""
-    registry: str | None = None
-    """URI; None for a folder."""
-    mode: Mode = "production"
+from runtime.loader import Reference
 
 
 @dataclass(frozen=True)
@@ -46,7 +31,8 @@ class Input:
 class Plan:
     """What is done with the rows of every piece."""
 
-    model: Model
+    session: Reference
+    """Which version, and how it is run: `plan.session()` is that of this process."""
     columns: Mapping[str, str]
     """Of each `collection/column` that the model reads, the column of the files."""
     outputs: Mapping[str, str]
@@ -104,8 +90,10 @@ class Job:
 
     def key(self) -> str:
         """A digest: another version, file or setting is another job."""
-        said = [as_data(self.plan), *map(as_data, self.outputs)]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+        plan, opening = vars(self.plan) | {"session": None}, self.plan.session.opening
+        said = [self.plan.session.digest, str(opening.ref), opening.mode, plan]
+        text = json.dumps([*said, *map(asdict, self.outputs)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

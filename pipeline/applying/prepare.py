@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.plan import Input, Job, Model, Output, Piece, Plan
-from pipeline.applying.score import Scorer, row_dimension, session_of
+from pipeline.applying.plan import Input, Job, Output, Piece, Plan
+from pipeline.applying.score import Scorer, row_dimension
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
 from pipeline.files import WRITERS, Source, open_source
 from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError
+from runtime.loader import Reference, device_here, session_on
 from runtime.opening import Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import CollectionError
@@ -42,9 +43,9 @@ def prepare(
     registry: Registry | str | None,
 ) -> Job:
     """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
-    opened = open_version(Opening(ref, mode=mode, registry=registry))
     if not inputs:
         raise ApplyError("no file to score: name some")
+    opened = open_version(Opening(ref, mode=mode, registry=registry, threads=1))
     files: list[Input] = []
     cuts: list[list[int]] = []
     row_dimension(opened.signature)
@@ -75,11 +76,10 @@ def _plan(
             kept += names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    opening, registry, ref = opened.opening, None, str(Path(opened.opening.ref).absolute())
-    if opened.lookup is not None:
-        ref, registry = opened.label, opening.store().uri
+    reference = session_on(opened, device_here("cpu")).reference
+    assert isinstance(reference, Reference)
     return Plan(
-        Model(ref, opened.bundle.digest, registry, opening.mode),
+        reference,
         _columns(opened, source, columns),
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
@@ -171,7 +171,7 @@ def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
     some = next((each for each in files if each.rows), None)
     if some is None:
         return
-    model, path = Scorer(session_of(plan.model), plan), Path(some.path)
+    model, path = Scorer(plan.session(), plan), Path(some.path)
     with open_source(path, some.tree) as source:
         batch = source.head(plan.names, min(_TRIED, plan.batch))
     try:

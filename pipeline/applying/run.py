@@ -164,7 +164,7 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
     """Say which job the folder is of; ApplyError if it was of another one, with what changed."""
     plan, path = job.plan, Path(job.folder) / _RECORD
     said = {
-        "version": f"{plan.model.ref} ({plan.model.digest[:12]})",
+        "version": f"{plan.session.opening.ref} ({plan.session.digest[:12]})",
         "files": [asdict(piece.input) for piece in job.pieces if not piece.start],
         "settings": {"columns": dict(plan.columns), "keep": [*plan.keep], "key": key},
     }
@@ -248,7 +248,7 @@ class _Parts:
             plan = self._job.plan
             said = {
                 **self._job.about,
-                "digest": plan.model.digest,
+                "digest": plan.session.digest,
                 **{f"{name}s": [*found] for name, found in made.items()},
                 "software": f"soa-pipeline {installed('soa-pipeline')}",
                 "created": now(),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import socket
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -14,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.plan import Input, Model, Piece, Plan, Scored
+from pipeline.applying.plan import Input, Piece, Plan, Scored
 from pipeline.errors import ApplyError, DataError
 from pipeline.files import (
     Array,
@@ -28,16 +26,12 @@ from pipeline.files import (
     write,
 )
 from runtime.errors import BindError, DeviationError
-from runtime.loader import session_on
-from runtime.opening import Opening, open_version
 from runtime.session import Session
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Layout
 from soa.memory import Collection, as_collection, from_jagged
 from soa.signature import Signature
-
-_lock = threading.Lock()
 
 
 def score(plan: Plan, piece: Piece) -> Scored:
@@ -46,7 +40,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
     Raises DataError, which names the file and the rows, ApplyError where the version or the file is
     not what it was, and OSError where the part cannot be written.
     """
-    session = session_of(plan.model)
+    session = plan.session()
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
     path, part = Path(piece.input.path), Path(piece.part)
     model = Scorer(session, plan)
@@ -76,27 +70,6 @@ def score(plan: Plan, piece: Piece) -> Scored:
         rows = Rows(first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made))
         write(part, rows, part.parent)
     return Scored(piece.rows, spent["decoding"], spent["model"], spent["encoding"])
-
-
-@functools.lru_cache(maxsize=4)
-def _session(model: Model) -> Session:
-    """One for all threads of a process, with one thread a run."""
-    import torch
-
-    ref = Path(model.ref) if model.registry is None else model.ref
-    opened = open_version(Opening(ref, mode=model.mode, registry=model.registry, threads=1))
-    if opened.bundle.digest != model.digest:
-        raise ApplyError(
-            f"{model.ref} is bundle {opened.bundle.digest[:12]}, and the job began with "
-            f"{model.digest[:12]}: begin a new job"
-        )
-    return session_on(opened, torch.device("cpu"))
-
-
-def session_of(model: Model) -> Session:
-    """The session that this process runs a version by."""
-    with _lock:
-        return _session(model)
 
 
 def reopened(given: Input) -> Source:
