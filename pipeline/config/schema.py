@@ -317,6 +317,12 @@ class GatesConfig(_Part):
     ) = None
 
 
+class ApplyConfig(_Part):
+    """Of `collection/column`, or of `collection/*`, the column of the files that users score."""
+
+    columns: dict[str, str] = {}
+
+
 class Config(_Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
@@ -334,6 +340,7 @@ class Config(_Part):
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
     session: SessionConfig = SessionConfig()
+    apply: ApplyConfig = ApplyConfig()
 
     _files: Files = PrivateAttr(default_factory=Files)
 
@@ -405,6 +412,10 @@ class BuiltFrom:
     @property
     def compile(self) -> CompileConfig:
         return self._part("compile", CompileConfig, {})
+
+    @property
+    def apply(self) -> ApplyConfig:
+        return self._part("apply", ApplyConfig, {})
 
     @property
     def engines(self) -> tuple[str, ...]:
