@@ -17,17 +17,15 @@ from dask_jobqueue import HTCondorCluster
 import pipeline
 
 
-def cluster(jobs: int, seconds: int, log: str) -> HTCondorCluster:
-    """One worker with one thread a job; up to `jobs` of them, and new ones for those that end."""
-    made = HTCondorCluster(
+def cluster(seconds: int, log: str) -> HTCondorCluster:
+    """A job is a worker with one thread."""
+    return HTCondorCluster(
         cores=1,
         memory="4GB",
         disk="4GB",
         log_directory=log,
         job_extra_directives={"+MaxRuntime": seconds},
     )
-    made.adapt(minimum_jobs=1, maximum_jobs=jobs)
-    return made
 
 
 def main() -> None:
@@ -39,7 +37,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=7200, help="of a job")
     parser.add_argument("--log", default="logs")
     options = parser.parse_args()
-    with cluster(options.jobs, options.seconds, options.log) as workers:
+    with cluster(options.seconds, options.log) as workers:
+        # New jobs take the place of those that end, as long as there are pieces.
+        workers.adapt(minimum_jobs=1, maximum_jobs=options.jobs)
         pipeline.apply(options.model, options.files, options.out, dask=workers.scheduler_address)
 
 

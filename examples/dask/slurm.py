@@ -17,9 +17,9 @@ from dask_jobqueue import SLURMCluster
 import pipeline
 
 
-def cluster(jobs: int, queue: str | None, minutes: int, log: str) -> SLURMCluster:
-    """One worker with one thread a job; up to `jobs` of them, and new ones for those that end."""
-    made = SLURMCluster(
+def cluster(queue: str | None, minutes: int, log: str) -> SLURMCluster:
+    """A job is a worker with one thread."""
+    return SLURMCluster(
         cores=1,
         memory="4GB",
         queue=queue,
@@ -28,8 +28,6 @@ def cluster(jobs: int, queue: str | None, minutes: int, log: str) -> SLURMCluste
         # A worker stops taking pieces before Slurm ends its job.
         worker_extra_args=["--lifetime", f"{max(minutes - 5, 1)}m", "--lifetime-stagger", "2m"],
     )
-    made.adapt(minimum_jobs=1, maximum_jobs=jobs)
-    return made
 
 
 def main() -> None:
@@ -42,7 +40,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=int, default=120, help="of a job")
     parser.add_argument("--log", default="logs")
     options = parser.parse_args()
-    with cluster(options.jobs, options.queue, options.minutes, options.log) as workers:
+    with cluster(options.queue, options.minutes, options.log) as workers:
+        # New jobs take the place of those that end, as long as there are pieces.
+        workers.adapt(minimum_jobs=1, maximum_jobs=options.jobs)
         pipeline.apply(options.model, options.files, options.out, dask=workers.scheduler_address)
 
 
