@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.loader import Reference
+from runtime.loader import Reopening
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Input:
 class Plan:
     """What is done with the rows of every piece."""
 
-    session: Reference
+    session: Reopening
     """Which version, and how it is run: `plan.session()` is that of this process."""
     columns: Mapping[str, str]
     """Of each `collection/column` that the model reads, the column of the files."""

@@ -18,7 +18,7 @@ from pipeline.files import WRITERS, Source, open_source
 from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError
-from runtime.loader import Reference, device_here, session_on
+from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import CollectionError
@@ -76,10 +76,10 @@ def _plan(
             kept += names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    reference = session_on(opened, device_here("cpu")).reference
-    assert isinstance(reference, Reference)
+    reopening = session_on(opened, device_here("cpu")).reopening
+    assert isinstance(reopening, Reopening)
     return Plan(
-        reference,
+        reopening,
         _columns(opened, source, columns),
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
