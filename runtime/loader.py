@@ -140,15 +140,16 @@ _KEPT = 8
 
 
 def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
-    opening, keys = opened.opening, opened.opening.trusted_keys
-    by_name = opened.lookup is not None
+    opening, by_name = opened.opening, opened.lookup is not None
+    keys = opening.trusted_keys
+    if keys is not None:
+        given = [keys] if isinstance(keys, str | Path) else keys
+        keys = tuple(str(Path(key).absolute()) for key in given)
     pinned = replace(
         opening,
         ref=opened.label if by_name else opened.bundle.path,
         registry=None,
-        trusted_keys=keys if keys is None else tuple(
-            str(Path(key).absolute()) for key in ([keys] if isinstance(keys, str | Path) else keys)
-        ),
+        trusted_keys=keys,
         target=origin.target if origin else None,
     )
     registry = opening.store().uri if by_name else None

@@ -20,7 +20,7 @@ import pipeline
 from examples.dask.jets import flavours
 
 
-class Flavours(processor.ProcessorABC):
+class Flavours(processor.ProcessorABC):  # type: ignore[misc]
     """Counts jets, and how their scores of `b` are distributed in 20 bins."""
 
     def __init__(self, session: pipeline.Session) -> None:
