@@ -76,8 +76,10 @@ def _plan(
             kept += names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    reference = session_on(opened, device_here("cpu")).reference
+    session = session_on(opened, device_here("cpu"))
+    reference = session.reference
     assert isinstance(reference, Reference)
+    session.close()
     return Plan(
         reference,
         _columns(opened, source, columns),

@@ -65,7 +65,8 @@ class Source:
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
         """The first rows: so many, or those of the file's first batch."""
-        return next(self.batches(names, 0, min(rows, self.edges(names)[-1]), rows))
+        first = min(rows, self.edges(names)[-1])
+        return next(reading(self.path, self.batches(names, 0, first, rows)))
 
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
@@ -110,7 +111,7 @@ class _Root(Source):
         with needs_extra("data", DataError):
             import awkward as awkward  # which uproot imports as it reads
             import uproot
-        self._file = uproot.open(path)
+        self._file = uproot.open(path, array_cache=None)
         try:
             kinds = self._file.classnames(cycle=False)
             trees = [name for name, kind in kinds.items() if kind in _TREES]
