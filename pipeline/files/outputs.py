@@ -19,7 +19,7 @@ from engines.errors import first_line
 from pipeline.errors import DataError
 from pipeline.files.columns import as_numpy, shape_of
 from pipeline.files.sources import ABOUT
-from soa.errors import SoaPipelineError, needs_extra
+from soa.errors import SoaPipelineError
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,8 @@ def _npz(path: Path, rows: Rows) -> None:
 
 
 def _root(path: Path, rows: Rows) -> None:
-    with needs_extra("data", DataError):
-        import awkward as ak
-        import uproot
+    import awkward as ak
+    import uproot
 
     def arrays(table: Any) -> dict[str, Any]:
         found = {}
