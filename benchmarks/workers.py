@@ -35,8 +35,8 @@ def main(rows: int) -> None:
                 parts, job = (min(each) for each in zip(*runs, strict=True))
                 base = base or (parts, job)
                 print(
-                    f"  {workers} workers   parts {parts:6.2f} s {base[0] / parts:5.2f}×   "
-                    f"job {job:6.2f} s {base[1] / job:5.2f}×   {rows / job / 1e6:.2f} M rows/s"
+                    f"  {workers} workers   parts {parts:6.2f} s {base[0] / parts:5.2f}x   "
+                    f"job {job:6.2f} s {base[1] / job:5.2f}x   {rows / job / 1e6:.2f} M rows/s"
                 )
 
 

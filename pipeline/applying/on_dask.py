@@ -1,7 +1,7 @@
 """Pieces as tasks of a Dask cluster: what one host scores in threads, many do in processes.
 
-A task writes a part, whole or not at all, and doing it again writes the same. So a worker may die at
-any moment: the scheduler gives its pieces to others. Files, parts and registry have to be at the
+A task writes a part, whole or not at all, and doing it again writes the same. So a worker may die
+at any moment: the scheduler gives its pieces to others. Files, parts and registry have to be at the
 same paths on every worker.
 """
 
@@ -37,11 +37,15 @@ def on_dask(where: str) -> Iterator[Execute]:
     local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)
     with ExitStack() as stack:
         try:
-            cluster = where if local is None else stack.enter_context(
-                LocalCluster(
-                    n_workers=int(local[1]) if local[1] else None,
-                    threads_per_worker=1,
-                    dashboard_address=None,
+            cluster = (
+                where
+                if local is None
+                else stack.enter_context(
+                    LocalCluster(
+                        n_workers=int(local[1]) if local[1] else None,
+                        threads_per_worker=1,
+                        dashboard_address=":0",
+                    )
                 )
             )
             client = stack.enter_context(Client(cluster, timeout=_ANSWER_S))
@@ -86,7 +90,7 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
 
 
 def _score(plan: Plan, piece: Piece) -> Scored:
-    """On a worker. What goes wrong comes back as a line, since not every library's error pickles."""
+    """On a worker. What goes wrong comes back as a line: not every library's error pickles."""
     try:
         return score(plan, piece)
     except (SoaPipelineError, OSError) as error:

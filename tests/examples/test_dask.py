@@ -62,7 +62,7 @@ def test_a_coffea_processor_counts_them(nanoaod_file: Path, session: Session) ->
     answers, counts = expected(nanoaod_file)
     histogram, _ = np.histogram(answers[:, 2], bins=20, range=(0, 1))
     with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         for where in (None, client):
