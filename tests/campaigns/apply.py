@@ -81,7 +81,9 @@ def campaign(folder: Path, rows: int, files: int, kills: int, seed: int) -> str:
             np.testing.assert_allclose(table[name], values, atol=1e-5, rtol=1e-4)
         at += len(group)
     assert at == rows
-    return f"{rows:,} rows of {files} files, {hit} of {kills} jobs killed at work: all are there once"
+    return (
+        f"{rows:,} rows of {files} files, {hit} of {kills} jobs killed at work: all are there once"
+    )
 
 
 def features(start: int, stop: int, seed: int) -> dict[str, np.ndarray]:
