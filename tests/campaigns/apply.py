@@ -2,9 +2,9 @@
 
     python -m tests.campaigns.apply --rows 10000000 --kills 10
 
-One Parquet file of generated rows, or several (`--files`), become one. In the end every row is there
-once, in its order, with the eager model's answer. The seed decides the rows and the moments; what a
-kill hits depends on the machine.
+One Parquet file of generated rows, or several (`--files`), become one. In the end every row is
+there once, in its order, with the eager model's answer. The seed decides the rows and the moments;
+what a kill hits depends on the machine.
 """
 
 from __future__ import annotations
