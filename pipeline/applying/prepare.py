@@ -1,4 +1,4 @@
-"""From what a user asks for to a job: the version is pinned, every file looked at, nothing written."""
+"""From what a user asks for to a job: the version is pinned, each file looked at, none written."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def prepare(
     return Job(plan, outputs, str(folder), _about(opened))
 
 
-def _plan(
-    opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]
-) -> Plan:
+def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
     """By the first file: the others have to have the same columns."""
     kept: list[str] = []
     for word in keep:
@@ -118,8 +116,8 @@ def _columns(opened: Opened, source: Source, columns: Mapping[str, str]) -> dict
         if not there:
             have = ", ".join(source.columns[:20]) + ", …" * (len(source.columns) > 20)
             raise DataError(
-                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which column "
-                f"it is, --columns {key}=NAME"
+                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which "
+                f"column it is, --columns {key}=NAME"
             )
         found[key] = there[0]
         if not said and there[0] in guessed:
@@ -152,12 +150,14 @@ def _batch(signature: Signature, keep: int) -> int:
     row = 8 * keep
     for name in signature.input_collections:
         items = signature.jagged.get(name, 1)
-        row += sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        row += (
+            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        )
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
 
 
 def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """Where a file is cut into pieces of about so many rows: at its own edges, where it has some."""
+    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
     last = 0
     yield last
     for edge in edges[1:]:
