@@ -89,7 +89,8 @@ def apply(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
         suffix=suffix, mode=mode, registry=registry,
     )  # fmt: skip
-    with on_dask(dask) if dask is not None else contextlib.nullcontext(execute or locally(threads)) as how:
+    here = contextlib.nullcontext(execute or locally(threads))
+    with here if dask is None else on_dask(dask) as how:
         return run(job, how, force=force, progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""Jets of the real NanoAOD file, scored by dask-awkward and coffea; workers as jobs of a batch system."""
+"""Jets of the real NanoAOD file in dask-awkward and in coffea; workers as jobs of a batch."""
 
 from __future__ import annotations
 
