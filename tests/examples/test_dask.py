@@ -77,7 +77,7 @@ def test_the_job_of_a_batch_system(tmp_path: Path) -> None:
 
     with htcondor.cluster(3600, str(tmp_path)) as pool:
         job = pool.job_script()
-    assert "MaxRuntime = 3600" in job and "RequestMemory = 4GB" in job
+    assert "MaxRuntime = 3600" in job and "RequestCpus = MY.DaskWorkerCores" in job
     with slurm.cluster("short", 90, str(tmp_path)) as nodes:
         job = nodes.job_script()
     assert "#SBATCH -p short" in job and "#SBATCH -t 01:30:00" in job
