@@ -41,7 +41,8 @@ def expected(file: Path) -> tuple[Any, list[int]]:
 
 
 def test_dask_awkward_scores_jets_in_their_events(nanoaod_file: Path, session: Session) -> None:
-    pytest.importorskip("dask_awkward")
+    why = "dask-awkward takes dask < 2025.4: docs/dask.md"
+    pytest.importorskip("dask_awkward", minversion="2025.9", reason=why)
     from examples.dask.jets import scored
 
     lazy = scored(str(nanoaod_file), session, steps=4)
