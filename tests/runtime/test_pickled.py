@@ -99,7 +99,7 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
         again = pickle.loads(pickle.dumps(session))
         assert type(again) is kind and again is not session
         assert (again.origin is None) == (session.origin is None)
-        if session.origin is not None:
+        if again.origin is not None:
             assert again.origin.engine == session.origin.engine
             assert again.origin.digest == session.origin.digest
     assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
