@@ -6,18 +6,21 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
 from pipeline.building.cache import StageCache, content_key, unchanged
-from pipeline.building.candidates import Recipe, Say, Work, build_targets
+from pipeline.building.candidates import Recipe, Say, Work, build_targets, chosen_session
+from pipeline.building.labelled import read_labelled, store_labelled
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
     load_config,
+    metrics_fingerprint,
+    metrics_of,
     reference_fingerprint,
     reference_inputs,
     source_of,
@@ -32,7 +35,9 @@ from soa.options import known_options
 from stages.capture import Capture, capture
 from stages.errors import CaptureError
 from stages.model import build_model, loaded_sources
+from stages.metrics import metric_value, outputs_on
 from stages.package import package
+from stages.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -80,8 +85,9 @@ def run(
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
+    data = read_labelled(config, config.signature())
     captured, files = _capture(config, progress, key["capture"])
-    bundle = _build(config, path, progress, captured, key)
+    bundle = _build(config, path, progress, captured, data, key)
     with progress.step("register"):
         version = store.register(bundle)
     if not progress.try_again:
@@ -113,6 +119,7 @@ def _keys(config: Config) -> dict[str, str]:
     whole = {
         **made_of,
         "config": config.digest(),
+        "metrics": metrics_fingerprint(config),
         "targets": [str(t) for t in _targets(config)],
         "host": host(),
     }
@@ -133,7 +140,12 @@ def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Versio
 
 
 def _build(
-    config: Config, path: Path, work: Work, captured: Capture, key: dict[str, str]
+    config: Config,
+    path: Path,
+    work: Work,
+    captured: Capture,
+    data: Reference | None,
+    key: dict[str, str],
 ) -> Bundle:
     # What follows depends on what was captured, not on how: a new capture is a new key.
     captured_key = content_key({"capture": captured.digest()})
@@ -151,17 +163,28 @@ def _build(
     results = build_targets(work, captured, _targets(config), recipe, captured_key)
 
     def build(folder: Path) -> Bundle:
+        scored, labelled = dict(results), None
+        if data is not None and config.gates.metrics is not None:
+            metrics = metrics_of(config.gates.metrics, config.files.metric_code)
+            for target, result in results.items():
+                if result.status == "verified":
+                    with work.step(f"metrics on {target}"):
+                        outputs = outputs_on(chosen_session(captured, result), data)
+                        values = {m.name: metric_value(m, data, outputs) for m in metrics}
+                    scored[target] = replace(result, metrics=values)
+            labelled = store_labelled(config, data, folder / "metrics"), folder / "metrics"
         with work.step("package"):
             return package(
                 folder / "bundle",
                 config.name,
                 config.description,
                 captured,
-                results,
+                scored,
                 tolerances,
                 classifiers,
                 SessionSettings(**config.session.model_dump()),
                 provenance(config, path, work.worked),
+                labelled,
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.
