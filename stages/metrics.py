@@ -22,7 +22,7 @@ from soa.errors import needs_extra
 from soa.memory import read_block
 from stages.errors import MetricError
 from stages.model import load_callable
-from stages.reference import Reference, filled_collections, windows
+from stages.reference import Reference, check_inputs, filled_collections, windows
 
 Values = npt.NDArray[Any]
 
@@ -143,11 +143,17 @@ def resolution(labels: Values, values: Values, relative: bool = False) -> float:
 
 def outputs_on(session: Session, data: Reference) -> dict[str, Values]:
     """A session's outputs on all rows, by block and by column (`collection/column` where several
-    blocks have a column of the name): `(rows,)`, or `(rows, …)` of several components."""
+    blocks have a column of the name): `(rows,)`, or `(rows, …)` of several components.
+
+    Raises MetricError, ReferenceDataError for rows of another signature.
+    """
     signature, (rows,) = session.signature, data.cases
+    if rows.keys() != {*signature.dims}:
+        raise MetricError(f"the labelled rows are of {', '.join(rows)}, and the version has others")
+    inputs = check_inputs(signature, data.inputs, rows)
     bounds = [bound for bound in signature.outputs if not bound.rowless]
     parts: dict[str, list[torch.Tensor]] = {bound.name: [] for bound in bounds}
-    for arrays, case in windows(signature, data.inputs):
+    for arrays, case in windows(signature, inputs):
         given, written = filled_collections(signature, arrays, case, session.device)
         session.run(given, written)
         for bound in bounds:

@@ -15,6 +15,7 @@ from typing import Any
 
 from registry.bundle import TARGET_PATTERN
 from registry.errors import RegistryError
+from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
 from soa.files import as_record, parse_json
 
@@ -25,6 +26,7 @@ ANNEX = "annex."
 PROMOTION = "promotion."
 ROLLED_BACK = "rolled_back"
 ORIGIN = "origin"
+SHADOW = "shadow."
 
 
 def tag_of(target: str) -> str:
@@ -128,6 +130,12 @@ class Version:
             return {} if text is None else as_record(dict[str, str], parse_json(text))
         except ValueError as error:
             raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
+
+    def shadow(self, production: str) -> ShadowRecord | None:
+        """What its shadows have shown beside that version, `name/3`, in production."""
+        key = SHADOW + production.rpartition("/")[2]
+        text = self.tags.get(key)
+        return None if text is None else ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
 
     def require_free(self, target: str) -> None:
         """Raise RegistryError if the version has a target, proven there, already."""

@@ -1,4 +1,5 @@
 from .artifact import copy_artifact as copy_artifact
+from .artifact import copy_files as copy_files
 from .artifact import held_files as held_files
 from .artifact import open_artifact as open_artifact
 from .artifact import open_candidate as open_candidate
