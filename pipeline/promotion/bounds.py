@@ -151,20 +151,19 @@ def _values(
 
 
 def shadowed(
-    opened: Opened, version: Version, replaced: Version, records: Sequence[ShadowRecord]
+    opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
 ) -> Iterator[Measured]:
     """What shadows of the version have shown beside the one in production: by the registry, and
     `records` from elsewhere."""
     asked = BuiltFrom(opened.bundle.manifest).gates.shadow
-    if asked is None:
+    if asked is None or replaced is None or replaced.number == version.number:
         return
-    kept = version.shadow(replaced.ref)
     seen = ShadowRecord(
         version=version.ref,
         digest=version.digest,
         production=replaced.ref,
         production_digest=replaced.digest,
-    ).plus([*records, *([kept] if kept else [])])
+    ).plus([*records, *version.shadows.values()])
     beside = f"beside {replaced.ref}"
     yield Measured("shadow", f"events compared {beside}", seen.events, min=asked.min_events)
     yield Measured("shadow", f"errors {beside}", seen.errors, max=asked.max_errors, why=seen.error)

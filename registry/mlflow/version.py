@@ -131,11 +131,14 @@ class Version:
         except ValueError as error:
             raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
 
-    def shadow(self, production: str) -> ShadowRecord | None:
-        """What its shadows have shown beside that version, `name/3`, in production."""
-        key = SHADOW + production.rpartition("/")[2]
-        text = self.tags.get(key)
-        return None if text is None else ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
+    @property
+    def shadows(self) -> dict[str, ShadowRecord]:
+        """What its shadows have shown, by tag: one for each version that was in production."""
+        return {
+            key: ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
+            for key, text in self.tags.items()
+            if key.startswith(SHADOW)
+        }
 
     def require_free(self, target: str) -> None:
         """Raise RegistryError if the version has a target, proven there, already."""

@@ -361,9 +361,8 @@ class Registry(Access):
         with self._changing(self.find(record.version)) as (writer, found):
             if found.digest != record.digest:
                 raise RegistryError(f"{found.ref}: the record is of a shadow with other files")
-            before = found.shadow(record.production)
-            whole = record.plus([] if before is None else [before])
             key = SHADOW + record.production.rpartition("/")[2]
+            whole = record.plus(each for tag, each in found.shadows.items() if tag == key)
             writer.tag(found.number, key, record_to_json(whole))
 
     @contextlib.contextmanager

@@ -16,4 +16,5 @@ from .route import open_version as open_version
 from .target_choice import open_here as open_here
 from .target_choice import withheld as withheld
 from .tiled import in_tiles as in_tiles
+from .trust import keys_asked_for as keys_asked_for
 from .trust import require_promoted as require_promoted
