@@ -56,7 +56,7 @@ def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
     """Name, value and MLflow's step: `<target>.<engine>.n<rows>.median_us`,
     `<target>.<engine>.worst.<output>.max_abs`, ... at step 0; and `<target>.<engine>.median_us`
     with the rows as its step, which MLflow plots. Of several row dimensions the largest counts. Of
-    the gates'"'"' metrics `<target>.metric.<name>`.
+    the gates' metrics `<target>.metric.<name>`.
     """
     for target, record in targets.items():
         for name, value in record.metrics.items():
