@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from engines.processes import Lock
 from engines.target import Target
 from registry.bundle import Manifest, Tolerance, record_to_json
 from registry.mlflow import ShadowRecord
@@ -135,8 +137,11 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device is None:
-        return MultiDeviceSession(opened.signature, lambda where: _session(opened, where))
-    return _session(opened, device)
+        made: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
+    else:
+        made = _session(opened, device)
+    made.reference = _reference(opened, device, made.origin)
+    return made
 
 
 def _session(opened: Opened, device: torch.device) -> Session:
@@ -145,6 +150,67 @@ def _session(opened: Opened, device: torch.device) -> Session:
     if opened.production:
         return Session(opened.signature, executable, device, origin, any_start)
     return checked(opened, executable, device, origin, any_start)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Which version a session runs, and how: what it is pickled as.
+
+    `opening` names a version by its number, or a folder by its whole path, and the target that the
+    session has, so that every host gives the same bits. `registry` may hold a password.
+    """
+
+    opening: Opening
+    registry: str | None = field(repr=False)
+    digest: str
+    """The bundle's."""
+    device: str
+
+    def __call__(self) -> Session:
+        """The session of this process: opened once, shared by all that have the same reference.
+
+        Raises what `load` does, and LoadError where the version has another digest by now.
+        """
+        key = os.getpid(), self  # a child of a fork opens its own
+        with _reopening:
+            session = _reopened.pop(key, None)
+            if session is None or session.closed:
+                session = self._open()
+            _reopened[key] = session  # the one used last is the last
+            if len(_reopened) > _KEPT:
+                del _reopened[next(iter(_reopened))]
+            return session
+
+    def _open(self) -> Session:
+        opened = open_version(replace(self.opening, registry=self.registry))
+        if opened.bundle.digest != self.digest:
+            raise LoadError(
+                f"{self.opening.ref} is not what it was when its session was pickled: its digest "
+                f"is {opened.bundle.digest[:12]}, it was {self.digest[:12]}: load it anew"
+            )
+        return session_on(opened, None if self.device == AUTO else device_here(self.device))
+
+
+# By process and reference; a worker that lives long meets many versions.
+_reopened: dict[tuple[int, Reference], Session] = {}
+_reopening = Lock()
+_KEPT = 8
+
+
+def _reference(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reference:
+    opening, keys = opened.opening, opened.opening.trusted_keys
+    by_name = opened.lookup is not None
+    pinned = replace(
+        opening,
+        ref=opened.label if by_name else opened.bundle.path,
+        registry=None,
+        trusted_keys=keys if keys is None else tuple(
+            str(Path(key).absolute()) for key in ([keys] if isinstance(keys, str | Path) else keys)
+        ),
+        target=origin.target if origin else None,
+    )
+    registry = opening.store().uri if by_name else None
+    return Reference(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
 def checked(

@@ -148,6 +148,11 @@ def _blocks(config: Config) -> list[tuple[Key, BlockConfig]]:
 
 def _unknown_names(config: Config) -> Iterator[Problem]:
     """Names of collections, columns and rows that are not there."""
+    for key in config.apply.columns:
+        name, _, column = key.partition("/")
+        collection = config.collections.get(name)
+        if collection is None or column not in ("*", *(c.name for c in collection.columns)):
+            yield ("apply", "columns", key), "there is no such column; write collection/column"
     for at, block in _blocks(config):
         if (collection := config.collections.get(block.collection)) is None:
             yield (*at, "collection"), not_among(block.collection, config.collections)

@@ -274,6 +274,12 @@ class SessionConfig(Part):
     instances: Count | None = None
 
 
+class ApplyConfig(Part):
+    """Of `collection/column`, or of `collection/*`, the column of the files that users score."""
+
+    columns: dict[str, str] = {}
+
+
 class Config(Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
@@ -291,6 +297,7 @@ class Config(Part):
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
     session: SessionConfig = SessionConfig()
+    apply: ApplyConfig = ApplyConfig()
 
     _files: Files = PrivateAttr(default_factory=Files)
 
@@ -362,6 +369,10 @@ class BuiltFrom:
     @property
     def compile(self) -> CompileConfig:
         return self._part("compile", CompileConfig, {})
+
+    @property
+    def apply(self) -> ApplyConfig:
+        return self._part("apply", ApplyConfig, {})
 
     @property
     def engines(self) -> tuple[str, ...]:

@@ -1,0 +1,15 @@
+from .plan import Execute as Execute
+from .plan import Input as Input
+from .plan import Job as Job
+from .plan import Output as Output
+from .plan import Piece as Piece
+from .plan import Plan as Plan
+from .plan import Scored as Scored
+from .prepare import prepare as prepare
+from .run import Progress as Progress
+from .run import Report as Report
+from .run import apply as apply
+from .run import locally as locally
+from .run import read_about as read_about
+from .run import run as run
+from .score import score as score
