@@ -14,18 +14,17 @@ from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
 from pipeline.building.cache import StageCache, content_key, unchanged
 from pipeline.building.candidates import Recipe, Say, Work, build_targets, chosen_session
-from pipeline.building.labelled import read_labelled, store_labelled
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
     load_config,
     metrics_fingerprint,
-    metrics_of,
     reference_fingerprint,
     reference_inputs,
     source_of,
     tolerances_of,
 )
+from pipeline.labelled import Labelled
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version
@@ -33,11 +32,9 @@ from registry.store import Registry
 from soa.files import as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
 from stages.capture import Capture, capture
-from stages.errors import CaptureError
+from stages.errors import CaptureError, MetricError
 from stages.model import build_model, loaded_sources
-from stages.metrics import metric_value, outputs_on
 from stages.package import package
-from stages.reference import Reference
 
 
 @dataclass(frozen=True)
@@ -85,9 +82,9 @@ def run(
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
-    data = read_labelled(config, config.signature())
+    labelled = _labelled(config)
     captured, files = _capture(config, progress, key["capture"])
-    bundle = _build(config, path, progress, captured, data, key)
+    bundle = _build(config, path, progress, captured, labelled, key)
     with progress.step("register"):
         version = store.register(bundle)
     if not progress.try_again:
@@ -126,6 +123,15 @@ def _keys(config: Config) -> dict[str, str]:
     return {"capture": content_key(made_of), "run": content_key(whole)}
 
 
+def _labelled(config: Config) -> Labelled | None:
+    """The rows of the config's metrics, looked at; None where it asks for none."""
+    if config.gates.metrics is None or config.files.metric_data is None:
+        return None
+    found = Labelled(config.files.metric_data, config.gates.metrics, config.files.metric_code)
+    found.check(config.signature(), config.apply.columns)
+    return found
+
+
 def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Version] | None:
     """The bundle and version of this very run, if it ended before and both are still there."""
     with suppress(OSError, ValueError, BundleError, NotFoundError):
@@ -144,7 +150,7 @@ def _build(
     path: Path,
     work: Work,
     captured: Capture,
-    data: Reference | None,
+    labelled: Labelled | None,
     key: dict[str, str],
 ) -> Bundle:
     # What follows depends on what was captured, not on how: a new capture is a new key.
@@ -163,16 +169,18 @@ def _build(
     results = build_targets(work, captured, _targets(config), recipe, captured_key)
 
     def build(folder: Path) -> Bundle:
-        scored, labelled = dict(results), None
-        if data is not None and config.gates.metrics is not None:
-            metrics = metrics_of(config.gates.metrics, config.files.metric_code)
+        scored, kept = dict(results), None
+        if labelled is not None:
             for target, result in results.items():
                 if result.status == "verified":
                     with work.step(f"metrics on {target}"):
-                        outputs = outputs_on(chosen_session(captured, result), data)
-                        values = {m.name: metric_value(m, data, outputs) for m in metrics}
-                    scored[target] = replace(result, metrics=values)
-            labelled = store_labelled(config, data, folder / "metrics"), folder / "metrics"
+                        session = chosen_session(captured, result)
+                        values = labelled.values(session, config.apply.columns)
+                    if refused := [why for _, why in values.values() if why]:
+                        raise MetricError(refused[0])
+                    found = {name: value for name, (value, _) in values.items()}
+                    scored[target] = replace(result, metrics=found)
+            kept = labelled.keep(folder / "metrics"), folder / "metrics"
         with work.step("package"):
             return package(
                 folder / "bundle",
@@ -184,7 +192,7 @@ def _build(
                 classifiers,
                 SessionSettings(**config.session.model_dump()),
                 provenance(config, path, work.worked),
-                labelled,
+                kept,
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.

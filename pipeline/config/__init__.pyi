@@ -1,5 +1,4 @@
 from .assemble import metrics_fingerprint as metrics_fingerprint
-from .assemble import metrics_of as metrics_of
 from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs
 from .assemble import source_of as source_of

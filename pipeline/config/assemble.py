@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.expressions import features_of
-from pipeline.config.gates import MetricsConfig
 from pipeline.config.schema import Config, InputConfig
 from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
 from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.metrics import Metric
 from stages.model import ModelSource, Padding, load_callable, precision_tolerance
 from stages.reference import Arrays, check_inputs, random_inputs, read_rows
 
@@ -100,26 +97,6 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
         for path in paths:
             found[path.name] = digest_of(path)
     return found
-
-
-def metrics_of(asked: MetricsConfig, code: Mapping[str, str]) -> list[Metric]:
-    """The metrics; `code`: where a callable of the user's own is on this host."""
-
-    def made(name: str) -> Metric:
-        one = asked.functions[name]
-        point = {"background": one.background, "threshold": one.threshold}
-        efficiency = one.function == "efficiency"
-        return Metric(
-            name,
-            code.get(name, one.function),
-            one.output,
-            one.label or asked.label,
-            one.signal,
-            one.threshold,
-            {k: v for k, v in point.items() if efficiency and v is not None} | one.kwargs,
-        )
-
-    return [made(name) for name in asked.functions]
 
 
 def metrics_fingerprint(config: Config) -> dict[str, str]:

@@ -11,14 +11,14 @@ import torch
 
 from engines.processes import run_isolated
 from engines.target import Target, host_runs
-from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig, metrics_of
+from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
+from pipeline.labelled import Labelled
 from registry.mlflow import ShadowRecord, Version
 from registry.promotion import Measured
 from runtime.loader import measured_session
 from runtime.opening import Opened, copy_files, held_files
 from soa.errors import SoaPipelineError
 from stages.benchmark import bound_call, p99_us
-from stages.metrics import Metric, metric_value, outputs_on
 from stages.reference import Reference, label
 
 Say = Callable[[str], None]
@@ -109,45 +109,33 @@ def _metrics(
     if stored is None:
         yield Measured("metrics", "metrics", math.nan, why="the version has no labelled rows")
         return
-    with tempfile.TemporaryDirectory(prefix="soa-metrics-") as name:
-        folder = Path(name)
-        copy_files(opened.bundle, [stored.file, *stored.code.values()], folder)
-        names = {k: asked.functions[k].function.rpartition(":")[2] for k in stored.code}
-        code = {k: f"{folder / file}:{names[k]}" for k, file in stored.code.items()}
-        metrics, data = metrics_of(asked, code), Reference.load(folder / stored.file)
+    with tempfile.TemporaryDirectory(prefix="soa-metrics-") as folder:
+        copy_files(opened.bundle, [stored.file, *stored.code.values()], Path(folder))
+        labelled = Labelled.kept(stored, asked, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
-            new, old = _values(opened, target, metrics, data), {}
+            new = _values(labelled, opened, target)
+            old = dict.fromkeys(new, (math.nan, "it cannot be run here"))
             if other is not None:
                 have = {t: r for t, r in other.bundle.manifest.targets.items() if r.chosen}
                 there = [t for t in (target, *have) if t in have and host_runs(Target.parse(t))]
-                old = _values(other, there[0], metrics, data) if there else {}
-            for metric in metrics:
-                one, (value, why) = asked.functions[metric.name], new[metric.name]
-                before, why_not = old.get(metric.name, (math.nan, "it cannot be run here"))
+                old = _values(labelled, other, there[0]) if there else old
+            for name, one in asked.functions.items():
+                (value, why), (before, why_not) = new[name], old[name]
                 why = why or (f"{in_place}: {why_not}" if in_place and why_not else "")
-                what = f"{metric.name} on {target}"
                 yield Measured(
-                    "metrics", what, value, one.min, one.max, in_place, before, one.max_drop,
-                    one.max_rise, why,
+                    "metrics", f"{name} on {target}", value, one.min, one.max, in_place, before,
+                    one.max_drop, one.max_rise, why,
                 )  # fmt: skip
 
 
-def _values(
-    opened: Opened, target: str, metrics: Sequence[Metric], data: Reference
-) -> dict[str, tuple[float, str]]:
+def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, tuple[float, str]]:
     """Each metric of a version; NaN, and why."""
-    found: dict[str, tuple[float, str]] = {}
     try:
-        outputs = outputs_on(measured_session(opened, target), data)
+        columns = BuiltFrom(opened.bundle.manifest).apply.columns
+        return labelled.values(measured_session(opened, target), columns)
     except SoaPipelineError as error:
-        return {metric.name: (math.nan, str(error)) for metric in metrics}
-    for metric in metrics:
-        try:
-            found[metric.name] = metric_value(metric, data, outputs), ""
-        except SoaPipelineError as error:
-            found[metric.name] = math.nan, str(error)
-    return found
+        return dict.fromkeys(labelled.asked.functions, (math.nan, str(error)))
 
 
 def shadowed(
