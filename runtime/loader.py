@@ -126,7 +126,10 @@ def shadowed(
         whole = whole.plus([seen])
 
     if file is not None:
-        keep(begun)  # a place that cannot be written is said now
+        try:
+            keep(begun)
+        except OSError as error:
+            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
     executable, target, engine, any_start = open_here(opened, device_here("cpu"))
     second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
     return ShadowedSession(session, second, fraction, begun, keep)

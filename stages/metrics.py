@@ -42,10 +42,10 @@ class Metric:
         """Refuse what no output would change. Raises MetricError, SourceError."""
         _, takes = self._function()
         if takes == "score" and len(np.unique(self._of(labels))) < 2:
-            raise MetricError(
-                f"metric {self.name!r}: {self.function} needs two classes, and every label "
-                f"{self.label!r} is {labels[0]}"
-            )
+            one = f"every label {self.label!r} is {labels[0]}"
+            if self.signal is not None:
+                one = f"of the labels {self.label!r} all or none are {self.signal}"
+            raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {one}")
 
     def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
         """Raises MetricError where that is no finite number."""
