@@ -38,6 +38,7 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.registry.campaigns.promoters
 	$(BIN)/python -m tests.registry.campaigns.builds
 	$(BIN)/python -m tests.registry.campaigns.bitflips
+	$(BIN)/python -m tests.campaigns.apply
 	$(BIN)/python -m tests.registry.campaigns.kill
 	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
 	$(BIN)/python -m tests.engines.native.sanitize

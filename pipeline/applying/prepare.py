@@ -21,7 +21,7 @@ from runtime.errors import BindError
 from runtime.loader import Reference, device_here, session_on
 from runtime.opening import Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
-from soa.errors import CollectionError
+from soa.errors import CollectionError, needs_extra
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
@@ -45,6 +45,9 @@ def prepare(
     """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
     if not inputs:
         raise ApplyError("no file to score: name some")
+    with needs_extra("data", ApplyError):
+        import awkward as awkward
+        import pyarrow as pyarrow
     opened = open_version(Opening(ref, mode=mode, registry=registry, threads=1))
     files: list[Input] = []
     cuts: list[list[int]] = []
@@ -76,8 +79,10 @@ def _plan(
             kept += names_in(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    reference = session_on(opened, device_here("cpu")).reference
+    session = session_on(opened, device_here("cpu"))
+    reference = session.reference
     assert isinstance(reference, Reference)
+    session.close()
     return Plan(
         reference,
         model_columns(
@@ -183,24 +188,27 @@ def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
         model.table(batch, {"model": 0.0, "encoding": 0.0})
         n = len(next(iter(batch.values())))
         whole, offsets = model.answers(batch)
-        for low, high in ((0, n // 3), (n // 3, n)):
-            part, _ = model.answers({name: each[low:high] for name, each in batch.items()})
-            a, b = (low, high) if offsets is None else offsets[[low, high]]
-            for bound in opened.signature.outputs:
-                limit = opened.bundle.manifest.tolerances[bound.name]
-                for column in bound.block.columns:
-                    key = f"{bound.block.collection}/{column}"
-                    agree = np.isclose(
-                        part[key], whole[key][a:b], limit.rtol, limit.atol, equal_nan=True
-                    )
-                    if np.count_nonzero(~agree) > limit.max_outside * agree.size:
-                        raise ApplyError(
-                            f"{opened.label}: {column!r} of a row is another where other rows are "
-                            "beside it, so that a file has no one answer: bind such events one by "
-                            "one (docs/runtime.md)"
-                        )
+        cut = [0, n // 3, n]
+        parts = [
+            model.answers({name: each[low:high] for name, each in batch.items()})[0]
+            for low, high in pairwise(cut)
+        ]
     except (CollectionError, BindError, ValueError) as error:
         raise DataError(f"{path}: {error}") from error
+    at = cut if offsets is None else offsets[cut].tolist()
+    limits = opened.bundle.manifest.tolerances
+    for bound in opened.signature.outputs:
+        for column in bound.block.columns:
+            key, limit = f"{bound.block.collection}/{column}", limits[bound.name]
+            for part, (low, high) in zip(parts, pairwise(at), strict=True):
+                known = whole[key][low:high]
+                agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
+                if np.count_nonzero(~agree) > limit.max_outside * agree.size:
+                    raise ApplyError(
+                        f"{opened.label}: {column!r} of a row is another where other rows are "
+                        "beside it, and files are cut anywhere: bind such events one by one "
+                        "(docs/runtime.md)"
+                    )
 
 
 def _outputs(

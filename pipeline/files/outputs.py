@@ -19,7 +19,7 @@ from engines.errors import first_line
 from pipeline.errors import DataError
 from pipeline.files.columns import as_numpy, shape_of
 from pipeline.files.sources import ABOUT
-from soa.errors import SoaPipelineError, needs_extra
+from soa.errors import SoaPipelineError
 
 
 @dataclass(frozen=True)
@@ -78,21 +78,19 @@ def _ipc(path: Path, rows: Rows) -> None:
             file.write_table(table)
 
 
-def _values(column: Any, field: Any) -> Any:
-    """Of a column of a table, for formats that have no jagged rows and no nulls."""
-    import pyarrow as pa
-
+def _values(column: Any) -> Any:
     if column.null_count:
-        raise DataError(f"column {field.name!r} has nulls: write Parquet or Arrow, or leave it out")
-    if pa.types.is_nested(shape_of(field.type)[0]):
-        raise DataError(
-            f"column {field.name!r} is jagged: write Parquet, Arrow or ROOT, or leave it out"
-        )
+        raise DataError("an array has no nulls: write Parquet or Arrow, or keep fewer columns")
     return as_numpy(column.combine_chunks())
 
 
 def _dtype(field: Any) -> tuple[Any, tuple[int, ...]]:
+    """Of an array of rows, for formats that have no jagged ones."""
+    import pyarrow as pa
+
     kind, shape = shape_of(field.type)
+    if pa.types.is_nested(kind):
+        raise DataError(f"column {field.name!r} is jagged: write Parquet, Arrow or ROOT")
     return np.dtype(kind.to_pandas_dtype()), shape
 
 
@@ -108,7 +106,7 @@ def _hdf5(path: Path, rows: Rows) -> None:
         at = 0
         for table in rows.tables():
             for field in rows.schema:
-                made[field.name][at : at + len(table)] = _values(table[field.name], field)
+                made[field.name][at : at + len(table)] = _values(table[field.name])
             at += len(table)
         file.attrs[ABOUT] = rows.about()
 
@@ -124,15 +122,14 @@ def _npz(path: Path, rows: Rows) -> None:
                 shaped = {**head, "shape": (rows.count, *shape)}
                 np.lib.format.write_array_header_1_0(member, shaped)
                 for table in rows.tables():
-                    member.write(_values(table[field.name], field).tobytes())
+                    member.write(_values(table[field.name]).tobytes())
         with file.open(f"{ABOUT}.npy", "w") as member:
             np.lib.format.write_array(member, np.array(rows.about()))
 
 
 def _root(path: Path, rows: Rows) -> None:
-    with needs_extra("data", DataError):
-        import awkward as ak
-        import uproot
+    import awkward as ak
+    import uproot
 
     def arrays(table: Any) -> dict[str, Any]:
         found = {}

@@ -6,6 +6,7 @@ import struct
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -65,7 +66,8 @@ class Source:
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
         """The first rows: so many, or those of the file's first batch."""
-        return next(self.batches(names, 0, min(rows, self.edges(names)[-1]), rows))
+        first = min(rows, self.edges(names)[-1])
+        return next(reading(self.path, self.batches(names, 0, first, rows)))
 
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
@@ -92,10 +94,14 @@ def open_source(path: Path, tree: str | None = None) -> Source:
     """A file without the values in it; `tree` is for ROOT. Raises DataError."""
     if path.suffix not in READERS:
         raise DataError(f"{path}: files that are read are {', '.join(READERS)}")
+    kind, libraries = READERS[path.suffix]
+    with needs_extra("data", DataError):
+        for name in libraries:
+            import_module(name)
     try:
         with path.open("rb"):
-            kind = READERS[path.suffix]
-            return kind(path, tree) if kind is _Root else kind(path)
+            found: Source = kind(path, tree) if kind is _Root else kind(path)
+            return found
     except SoaPipelineError:
         raise
     except Exception as error:  # whatever the library makes of a file that is none of its
@@ -107,10 +113,9 @@ def open_source(path: Path, tree: str | None = None) -> Source:
 class _Root(Source):
     def __init__(self, path: Path, tree: str | None = None) -> None:
         super().__init__(path)
-        with needs_extra("data", DataError):
-            import awkward as awkward  # which uproot imports as it reads
-            import uproot
-        self._file = uproot.open(path)
+        import uproot
+
+        self._file = uproot.open(path, array_cache=None)
         try:
             kinds = self._file.classnames(cycle=False)
             trees = [name for name, kind in kinds.items() if kind in _TREES]
@@ -208,9 +213,8 @@ class _Parquet(_Arrow):
     seeks = False
 
     def __init__(self, path: Path) -> None:
-        with needs_extra("data", DataError):
-            import awkward as awkward
-            import pyarrow.parquet as pq
+        import pyarrow.parquet as pq
+
         self._file = pq.ParquetFile(path)
         meta = self._file.metadata
         counts = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
@@ -227,9 +231,8 @@ class _Parquet(_Arrow):
 
 class _Ipc(_Arrow):
     def __init__(self, path: Path) -> None:
-        with needs_extra("data", DataError):
-            import awkward as awkward
-            import pyarrow as pa
+        import pyarrow as pa
+
         self._map = pa.memory_map(str(path))
         one = self._open([0])  # of one field: nothing else is unpacked to count rows
         counts = [one.get_batch(i).num_rows for i in range(one.num_record_batches)]
@@ -285,8 +288,8 @@ class _Arrays(Source):
 
 class _Hdf5(_Arrays):
     def __init__(self, path: Path) -> None:
-        with needs_extra("data", DataError):
-            import h5py
+        import h5py
+
         self._file = h5py.File(path)
         found: dict[str, Any] = {}
         self._file.visititems(
@@ -358,10 +361,11 @@ class _Member:
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
-READERS: dict[str, Any] = {
-    ".root": _Root,
-    ".parquet": _Parquet,
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), _Ipc),
-    **dict.fromkeys((".h5", ".hdf5"), _Hdf5),
-    ".npz": _Npz,
+READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    ".root": (_Root, ("awkward", "uproot")),  # which imports awkward as it reads
+    ".parquet": (_Parquet, ("awkward", "pyarrow")),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), (_Ipc, ("awkward", "pyarrow"))),
+    **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),
+    ".npz": (_Npz, ()),
 }
+"""By suffix, with the libraries that it needs."""
