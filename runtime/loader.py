@@ -103,7 +103,7 @@ def shadowed(
     begun = ShadowRecord(
         version=opened.label,
         digest=opened.bundle.digest,
-        production=f"{origin.name}/{origin.version}",
+        production="/".join(filter(None, (origin.name, origin.version))),
         production_digest=str(origin.digest),
     )
     if contract(opened.signature) != contract(session.signature):

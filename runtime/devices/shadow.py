@@ -73,7 +73,8 @@ class ShadowedSession(Session):
         plain = [getattr(binding, "inner", binding) for binding in bindings]
         self.inner.run_many(plain, threads, stream=stream)
         for binding in ours:
-            binding.sample()
+            if _draw() < self.fraction:
+                self.offer(binding.inner)
 
     def flush(self) -> None:
         """Wait for the events that are copied, and add what was seen to the record.
@@ -85,6 +86,7 @@ class ShadowedSession(Session):
     def close(self) -> None:
         self._end()
         self.inner.close()
+        self.closed = True
 
 
 class ShadowedBinding(Binding):
@@ -103,10 +105,6 @@ class ShadowedBinding(Binding):
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         self.inner(rows, stream=stream)
-        if _draw() < self._fraction:
-            self._offer(self.inner)
-
-    def sample(self) -> None:
         if _draw() < self._fraction:
             self._offer(self.inner)
 
@@ -131,7 +129,7 @@ class _Copy:
 
         given = made(signature.input_collections)
         answer = {n: given.get(n) or c for n, c in made(signature.output_collections).items()}
-        self.room = rows
+        self.room, self.rows = rows, dict[str, int]()
         self.expected = made(signature.output_collections)
         self.binding = shadow.bind(given, answer)
 
@@ -179,7 +177,7 @@ class _Worker:
     @property
     def record(self) -> ShadowRecord:
         with self._lock:
-            now = {**self._counts, **self._most, "error": self._error}
+            now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
             return self._left.plus([self._begun.model_copy(update=now)])
 
     def offer(self, event: Binding) -> None:

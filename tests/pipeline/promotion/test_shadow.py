@@ -180,13 +180,17 @@ def test_what_the_shadow_sees_is_the_event_as_it_was(registry: Registry) -> None
 
 def test_an_error_of_the_shadow_is_counted_and_never_raised(registry: Registry) -> None:
     session = shadowed(registry)
-    session._worker._shadow.close()
+
+    def fails(arguments: object) -> None:
+        raise RuntimeError("out of luck")
+
+    session._worker._shadow._executable = fails
     expected = run_events(session, 8)
     assert expected > 0
     session.close()
     record = of_production(registry)
     assert (record.events, record.errors) == (0, 8)
-    assert record.error
+    assert record.error == "RuntimeError: out of luck"
 
 
 def test_nan_on_one_side_is_an_infinite_difference(
