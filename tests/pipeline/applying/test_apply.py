@@ -9,6 +9,7 @@ from typing import Any
 
 import awkward as ak
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import pipeline
@@ -151,6 +152,9 @@ def test_a_job_goes_on_where_it_was(
     assert not out.exists()
     some = next(folder.glob("*.arrow"))
     some.write_bytes(some.read_bytes()[:100])  # as a machine leaves it that went down
+    whole = pa.ipc.open_file(others := sorted(folder.glob("*.arrow"))[-1]).read_all()
+    with pa.ipc.new_file(others, whole.schema) as file:
+        file.write_table(whole[:7])
     (folder / "00000-000000000000.arrow.1234.partial").touch()
     seen: list[tuple[int, int]] = []
     done = pipeline.apply(
@@ -299,7 +303,6 @@ def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Regi
 
 
 def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Registry) -> None:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     given = columns(20)
