@@ -1,7 +1,7 @@
 """What a shadow costs production: `python -m benchmarks.shadow`.
 
-One thread calls production, as fast as it goes, without a shadow and with one that gets the fractions
-0, 0.01, 0.1 and 1 of the events. The shadow runs the same model in a thread of its own.
+One thread calls production, as fast as it goes, without a shadow and with one that gets fractions
+0, 0.01, 0.1 and 1 of the events. The shadow runs the same model.
 """
 
 from __future__ import annotations

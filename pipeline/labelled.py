@@ -61,9 +61,7 @@ class Labelled:
             for metric in self.metrics():
                 metric.check(_column(source, metric.label))
 
-    def values(
-        self, session: Session, columns: Mapping[str, str]
-    ) -> dict[str, tuple[float, str]]:
+    def values(self, session: Session, columns: Mapping[str, str]) -> dict[str, tuple[float, str]]:
         """Each metric of a session's outputs; NaN, and why. Raises as `check` does."""
         found: dict[str, tuple[float, str]] = {}
         with self._opened() as source:
@@ -84,7 +82,7 @@ class Labelled:
     def keep(self, folder: Path) -> LabelledData:
         """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
         with self._opened() as source:
-            rows = source.rows([self.asked.label])
+            rows = source.edges([self.asked.label])[-1]
         folder.mkdir()
         data = f"data{self.path.suffix}"
         shutil.copyfile(self.path, folder / data)
@@ -110,14 +108,17 @@ class Labelled:
     @contextmanager
     def _opened(self) -> Iterator[Source]:
         with open_source(self.path, self.asked.tree) as source:
-            if source.rows([metric.label for metric in self.metrics()]) == 0:
+            labels = [metric.label for metric in self.metrics()]
+            source.require(labels)
+            if source.edges(labels)[-1] == 0:
                 raise MetricError(f"{self.path} has no rows: metrics need some")
             yield source
 
 
 def _column(source: Source, name: str) -> npt.NDArray[Any]:
     """All rows of a column; of a jagged one all items."""
-    batches = source.batches([name], 0, source.rows([name]), _BATCH)
+    source.require([name])
+    batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
     with _said(source, name):
         parts = [column_of(name, batch[name]).values for batch in reading(source.path, batches)]
     return np.concatenate(parts)
@@ -144,7 +145,7 @@ def _outputs(
     scorer = Scorer(session, Plan(cast(Any, None), read, keys, (), _BATCH))  # it has its session
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
-    for batch in reading(source.path, source.batches(names, 0, source.rows(names), _BATCH)):
+    for batch in reading(source.path, source.batches(names, 0, source.edges(names)[-1], _BATCH)):
         with _said(source, ", ".join(names)):
             answers, _ = scorer.answers(batch)
         for key, values in answers.items():

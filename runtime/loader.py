@@ -207,7 +207,9 @@ def _reference(opened: Opened, device: torch.device | None, origin: Origin | Non
         opening,
         ref=opened.label if by_name else opened.bundle.path,
         registry=None,
-        trusted_keys=keys if keys is None else tuple(
+        trusted_keys=keys
+        if keys is None
+        else tuple(
             str(Path(key).absolute()) for key in ([keys] if isinstance(keys, str | Path) else keys)
         ),
         target=origin.target if origin else None,

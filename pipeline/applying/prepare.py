@@ -69,9 +69,7 @@ def prepare(
     return Job(plan, outputs, str(folder), _about(opened))
 
 
-def _plan(
-    opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]
-) -> Plan:
+def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
     """By the first file: the others have to have the same columns."""
     kept: list[str] = []
     for word in keep:
@@ -96,9 +94,7 @@ def _plan(
     )
 
 
-def model_columns(
-    signature: Signature, source: Source, given: Mapping[str, str]
-) -> dict[str, str]:
+def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
     """Of each column that the model reads, the column of the file: the one that is given for it, or
     of its name. Raises ApplyError, DataError."""
     found: dict[str, str] = {}
@@ -156,7 +152,9 @@ def _batch(signature: Signature, keep: int) -> int:
     row = 8 * keep
     for name in signature.input_collections:
         items = signature.jagged.get(name, 1)
-        row += sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        row += (
+            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        )
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
 
 

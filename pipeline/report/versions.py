@@ -75,7 +75,9 @@ def _metrics(bundle: Bundle) -> Iterator[Part]:
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         title = f"metrics on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
-        rows = [(k, t, f"{v:.6g}") for t, record in targets.items() for k, v in record.metrics.items()]
+        rows = [
+            (k, t, f"{v:.6g}") for t, record in targets.items() for k, v in record.metrics.items()
+        ]
         yield new_table(title, "metric", "target", "value", rows=rows)
 
 
@@ -150,8 +152,8 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
     yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
     for seen in version.shadows.values() if version else ():
         yield (
-            f"  shadow       {seen.events:,} events beside {seen.production}, {seen.errors} errors, "
-            f"{seen.dropped:,} dropped; largest differences "
+            f"  shadow       {seen.events:,} events beside {seen.production}, "
+            f"{seen.errors} errors, {seen.dropped:,} dropped; largest differences "
             f"{', '.join(f'{name} {value:.3g}' for name, value in seen.max_abs.items()) or 'none'}"
         )
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")

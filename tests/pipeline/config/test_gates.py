@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import Config, load_config
 from pipeline.config.assemble import metrics_fingerprint
+from pipeline.config.schema import Config, load_config
 from tests.pipeline.config import mistakes
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()
@@ -58,7 +58,7 @@ def test_all_of_it(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("{n: 100}", "{m: 100}", "latency_p99_us[0].rows.m: found 'm'"),
+        ("{n: 100}", "{n: 100, m: 1}", "latency_p99_us[0].rows.m: found 'm'"),
         ("{n: 100}", "{n: 5000}", "latency_p99_us[0].rows.n: found 5000; n has 1 to 4096"),
         ("{n: 100}", "{}", "latency_p99_us[0].rows: found no entry"),
         ("[{rows: {n: 100}, max: 50}]", "[]", "latency_p99_us: found no entry"),
@@ -73,7 +73,7 @@ def test_all_of_it(folder: Path, text: str) -> None:
         ("background: 0.01", "background: 1", "background: found 1; it should be less than 1"),
         ("roc_auc", "roc_auc, background: 0.1", "found background with roc_auc; only efficiency"),
         ("max_drop: 0.01", "max_drop: -1", "auc.max_drop: found -1"),
-        ("max_drop: 0.01", "maxdrop: 1", "unknown key 'maxdrop' (did you mean 'max_drop'?)"),
+        ("max_drop: 0.01", "maxdrop: 1", "auc.maxdrop: unknown key (did you mean 'max_drop'?)"),
     ],
 )
 def test_mistakes(folder: Path, text: str, old: str, new: str, says: str) -> None:

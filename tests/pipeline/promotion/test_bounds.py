@@ -56,7 +56,9 @@ def test_the_version_has_its_metrics_and_the_rows(empty: Registry, gated: Gated)
     with torch.no_grad():
         eager = mlps.PointwiseFirst(2)(gated.features)
     found = manifest.targets[TARGET].metrics
-    assert found["accuracy"] == pytest.approx(float((eager.argmax(1) == gated.truth).double().mean()))
+    assert found["accuracy"] == pytest.approx(
+        float((eager.argmax(1) == gated.truth).double().mean())
+    )
     assert found["weighted"] == pytest.approx(float(eager[:, 1].mean()) / 2, rel=1e-4)
     assert 0 < found["eff"] < 1 and 0 < found["auc"] < 1
     empty.register(gated.bad)
@@ -134,7 +136,11 @@ def test_a_version_without_the_rows_is_refused(
     [
         ("label: truth", "label: trutz", "test.parquet has no 'trutz'; it has a, b"),
         ("roc_auc", "rock_auc", "'rock_auc' is neither efficiency, resolution nor a function"),
-        ("signal: 0}", "signal: 9}", "'auc': roc_auc needs two classes, and of the labels 'truth' all or none are 9"),
+        (
+            "signal: 0}",
+            "signal: 9}",
+            "'auc': roc_auc needs two classes, and of the labels 'truth' all or none are 9",
+        ),
         ("own.py:weighted", "own.py:waited", "own.py has no callable 'waited'"),
     ],
 )

@@ -219,7 +219,7 @@ def test_a_record_in_a_file(registry: Registry, tmp_path: Path) -> None:
     assert registry.find("jets/2").shadows == {}
     with pytest.raises(LoadError, match="is there already: name a new file"):
         shadowed(registry, shadow_record=file)
-    with pytest.raises(LoadError, match="none.seen.json cannot be written: No such file"):
+    with pytest.raises(LoadError, match=r"none.seen\.json cannot be written: No such file"):
         shadowed(registry, shadow_record=tmp_path / "none" / "seen.json")
 
 
@@ -271,10 +271,12 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path) -> None:
         "promote", later, "--to", "production", "--dry-run", "--shadow", file, registry=empty
     )
     assert said["would_promote"]
-    with pytest.raises(RegistryError, match=rf"is of {later} beside jets/1; needed is one of {same}"):
+    with pytest.raises(
+        RegistryError, match=rf"is of {later} beside jets/1; needed is one of {same}"
+    ):
         asked(same, shadows=[file])
     (tmp_path / "no.json").write_text("{}")
-    with pytest.raises(RegistryError, match="no.json: not the record of a shadow"):
+    with pytest.raises(RegistryError, match=r"no\.json: not the record of a shadow"):
         asked(later, shadows=[tmp_path / "no.json"])
 
 
@@ -283,9 +285,7 @@ def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path
         manifest["signature"]["rows"]["n"]["max"] -= 1
 
     registry.register(resealed(gated.bad, tmp_path / "narrow", edit))
-    with pytest.raises(
-        LoadError, match="the shadow jets/3 has another signature than jets/1$"
-    ):
+    with pytest.raises(LoadError, match=r"another signature than jets/1$"):
         shadowed(registry, shadow="jets/3")
 
 

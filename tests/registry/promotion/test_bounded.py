@@ -39,7 +39,7 @@ def test_nobody_asks_where_there_is_no_bound() -> None:
         ({"max": 50.0}, math.nan, False),
         ({}, math.nan, False),
         ({}, 3.0, True),
-        ({"beside": "jets/1", "old": 0.95, "max_drop": 0.01}, 0.94, True),
+        ({"beside": "jets/1", "old": 0.95, "max_drop": 0.01}, 0.945, True),
         ({"beside": "jets/1", "old": 0.95, "max_drop": 0.01}, 0.93, False),
         ({"beside": "jets/1", "old": 0.95, "max_drop": 0.0}, 0.96, True),
         ({"beside": "jets/1", "old": 0.95, "max_rise": 0.0}, 0.96, False),
