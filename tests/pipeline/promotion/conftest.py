@@ -67,8 +67,8 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
     folder = made_once(tmp_path_factory, "gated", make)
     good, bad = (project.copied(folder / n, tmp_path_factory.mktemp(n)) for n in ("good", "bad"))
     table = pq.read_table(folder / "good" / "test.parquet")
-    columns = [torch.from_numpy(table[name].to_numpy()) for name in "abcdef"]
-    truth = torch.from_numpy(table["truth"].to_numpy())
+    columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in "abcdef"]
+    truth = torch.from_numpy(table["truth"].to_numpy().copy())
     return Gated(
         good.bundle, bad.bundle, folder / "good/test.parquet", torch.stack(columns, 1), truth
     )
