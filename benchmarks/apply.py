@@ -1,4 +1,4 @@
-"""Files scored by `pipeline apply`, against a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
+"""Files scored by `pipeline apply`, and by a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
 
 Eight float32 columns of Parquet or of a ROOT TTree go through 8 → 48 → 3, and an event number is
 kept. The loop reads batches with pyarrow or uproot, stacks them, runs ONNX Runtime with its own
@@ -58,12 +58,16 @@ def main(sizes: list[int]) -> None:
                 print(f"\n{rows:,} rows of {suffix}")
                 base = 0.0
                 for who in ("by hand", "ours, 1 thread", "ours, 2 threads"):
-                    found = min((alone(folder, suffix, who) for _ in range(3)), key=lambda f: f["s"])
+                    found = min(
+                        (alone(folder, suffix, who) for _ in range(3)), key=lambda f: f["s"]
+                    )
                     base = base or found["s"]
                     print(
-                        f"  {who:16} {found['s']:7.2f} s  {base / found['s']:5.2f}×  "
+                        f"  {who:16} {found['s']:7.2f} s  {base / found['s']:5.2f}x  "
                         f"{rows / found['s'] / 1e6:6.2f} M rows/s  peak {found['MB']:5.0f} MB  "
-                        + "  ".join(f"{k} {v / rows * 1e9:.0f} ns" for k, v in found["parts"].items())
+                        + "  ".join(
+                            f"{k} {v / rows * 1e9:.0f} ns" for k, v in found["parts"].items()
+                        )
                     )
 
 

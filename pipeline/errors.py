@@ -26,7 +26,7 @@ class InitError(SoaPipelineError):
 
 
 class DataError(SoaPipelineError):
-    """A file of rows that cannot be read or written, or that has not the columns that are needed."""
+    """A file of rows that cannot be read or written, or lacks a column that is needed."""
 
 
 class ApplyError(SoaPipelineError):

@@ -1,4 +1,4 @@
-"""Files scored by a version: planned once, in parts that are whole or not there, joined at the end."""
+"""Files scored by a version: planned once, in parts that are whole or not there, then joined."""
 
 import lazy_loader
 

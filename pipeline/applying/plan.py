@@ -1,6 +1,7 @@
 """A job, decided once: which version scores which rows of which files, into which parts.
 
-All of it pickles, and means the same in every process and on every host that sees the files. `score(plan, piece)` (score.py) does one piece of it.
+All of it pickles, and means the same in every process and on every host that sees the files.
+`score(plan, piece)` (score.py) does one piece of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From what a user asks for to a job: the version is pinned, every file looked at, nothing written."""
+"""From what a user asks for to a job: the version is pinned, each file looked at, none written."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
         if not there:
             have = ", ".join(source.columns[:20]) + ", …" * (len(source.columns) > 20)
             raise DataError(
-                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which column "
-                f"it is, --columns {key}=NAME or `apply: columns:` in the config"
+                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which "
+                f"column it is, --columns {key}=NAME or `apply: columns:` in the config"
             )
         found[key] = there[0]
         if not said and there[0] in guessed:
@@ -159,7 +159,7 @@ def _batch(signature: Signature, keep: int) -> int:
 
 
 def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """Where a file is cut into pieces of about so many rows: at its own edges, where it has some."""
+    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
     last = 0
     yield last
     for edge in edges[1:]:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from importlib.metadata import version as installed
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
@@ -117,8 +117,8 @@ def run(
         with _alone(folder):
             _begin(job, key, left)
             missing = parts.missing()
-            with contextlib.closing(execute(job.plan, missing)) as results:
-                parts.results = results
+            # A generator's end stops what is still being scored.
+            with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
                 for output in left:
                     write(Path(output.path), parts.rows(output, key), folder)
                     for piece in output.pieces:
@@ -237,7 +237,7 @@ class _Parts:
                 if not table.schema.equals(schema):
                     raise DataError(
                         f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
-                        f"{output.pieces[0].input.path} are {_kinds(schema)}: write them to a folder"
+                        f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
                     )
                 yield table.replace_schema_metadata(None)
 
@@ -278,7 +278,7 @@ def _is_whole(piece: Piece) -> bool:
         with pa.memory_map(piece.part) as file:
             batches = pa.ipc.open_file(file)
             counts = (batches.get_batch(i).num_rows for i in range(batches.num_record_batches))
-            return sum(counts) == piece.rows
+            return bool(sum(counts) == piece.rows)
     except (OSError, pa.ArrowInvalid):
         return False
 

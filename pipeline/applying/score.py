@@ -67,7 +67,9 @@ def score(plan: Plan, piece: Piece) -> Scored:
         origin = session.origin
         assert origin is not None
         made = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
-        rows = Rows(first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made))
+        rows = Rows(
+            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made)
+        )
         write(part, rows, part.parent)
     return Scored(piece.rows, spent["decoding"], spent["model"], spent["encoding"])
 
@@ -169,9 +171,7 @@ class Scorer:
                     rows[:, i] = part[: high - low]
         return found, offsets
 
-    def _flat_columns(
-        self, batch: Mapping[str, Any]
-    ) -> tuple[dict[str, Collection], Array | None]:
+    def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
         """By collection, in place where they can be; where all are jagged, a row for each item."""
         every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
         lists = [name for name, values in every.items() if is_jagged(values)]

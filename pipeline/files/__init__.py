@@ -1,5 +1,4 @@
-"""Files of rows, ROOT, Parquet, Arrow, HDF5 and npz: what is in them, some rows at a time, and how they are
-written."""
+"""Files of rows: ROOT, Parquet, Arrow, HDF5 and npz, read some rows at a time, and written."""
 
 import lazy_loader
 

@@ -15,8 +15,8 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class FileColumn:
-    """Some rows of a column: `values` are `(n, *shape)`, or all items of jagged rows, with `offsets`
-    `(n + 1)`."""
+    """Some rows of a column: `values` are `(n, *shape)`, or all items of jagged rows, with
+    `offsets` `(n + 1)`."""
 
     name: str
     values: Array
@@ -66,7 +66,7 @@ def column_of(name: str, given: Any) -> FileColumn:
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
     """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows.
 
-    `offsets`: those of jagged rows, whose items `given` then has. ValueError for what Arrow has not.
+    `offsets`: those of jagged rows, whose items `given` then has. ValueError where Arrow has none.
     """
     import pyarrow as pa
 
@@ -96,7 +96,7 @@ def shape_of(kind: Any) -> tuple[Any, tuple[int, ...]]:
 
 def as_numpy(array: Any) -> Array:
     """Values `(n, *shape)` of a flat Arrow column without nulls; text as objects."""
-    kind, shape = shape_of(array.type)
+    _, shape = shape_of(array.type)
     count = len(array)
     for _ in shape:
         array = array.flatten()

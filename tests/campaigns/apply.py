@@ -2,9 +2,9 @@
 
     python -m tests.campaigns.apply --rows 10000000 --kills 10
 
-One Parquet file of generated rows, or several (`--files`), become one. In the end every row is there
-once, in its order, with the eager model's answer. The seed decides the rows and the moments; what a
-kill hits depends on the machine.
+One Parquet file of generated rows, or several (`--files`), become one. In the end every row is
+there once, in its order, with the eager model's answer. The seed decides the rows and the moments;
+what a kill hits depends on the machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def campaign(folder: Path, rows: int, files: int, kills: int, seed: int) -> str:
             np.testing.assert_allclose(table[name], values, atol=1e-5, rtol=1e-4)
         at += len(group)
     assert at == rows
-    return f"{rows:,} rows of {files} files, {hit} of {kills} jobs killed at work: all are there once"
+    return (
+        f"{rows:,} rows of {files} files, {hit} of {kills} jobs killed at work: all are there once"
+    )
 
 
 def features(start: int, stop: int, seed: int) -> dict[str, np.ndarray]:

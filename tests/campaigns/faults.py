@@ -465,8 +465,8 @@ FAULTS = (
     # Jobs on files
     Fault(
         "a part of a job that is short is taken for whole",
-        "return sum(counts) == piece.rows",
-        "return sum(counts) >= 0",
+        "return bool(sum(counts) == piece.rows)",
+        "return bool(sum(counts) >= 0)",
         ("test_a_job_goes_on_where_it_was",),
     ),
     Fault(

@@ -68,7 +68,9 @@ def test_no_rows_are_no_rows(tmp_path: Path, production: Registry, suffix: str) 
 def test_many_files_become_one(tmp_path: Path, production: Registry, suffix: str) -> None:
     whole = columns(900)
     files = [
-        write_rows(tmp_path / f"{i}{kind}", {n: v[300 * i : 300 * i + 300] for n, v in whole.items()})
+        write_rows(
+            tmp_path / f"{i}{kind}", {n: v[300 * i : 300 * i + 300] for n, v in whole.items()}
+        )
         for i, kind in enumerate((".parquet", ".root", ".npz"))
     ]
     out = tmp_path / f"all{suffix}"
@@ -113,7 +115,7 @@ def test_items_of_jagged_columns_are_rows(
 # -- a job that ends early ------------------------------------------------------------------------
 
 
-class Enough(Exception):
+class Enough(ApplyError):
     pass
 
 
@@ -251,7 +253,10 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, production: Registry) -> N
     here = files_in(tmp_path)
     out = tmp_path / "out"
     for arguments, says in (
-        ((fewer, "--out", out), "fewer.npz has no 'f'; it has a, b, c, d, e: say which column it is"),
+        (
+            (fewer, "--out", out),
+            "fewer.npz has no 'f'; it has a, b, c, d, e: say which column it is",
+        ),
         ((good, fewer, "--out", out), "fewer.npz has no 'f'"),
         ((wider, "--out", out), "column 'b' is float64, the layout says float32"),
         ((text, "--out", out), "column 'c' is"),
@@ -307,7 +312,9 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
 
     given = columns(20)
     table = {name: pa.array(given[name]) for name in FEATURES}
-    pq.write_table(pa.table({**table, "a": pa.array([None] * 20, pa.float32())}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({**table, "a": pa.array([None] * 20, pa.float32())}), tmp_path / "a.parquet"
+    )
     with pytest.raises(DataError, match="'a' has 20 missing values"):
         pipeline.apply(REF, tmp_path / "a.parquet", tmp_path / "out.npz", registry=production)
     given["a"][3] = np.nan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from pipeline.applying.prepare import _cuts
 from pipeline.errors import ApplyError
 from pipeline.files.sources import open_source
 from registry.store.registry import Registry
+from soa import Signature
 from tests.models import served
 from tests.models.scored import SUFFIXES, columns, write_rows
 from tests.models.versions import promoted
@@ -62,7 +64,7 @@ def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
     ],
 )
 def test_rows_that_see_each_other(
-    tmp_path: Path, empty: Registry, model: type, signature: served.Signature, says: str
+    tmp_path: Path, empty: Registry, model: type, signature: Signature, says: str
 ) -> None:
     promoted(empty, served.make_bundle(tmp_path / "built", "whole", model(), signature))
     given = {name: columns(100)["a"] for name in ("x", "y", "z", "weight")}
@@ -76,7 +78,7 @@ def test_every_dtype_and_shape(tmp_path: Path, empty: Registry) -> None:
     """Eigen columns, in a buffer and apart; a collection that is read and written."""
     promoted(empty, served.make_bundle(tmp_path / "built", "mixed", served.Mixed(), served.MIXED))
     draw = np.random.default_rng(3)
-    rows = {
+    rows: dict[str, Any] = {
         "pt": draw.normal(size=500).astype("f4"),
         "dir": draw.normal(size=(500, 3)).astype("f4"),
         "cov": draw.normal(size=(500, 2, 3)),

@@ -11,6 +11,7 @@ import torch
 import uproot
 
 import pipeline
+from examples.hzz.run import FILE
 from examples.nanoaod import data, model
 from pipeline.building.runner import run
 from registry.store.registry import Registry
@@ -67,7 +68,7 @@ def train_weights() -> dict[str, torch.Tensor]:
 
 
 def test_every_event_of_hzz(tmp_path: Path, empty: Registry) -> None:
-    source = located(hzz.FILE)
+    source = located(FILE)
     built(tmp_path, "hzz.yaml", empty)
     with uproot.open(source) as file:
         events = file["events"].arrays(filter_name=["Jet_*", "Muon_*", "NJet"])
