@@ -22,7 +22,7 @@ gates:
     data: test.parquet
     label: truth
     functions:
-      accuracy: {function: accuracy, output: probabilities, min: 0.2, max_drop: 0.01}
+      accuracy: {function: accuracy, output: probabilities, min: 0.001, max_drop: 0.01}
       auc: {function: roc_auc, output: x, signal: 0}
       eff: {function: efficiency, output: x, signal: 0, background: 0.1}
       weighted: {function: own.py:weighted, output: y, max: 2}

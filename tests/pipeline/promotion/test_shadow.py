@@ -282,9 +282,9 @@ def test_the_gate(empty: Registry, gated: Gated, tmp_path: Path) -> None:
 
 def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
-        manifest["signature"]["rows"]["n"]["max"] -= 1
+        manifest["signature"]["rows"]["n"]["max"] += 24
 
-    registry.register(resealed(gated.bad, tmp_path / "narrow", edit))
+    registry.register(resealed(gated.bad, tmp_path / "wider", edit))
     with pytest.raises(LoadError, match=r"another signature than jets/1$"):
         shadowed(registry, shadow="jets/3")
 
