@@ -143,7 +143,7 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
         made: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
     else:
         made = _session(opened, device)
-    made.reference = _reference(opened, device, made.origin)
+    made.reopening = _reopening(opened, device, made.origin)
     return made
 
 
@@ -156,7 +156,7 @@ def _session(opened: Opened, device: torch.device) -> Session:
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reopening:
     """Which version a session runs, and how: what it is pickled as.
 
     `opening` names a version by its number, or a folder by its whole path, and the target that the
@@ -170,12 +170,12 @@ class Reference:
     device: str
 
     def __call__(self) -> Session:
-        """The session of this process: opened once, shared by all that have the same reference.
+        """This process's session: opened once, shared by all that ask for the same.
 
         Raises what `load` does, and LoadError where the version has another digest by now.
         """
         key = os.getpid(), self  # a child of a fork opens its own
-        with _reopening:
+        with _one_opens:
             session = _reopened.pop(key, None)
             if session is None or session.closed:
                 session = self._open()
@@ -194,28 +194,27 @@ class Reference:
         return session_on(opened, None if self.device == AUTO else device_here(self.device))
 
 
-# By process and reference; a worker that lives long meets many versions.
-_reopened: dict[tuple[int, Reference], Session] = {}
-_reopening = Lock()
+# By process, too; a worker that lives long meets many versions.
+_reopened: dict[tuple[int, Reopening], Session] = {}
+_one_opens = Lock()
 _KEPT = 8
 
 
-def _reference(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reference:
-    opening, keys = opened.opening, opened.opening.trusted_keys
-    by_name = opened.lookup is not None
+def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
+    opening, by_name = opened.opening, opened.lookup is not None
+    keys = opening.trusted_keys
+    if keys is not None:
+        given = [keys] if isinstance(keys, str | Path) else keys
+        keys = tuple(str(Path(key).absolute()) for key in given)
     pinned = replace(
         opening,
         ref=opened.label if by_name else opened.bundle.path,
         registry=None,
-        trusted_keys=keys
-        if keys is None
-        else tuple(
-            str(Path(key).absolute()) for key in ([keys] if isinstance(keys, str | Path) else keys)
-        ),
+        trusted_keys=keys,
         target=origin.target if origin else None,
     )
     registry = opening.store().uri if by_name else None
-    return Reference(pinned, registry, opened.bundle.digest, str(device or AUTO))
+    return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
 def checked(

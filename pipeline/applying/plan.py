@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.loader import Reference
+from runtime.loader import Reopening
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Input:
 class Plan:
     """What is done with the rows of every piece."""
 
-    session: Reference
+    session: Reopening
     """Which version, and how it is run: `plan.session()` is that of this process."""
     columns: Mapping[str, str]
     """Of each `collection/column` that the model reads, the column of the files."""
@@ -47,6 +47,11 @@ class Plan:
     def names(self) -> list[str]:
         """The columns of the files that are read."""
         return list(dict.fromkeys([*self.columns.values(), *self.keep]))
+
+    def key(self) -> str:
+        """A digest: another version, or other settings, is another plan."""
+        plan, opening = vars(self) | {"session": None}, self.session.opening
+        return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
 
 
 @dataclass(frozen=True)
@@ -91,10 +96,7 @@ class Job:
 
     def key(self) -> str:
         """A digest: another version, file or setting is another job."""
-        plan, opening = vars(self.plan) | {"session": None}, self.plan.session.opening
-        said = [self.plan.session.digest, str(opening.ref), opening.mode, plan]
-        text = json.dumps([*said, *map(asdict, self.outputs)], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return _digest([self.plan.key(), *map(asdict, self.outputs)])
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,10 @@ class Scored:
     def __add__(self, other: Scored) -> Scored:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Scored(*(one + two for one, two in pairs))
+
+
+def _digest(of: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
 
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]

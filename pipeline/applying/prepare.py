@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
@@ -18,7 +19,7 @@ from pipeline.files import WRITERS, Source, open_source
 from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError
-from runtime.loader import Reference, device_here, session_on
+from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import CollectionError, needs_extra
@@ -65,7 +66,7 @@ def prepare(
             rows = edges[-1], now.st_size, now.st_mtime_ns
             files.append(Input(str(path), source.tree, source.ntuple, *rows))
     _try(plan, opened, files)
-    outputs, folder = _outputs(out.absolute(), suffix, files, cuts)
+    outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cuts)
     return Job(plan, outputs, str(folder), _about(opened))
 
 
@@ -78,11 +79,11 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
     session = session_on(opened, device_here("cpu"))
-    reference = session.reference
-    assert isinstance(reference, Reference)
+    reopening = session.reopening
+    assert isinstance(reopening, Reopening)
     session.close()
     return Plan(
-        reference,
+        reopening,
         model_columns(
             opened.signature,
             source,
@@ -210,7 +211,7 @@ def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
 
 
 def _outputs(
-    out: Path, suffix: str | None, files: Sequence[Input], cuts: Sequence[Sequence[int]]
+    key: str, out: Path, suffix: str | None, files: Sequence[Input], cuts: Sequence[Sequence[int]]
 ) -> tuple[tuple[Output, ...], Path]:
     """What is written, and the folder of its parts until then."""
     one = out.suffix in WRITERS and not out.is_dir()
@@ -225,8 +226,10 @@ def _outputs(
             raise ApplyError(f"two files would become {path}: give one of them another name")
         if path == name:
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
+        # What a worker writes late for a job that was begun anew since has another name.
+        mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]
         found.setdefault(path, []).extend(
-            Piece(given, start, stop, str(folder / f"{i:05}-{start:012}.arrow"))
+            Piece(given, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
             for start, stop in pairwise(edges if edges[1:] else [0, 0])
         )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder

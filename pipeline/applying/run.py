@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from pipeline.applying.on_dask import on_dask
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score
@@ -64,6 +65,7 @@ def apply(
     mode: Mode = "production",
     registry: Registry | str | None = None,
     threads: int | None = None,
+    dask: str | None = None,
     force: bool = False,
     execute: Execute | None = None,
     progress: Progress | None = None,
@@ -73,18 +75,23 @@ def apply(
     `out`: a folder, for an output beside each input (in its format, or that of `suffix`), or one
     file for all of them. `columns`: of `collection/column` of the model, the column of the files
     (`{"jets/*": "Jet_*"}` for all of a collection). `keep`: columns of the files, or patterns, that
-    go into the outputs. `threads` of this process score at once, by default one a core; `execute`
-    does it elsewhere.
+    go into the outputs. `threads` of this process score at once, by default one a core; or the
+    workers of `dask`: a scheduler's address, or "local:4" for so many that are started here; or
+    whatever `execute` does.
 
     A job that was killed goes on where it was when it is started again. Raises ApplyError,
     DataError, OSError for a disk, and whatever refuses a version.
     """
+    if dask is not None and (threads or execute):
+        raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
     files = [inputs] if isinstance(inputs, str | Path) else inputs
     job = prepare(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
         suffix=suffix, mode=mode, registry=registry,
     )  # fmt: skip
-    return run(job, execute or locally(threads), force=force, progress=progress)
+    here = contextlib.nullcontext(execute or locally(threads))
+    with here if dask is None else on_dask(dask) as how:
+        return run(job, how, force=force, progress=progress)
 
 
 def locally(threads: int | None = None) -> Execute:

@@ -41,6 +41,10 @@ _FILE = click.Path(path_type=Path)
     help="Of the outputs in a folder. Default: that of each FILE.",
 )  # fmt: skip
 @click.option("--threads", type=click.IntRange(1), help="That score at once. Default: one a core.")
+@click.option(
+    "--dask", metavar="ADDRESS",
+    help="Score on the workers of this Dask scheduler; local:4 starts so many here.",
+)  # fmt: skip
 @click.option("--mode", type=click.Choice(["production", "test"]), default="production")
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:

@@ -44,12 +44,12 @@ class Session:
 
     It owns the opened artifact and borrows all other memory. `any_start`: validation ran windows
     that begin at any row, so they may be bound.
-    It is pickled as `reference`: another process opens the same version again.
+    It is pickled as `reopening`: another process opens the same version again.
     """
 
     any_start = False
     closed = False
-    reference: Callable[[], Session] | None = None
+    reopening: Callable[[], Session] | None = None
     """Opens it again elsewhere; set by who has loaded it. None: it cannot be pickled."""
 
     def __init__(
@@ -127,12 +127,12 @@ class Session:
         close(self._executable)
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
-        if self.reference is None:
+        if self.reopening is None:
             raise LoadError(
                 f"{self!r} cannot be pickled: only what pipeline.load opened on devices of this "
                 "host, without live=True, can be opened again elsewhere"
             )
-        return self.reference, ()
+        return self.reopening, ()
 
     def __repr__(self) -> str:
         """What it runs, and its collections with their rows."""

@@ -21,7 +21,7 @@ from registry.store.registry import Registry
 from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import Reference, measured_session
+from runtime.loader import Reopening, measured_session
 from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from tests.models.project import TARGET, Built, described
@@ -61,9 +61,9 @@ def answers(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
     return {name: tags[name].copy() for name in "xyz"}
 
 
-def reference(session: Session) -> Reference:
-    assert isinstance(session.reference, Reference)
-    return session.reference
+def reopening(session: Session) -> Reopening:
+    assert isinstance(session.reopening, Reopening)
+    return session.reopening
 
 
 def test_another_process_gives_the_same_bits_of_the_same_version(
@@ -102,7 +102,7 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
         if session.origin is not None:
             assert again.origin.engine == session.origin.engine
             assert again.origin.digest == session.origin.digest
-    assert registry.uri not in repr(reference(kinds[CheckedSession]))  # it may hold a password
+    assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
 
 
 def test_a_closed_one_is_opened_again(registry: Registry) -> None:
@@ -138,7 +138,7 @@ def test_a_version_that_is_gone_is_refused(jets: Built, empty: Registry, tmp_pat
 
 
 def test_a_registry_that_cannot_be_reached_is_one_line(registry: Registry) -> None:
-    far = replace(reference(load("jets/1", registry=registry)), registry="http://127.0.0.1:9")
+    far = replace(reopening(load("jets/1", registry=registry)), registry="http://127.0.0.1:9")
     with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:9") as caught:
         far()
     assert "\n" not in str(caught.value)
@@ -151,4 +151,4 @@ def test_what_cannot_be_opened_again_is_not_pickled(registry: Registry) -> None:
         with pytest.raises(LoadError, match="cannot be pickled") as caught:
             pickle.dumps(session)
         assert "\n" not in str(caught.value)
-    assert reference(live.current).opening.ref == "jets/1"
+    assert reopening(live.current).opening.ref == "jets/1"
