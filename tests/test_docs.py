@@ -245,6 +245,7 @@ class Desk:
             self.registry.register(resealed(bundle, folder / f"v{number}", edit))
         for number in (3, 1):
             self.registry.promote(self.registry.find(f"{NAME}/{number}"), "production", PASSED)
+        self.registry.promote(self.registry.find(f"{NAME}/4"), "staging", PASSED)
 
     def page(self, snippet: Snippet) -> Path:
         """The working folder: the snippets of a page follow one another."""
