@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.cli.building import build, run
+from pipeline.cli.cxx import cxx
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
@@ -81,6 +82,6 @@ def main() -> None:
 
 for _command in (
     init, run, build, ls, show, diff, validate, bench, doctor, promote, approve, rollback, history,
-    policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
+    policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve, cxx,
 ):  # fmt: skip
     main.add_command(_command)
