@@ -1,5 +1,6 @@
 #include "reference.h"
 
+#include <cctype>
 #include <cmath>
 #include <cstring>
 
@@ -56,7 +57,8 @@ struct Tensors {
     const Json &entry = header[name];
     const std::string &dtype = entry["dtype"].text();
     const std::size_t digits = dtype.find_first_of("1368");
-    Stored found{static_cast<char>(std::tolower(dtype.at(0))), digits == std::string::npos ? 1 : std::stoul(dtype.substr(digits)) / 8, 1, {}, nullptr};
+    const std::size_t itemsize = digits == std::string::npos ? 1 : std::stoul(dtype.substr(digits)) / 8;
+    Stored found{static_cast<char>(std::tolower(dtype.at(0))), itemsize, 1, {}, nullptr};
     for (const Json &extent : entry["shape"].list()) {
       found.shape.push_back(static_cast<std::size_t>(extent.integer()));
       if (__builtin_mul_overflow(found.elements, found.shape.back(), &found.elements)) found.elements = SIZE_MAX;
@@ -112,6 +114,7 @@ void compare(const Json &plan, const Stored &stored, const Json &tolerance, cons
              const soa::Collection &before, Worst *worst) {
   const std::size_t n = plan["kind"].text() == "scalars" ? 1 : static_cast<std::size_t>(found.size());
   const std::size_t features = plan["order"].list().size();
+  const double atol = tolerance["atol"].real(), rtol = tolerance["rtol"].real();
   if (stored.elements != n * features) throw std::runtime_error("an output of the reference has another shape");
   for (std::size_t f = 0; f < features; ++f) {
     const Json &component = plan["components"].at(static_cast<std::size_t>(plan["order"].at(f).integer()));
@@ -124,7 +127,7 @@ void compare(const Json &plan, const Stored &stored, const Json &tolerance, cons
       if (column.dtype == "float32") meant = static_cast<float>(meant);
       const bool same = is == meant || (std::isnan(is) && std::isnan(meant)), finite = std::isfinite(is) && std::isfinite(meant);
       const long double gap = same ? 0 : finite ? std::fabs(is - meant) : INFINITY;
-      const long double allowed = finite ? tolerance["atol"].real() + tolerance["rtol"].real() * std::fabs(meant) : 0;
+      const long double allowed = finite ? atol + rtol * std::fabs(meant) : 0;
       worst->outside += gap > allowed ? 1 : 0;
       worst->gap = std::max(worst->gap, static_cast<double>(gap));
     }
