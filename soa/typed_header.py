@@ -1,26 +1,21 @@
 """A signature as a C++ header: each collection a struct of typed column pointers.
 
-A column of another type or name does not compile; another version, or another layout, is refused when the header's own
+A column of another type or name does not compile; another version, or other columns, are refused when the header's own
 `load` opens a bundle. See engines/native/soa_model.hpp.
 """
 
 from __future__ import annotations
 
 import re
-from itertools import chain
 
 from soa.describe import describe
 from soa.dtypes import is_opaque, itemsize
 from soa.layout import Column, Layout
 from soa.signature import Signature
 
-_TYPES = {
-    "bool": "bool",
-    "float16": "std::uint16_t",  # C++17 has no such type: the bits
-    "bfloat16": "std::uint16_t",
-    "float32": "float",
-    "float64": "double",
-}
+_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
+    ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: their bits
+)  # fmt: skip
 _TAKEN = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
     char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
@@ -32,100 +27,100 @@ _TAKEN = frozenset(
     xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts""".split()
 )
 
+_HEADER = """\
+// {ref}, bundle {short}: written by `pipeline cxx`. Do not edit.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "soa_model.hpp"
+
+namespace {space} {{
+
+inline constexpr char digest[] = "{digest}";
+{structs}
+inline constexpr char layouts[] = R"({layouts})";
+
+// The bundle in a folder: this very one, or with loading.any_version one with the same columns.
+inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading = {{}}) {{
+  loading.digest = digest;
+  loading.layouts = layouts;
+  return soa::Model::load(folder, loading);
+}}
+
+}}  // namespace {space}
+"""
+_BUFFER = """
+// {least} ... {most} elements in one buffer, aligned to {alignment}.
+struct {name} {{
+{members}
+
+  // The rows first ... first + n of a buffer of `capacity` elements (-1: first + n).
+  {name}(void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0)
+      : memory("{collection}", buffer, n, capacity < 0 ? first + n : capacity, first) {{
+    soa::Cursor at(buffer, memory.capacity, first, {alignment});
+{walk}
+  }}
+
+  soa::Memory memory;
+}};
+"""
+_COLUMNS = """
+// {least} ... {most} elements in separate columns, aligned to {alignment} or to their element.
+struct {name} {{
+{members}
+
+  // The rows first ... first + n of columns of `capacity` elements (-1: first + n).
+  soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0) const {{
+    return {{"{collection}", soa::Columns{{{addresses}}}, n, capacity, first}};
+  }}
+}};
+"""
+
 
 def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
-    """The text of the header; its namespace is the model's name with `_` for what C++ does not take.
+    """The text; the namespace is the model's name with `_` for what C++ does not take.
 
     Names that C++ or the header has taken already get a `_` behind them.
     """
-    space = _name(re.sub(r"\W", "_", model if model[:1].isalpha() else f"_{model}"))
-    lines = [
-        f"// {ref}, bundle {digest[:12]}: written by `pipeline cxx`. Do not edit.",
-        "#pragma once",
-        "",
-        "#include <array>",
-        "#include <cstddef>",
-        "#include <cstdint>",
-        "",
-        '#include "soa_model.hpp"',
-        "",
-        f"namespace {space} {{",
-        "",
-        f'inline constexpr char digest[] = "{digest}";',
-        "",
-    ]
-    for name, layout in signature.layouts.items():
-        lines += [*_struct(name, layout, signature), ""]
-    described = describe(signature).splitlines(keepends=True)
-    kept = [line for line in described if not line.startswith("argument")]
-    lines += [
-        "inline constexpr char layouts[] =",
-        *(f'    "{line[:-1]}\\n"' for line in kept[:-1]),
-        f'    "{kept[-1][:-1]}\\n";',
-        "",
-        "// The bundle in a folder: this very one, or with loading.any_version one of the same layouts.",
-        "inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading = {}) {",
-        "  loading.digest = digest;",
-        "  loading.layouts = layouts;",
-        "  return soa::Model::load(folder, loading);",
-        "}",
-        "",
-        f"}}  // namespace {space}",
-    ]
-    return "\n".join(lines) + "\n"
+    lines = describe(signature).splitlines(keepends=True)
+    return _HEADER.format(
+        ref=ref,
+        short=digest[:12],
+        space=_name(re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")),
+        digest=digest,
+        structs="".join(_struct(name, each, signature) for name, each in signature.layouts.items()),
+        layouts="".join(line for line in lines if not line.startswith("argument ")),
+    )
 
 
-def _struct(name: str, layout: Layout, signature: Signature) -> list[str]:
-    rows = signature.ranges[signature.rows_of[name]]
-    struct = _name(name)
-    types = sorted({(_type(c), itemsize(c.dtype)) for c in layout.columns})
-    fields = [_field(c, struct) for c in layout.columns]
-    where = "one buffer" if layout.storage == "buffer" else "separate columns"
-    head = [
-        f"// {rows.min} ... {rows.limit} elements in {where}, aligned to {layout.alignment}.",
-        f"struct {struct} {{",
-        *(f"  static_assert(sizeof({kind}) == {size});" for kind, size in types),
-        *(f"  {declared}" for _, declared, _ in fields),
-        "",
-    ]
-    columns = zip(layout.columns, fields, strict=True)
-    if layout.storage == "buffer":
-        walk = [
-            f"    at.{'scalar' if c.kind == 'scalar' else 'column'}({member});"
-            for c, (member, _, _) in columns
-        ]
-        return [
-            *head,
-            "  // The rows first ... first + n of a buffer of `capacity` elements (-1: first + n).",
-            f"  {struct}(void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0)",
-            f'      : memory("{name}", buffer, n, capacity < 0 ? first + n : capacity, first) {{',
-            f"    soa::Cursor at(buffer, memory.capacity, first, {layout.alignment});",
-            *walk,
-            "  }",
-            "",
-            "  soa::Memory memory;",
-            "};",
-        ]
-    named = ", ".join(f'{{"{c.name}", {{{given}}}}}' for c, (_, _, given) in columns)
-    return [
-        *head,
-        "  // The rows first ... first + n of columns of `capacity` elements (-1: first + n).",
-        "  soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0) const {",
-        f'    return {{"{name}", soa::Columns{{{named}}}, n, capacity, first}};',
-        "  }",
-        "};",
-    ]
-
-
-def _field(column: Column, struct: str) -> tuple[str, str, str]:
-    """A column's member, its declaration, and its addresses."""
-    member = _name(column.name, struct)
-    if column.components == 1 and column.kind != "eigen":
-        return member, f"{_type(column)} *{member} = nullptr;", member
-    kind = f"std::array<{_type(column)} *, {column.components}>"
-    note = f"  // {' x '.join(map(str, column.shape))}, column by column" if len(column.shape) > 1 else ""
-    every = ", ".join(f"{member}[{k}]" for k in range(column.components))
-    return member, f"{kind} {member}{{}};{note}", every
+def _struct(collection: str, layout: Layout, signature: Signature) -> str:
+    name, rows = _name(collection), signature.ranges[signature.rows_of[collection]]
+    members, walk, addresses = [], [], []
+    for column in layout.columns:
+        member, kind = _name(column.name, name), _type(column)
+        members.append(f"  {kind} *{member} = nullptr;")
+        every = member
+        if column.kind == "eigen":
+            members[-1] = f"  std::array<{kind} *, {column.components}> {member}{{}};"
+            if len(column.shape) > 1:
+                members[-1] += f"  // {column.shape[0]} x {column.shape[1]}, column by column"
+            every = ", ".join(f"{member}[{k}]" for k in range(column.components))
+        members.append(f"  static_assert(sizeof({kind}) == {itemsize(column.dtype)});")
+        walk.append(f"    at.{'scalar' if column.kind == 'scalar' else 'column'}({member});")
+        addresses.append(f'{{"{column.name}", {{{every}}}}}')
+    return (_BUFFER if layout.storage == "buffer" else _COLUMNS).format(
+        name=name,
+        collection=collection,
+        least=rows.min,
+        most=rows.limit,
+        alignment=layout.alignment,
+        members="\n".join(dict.fromkeys(members)),
+        walk="\n".join(walk),
+        addresses=", ".join(addresses),
+    )
 
 
 def _type(column: Column) -> str:
@@ -134,5 +129,5 @@ def _type(column: Column) -> str:
     return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
-def _name(name: str, *taken: str) -> str:
-    return f"{name}_" if name in chain(_TAKEN, taken) else name
+def _name(name: str, struct: str = "") -> str:
+    return f"{name}_" if name in _TAKEN or name == struct else name

@@ -4,9 +4,7 @@
 #include <thread>
 
 #include "artifact.h"
-#include "json.h"
-#include "reference.h"
-#include "sealed.h"
+#include "checks.h"
 
 using soa_library::Json;
 using soa_library::Sealed;

@@ -1,4 +1,4 @@
-#include "reference.h"
+#include "checks.h"
 
 #include <cctype>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "sealed.h"
+#include "checks.h"
 
 #include <openssl/evp.h>
 

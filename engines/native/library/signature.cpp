@@ -6,8 +6,7 @@
 #include <filesystem>
 
 #include "artifact.h"
-#include "json.h"
-#include "sealed.h"
+#include "checks.h"
 #include "soa_load.h"
 
 namespace fs = std::filesystem;
@@ -17,8 +16,7 @@ namespace soa_library {
 
 namespace {
 
-const std::string kPayload = "application/vnd.in-toto+json", kStatement = "https://in-toto.io/Statement/v1",
-                  kPredicate = "https://model_signing/signature/v1.0";
+const std::string kPayload = "application/vnd.in-toto+json";
 
 using Key = std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY *)>;
 
@@ -73,16 +71,12 @@ bool made_by(EVP_PKEY *key, const std::string &payload, const std::string &signa
                           reinterpret_cast<const unsigned char *>(said.data()), said.size()) == 1;
 }
 
-// Whether a statement lists these files with these digests, and no other.
-bool lists(const Json &statement, std::map<std::string, std::string> files) {
-  bool all = statement["_type"].text() == kStatement && statement["predicateType"].text() == kPredicate;
+// Whether a statement is of the bundle with this digest: that of SHA256SUMS, which has those of all other files.
+bool is_of(const Json &statement, const std::string &digest) {
   for (const Json &file : statement["predicate"]["resources"].list()) {
-    const auto found = files.find(file["name"].text());
-    if (found == files.end()) return false;
-    all = all && file["algorithm"].text() == "sha256" && file["digest"].text() == found->second;
-    files.erase(found);
+    if (file["name"].text() == "SHA256SUMS") return file["algorithm"].text() == "sha256" && file["digest"].text() == digest;
   }
-  return all && files.empty();
+  return false;
 }
 
 }  // namespace
@@ -97,9 +91,8 @@ void Sealed::require_signature(const std::vector<std::vector<std::string>> &grou
     const Json &envelope = stored["dsseEnvelope"];
     payload = decoded(envelope["payload"].text());
     signature = decoded(envelope["signatures"].at(0)["sig"].text());
-    std::map<std::string, std::string> every = files;
-    every["SHA256SUMS"] = digest;
-    good = envelope["payloadType"].text() == kPayload && lists(Json::parse(payload), every);
+    const Json statement = Json::parse(payload);
+    good = statement["predicateType"].text() == "https://model_signing/signature/v1.0" && is_of(statement, digest);
     if (stored["verificationMaterial"].find("publicKey") == nullptr) throw std::runtime_error("C++ takes no certificate");
   } catch (const std::exception &error) {
     fail(SOA_NOT_SIGNED, "%s: bundle.sig is not a signature made with a key: %s", root.c_str(), error.what());

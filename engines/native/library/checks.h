@@ -1,11 +1,14 @@
-// A bundle's folder as it was sealed, and whose signature it has. What is refused is thrown as soa_runner::Failure.
-#ifndef SOA_SEALED_H
-#define SOA_SEALED_H
+// What is asked of a bundle: its digests, its signature, its answers. What is refused is thrown as soa_runner::Failure.
+#ifndef SOA_CHECKS_H
+#define SOA_CHECKS_H
 
 #include <array>
 #include <map>
 #include <string>
 #include <vector>
+
+#include "json.h"
+#include "soa_model.hpp"
 
 namespace soa_library {
 
@@ -37,6 +40,11 @@ class Sealed {
   // Which file it was, and what changes with whatever is written to it.
   std::map<std::string, std::array<long, 7>> hashed_;
 };
+
+// Test mode: run `model` on every case of the reference (stored: safetensors), in memory that was filled with 0xff before.
+// Fails with SOA_DEVIATES where more values of an output are outside its tolerance than the version allows, or where a
+// byte has changed that is no output; with std::exception where the reference is not of this manifest.
+void check_reference(const Json &manifest, const std::string &stored, const soa::Model &model);
 
 }  // namespace soa_library
 
