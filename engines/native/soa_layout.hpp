@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -226,8 +227,9 @@ class Collection {
   void *allocate(std::size_t size, std::size_t alignment) {
     const std::size_t least = std::max(alignment, sizeof(void *));
     const std::size_t bytes = padded(std::max<std::size_t>(size, 1), least);
-    pieces_.emplace_back(Piece{{std::aligned_alloc(least, bytes), std::free}, bytes});
-    if (pieces_.back().first == nullptr) throw std::bad_alloc();
+    std::unique_ptr<void, void (*)(void *)> memory(std::aligned_alloc(least, bytes), std::free);
+    if (memory == nullptr) throw std::bad_alloc();
+    pieces_.emplace_back(std::move(memory), bytes);
     return std::memset(pieces_.back().first.get(), 0, bytes);
   }
 
