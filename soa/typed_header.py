@@ -1,7 +1,7 @@
 """A signature as a C++ header: each collection a struct of typed column pointers.
 
-A column of another type or name does not compile; another version, or other columns, are refused when the header's own
-`load` opens a bundle. See engines/native/soa_model.hpp.
+A column of another type or name does not compile; another version, or other columns, are refused
+when the header's own `load` opens a bundle. See engines/native/soa_model.hpp.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from soa.signature import Signature
 _TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
     ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: their bits
 )  # fmt: skip
-_TAKEN = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+_TAKEN = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
     char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
     constinit continue decltype default delete do double dynamic_cast else enum explicit export
     extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
     nullptr operator or or_eq private protected public register reinterpret_cast requires return
     short signed sizeof static static_assert static_cast struct switch template this thread_local
     throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
-    xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts""".split()
-)
+    xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts
+"""
 
 _HEADER = """\
 // {ref}, bundle {short}: written by `pipeline cxx`. Do not edit.
@@ -130,4 +130,4 @@ def _type(column: Column) -> str:
 
 
 def _name(name: str, struct: str = "") -> str:
-    return f"{name}_" if name in _TAKEN or name == struct else name
+    return f"{name}_" if name in _TAKEN.split() or name == struct else name

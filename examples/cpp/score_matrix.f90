@@ -52,6 +52,10 @@ module soa
       import
       type(c_ptr), value :: model
     end subroutine
+    subroutine exit_program(code) bind(c, name='exit')
+      import
+      integer(c_int), value :: code
+    end subroutine
     subroutine soa_origin_delete(origin) bind(c)
       import
       type(c_ptr), value :: origin
@@ -68,7 +72,7 @@ contains
     integer :: i
     if (code == 0) return
     write (0, '(1000a)') 'score_matrix: ', (message(i), i = 1, minloc(abs(ichar(message)), 1) - 1)
-    stop 1
+    call exit_program(1_c_int)
   end subroutine
 
   type(soa_tensor) function matrix(values)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--source", is_flag=True, help="Print the folder of the C++ library, for cmake -S.")
 def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> Answer:
-    """Write a typed C++ header of REF: its columns by name, its digest, and a `load` that asks for it.
+    """Write a typed C++ header of REF: its columns by name, and a `load` that asks for its digest.
 
-    The library it needs is built and installed by CMake: cmake -S "$(pipeline cxx --source)" -B build
+    CMake builds and installs the library it needs: cmake -S "$(pipeline cxx --source)" -B build
     """
     if source or ref is None:
         if ref is not None or not source:

@@ -82,6 +82,7 @@ def main() -> None:
 
 for _command in (
     init, run, build, ls, show, diff, validate, bench, doctor, promote, approve, rollback, history,
-    policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve, cxx,
+    policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
+    cxx,
 ):  # fmt: skip
     main.add_command(_command)

@@ -52,12 +52,9 @@ def run(
     program: Path, *arguments: object, torch: Path | None = TORCH, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """A program, with or without torch's libraries for the loader."""
-    own = {"LD_LIBRARY_PATH": str(torch)} if torch else {}
-    return subprocess.run(
-        [str(program), *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-        env={**{k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}, **own, **environment},
-    )  # fmt: skip
+    own = {**os.environ, "LD_LIBRARY_PATH": str(torch or ""), **environment}
+    command = [str(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
 
 
 def computed(session: Session, n: int) -> list[str]:

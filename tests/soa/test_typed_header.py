@@ -1,4 +1,4 @@
-"""Generated C++ headers compile, whatever the columns are called, and point to where the layout says."""
+"""Generated C++ headers compile, whatever the columns are called, and point where they should."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ int main() {
   alignas(128) static char buffer[1 << 16];
   const std::int64_t n = 40, capacity = 50, first = 3;
   const _3d_odd::hits hits(buffer, n, capacity, first);
-  const auto at = [](const void *address) { std::printf("%td\\n", static_cast<const char *>(address) - buffer); };
+  const auto at = [](const void *address) {
+    std::printf("%td\\n", static_cast<const char *>(address) - buffer);
+  };
 @SHOWS@
   float values[2][40];
   double mean = 0;
@@ -53,7 +55,8 @@ int main() {
   out.load_ = {values[0], values[1]};
   out.mean = &mean;
   const soa::Memory memory = out.memory(40);
-  std::printf("%zu %d %zu\\n", memory.columns.size(), memory.columns.at("load")[1] == values[1], sizeof(*hits.detector));
+  const bool same = memory.columns.at("load")[1] == values[1];
+  std::printf("%zu %d %zu\\n", memory.columns.size(), same, sizeof(*hits.detector));
 }
 """
 
@@ -89,7 +92,8 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
 def test_the_namespace_is_an_identifier(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
     (tmp_path / "use.cpp").write_text('#include "model.hpp"\n')
-    execute("g++", "-std=c++17", "-fsyntax-only", f"-I{NATIVE}", f"-I{tmp_path}", tmp_path / "use.cpp")
+    flags = ("-std=c++17", "-fsyntax-only", f"-I{NATIVE}", f"-I{tmp_path}")
+    execute("g++", *flags, tmp_path / "use.cpp")
 
 
 def test_the_page_compiles(tmp_path: Path) -> None:
