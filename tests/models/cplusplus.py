@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,11 +50,11 @@ def installed(factory: pytest.TempPathFactory) -> Path:
 
 
 def run(
-    program: Path, *arguments: object, torch: Path | None = TORCH, **environment: str
+    program: Path, *arguments: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program, with or without torch's libraries for the loader."""
-    own = {**os.environ, "LD_LIBRARY_PATH": str(torch or ""), **environment}
+    """A program; the loader finds torch's libraries unless `env` says otherwise."""
     command = [str(program), *map(str, arguments)]
+    own = {**os.environ, "LD_LIBRARY_PATH": str(TORCH), **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
 
 
