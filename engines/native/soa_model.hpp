@@ -112,11 +112,13 @@ inline void read_description(std::istream &stream, const std::string &where, Sta
       Layout layout;
       fields >> name >> layout.rows >> layout.alignment;
       if (says_storage) fields >> layout.storage;
+      if (layout.alignment == 0 || (layout.alignment & (layout.alignment - 1)) != 0) fields.setstate(std::ios::failbit);
       state.layouts[name] = layout;
     } else if (word == "column") {
       std::string collection;
       Column column;
       fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >> column.components;
+      if (column.itemsize == 0 || column.components == 0) fields.setstate(std::ios::failbit);
       state.layouts[collection].columns.push_back(column);
     } else if (word == "argument") {
       Argument argument;
