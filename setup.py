@@ -28,7 +28,7 @@ runner = Extension(
 # What artifacts of `aoti-standalone` run on in place of torch; -ffp-contract: no bit is the compiler's choice.
 shim = Extension(
     SHIM,
-    sources=[f"engines/native/shim/{n}.cpp" for n in ("tensors", "operators", "product", "vector_math")],
+    sources=[f"engines/native/shim/{n}.cpp" for n in ("tensors", "operators", "convolution", "product", "vector_math")],
     depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
     extra_compile_args=[
         "-std=c++17", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",

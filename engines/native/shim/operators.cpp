@@ -1,11 +1,7 @@
 // The operators of torch's C interface (aoti_torch/generated/c_shim_cpu.h) that AOTInductor calls rather
 // than writes out. What they do not do they refuse, and the run ends with an error.
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
-#include <limits>
-#include <utility>
 
 #include "product.h"
 #include "tensors.h"
@@ -22,7 +18,8 @@ Matrix matrix(const Tensor *t, int64_t i = 0) {
           t->strides[d - 1]};
 }
 
-void multiply_batch(const Tensor *out, const Tensor *a, const Tensor *b, const Tensor *added, double beta, double alpha) {
+void multiply_batch(const Tensor *out, const Tensor *a, const Tensor *b, const Tensor *added, double beta,
+                    double alpha) {
   require_float({out, a, b});
   require(alpha == 1 && (beta == 1 || beta == 0), "an alpha or beta other than one");
   if (beta == 0) added = nullptr;
@@ -64,25 +61,34 @@ struct Pair {
   T value;
   int64_t index;
 };
-template <typename T>
-bool more(const Pair<T> &a, const Pair<T> &b) {
-  return (a.value != a.value && b.value == b.value) || a.value > b.value;
-}
-template <typename T>
-bool less(const Pair<T> &a, const Pair<T> &b) {
-  return (a.value == a.value && b.value != b.value) || a.value < b.value;
-}
+struct More {
+  template <typename T>
+  bool operator()(const Pair<T> &a, const Pair<T> &b) const {
+    return (a.value != a.value && b.value == b.value) || a.value > b.value;
+  }
+};
+struct Less {
+  template <typename T>
+  bool operator()(const Pair<T> &a, const Pair<T> &b) const {
+    return (a.value == a.value && b.value != b.value) || a.value < b.value;
+  }
+};
 
 // values, indices = what order(first, last, compare) puts first in each line of `self` along `dim`.
 template <typename T, typename Order>
-void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices, Order &&order) {
+void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices,
+             Order &&order) {
   const int64_t n = self->dims == 0 ? 1 : self->sizes[dim], kept = self->dims == 0 ? 1 : values->sizes[dim];
   const int64_t from = self->dims == 0 ? 0 : self->strides[dim], to = self->dims == 0 ? 0 : values->strides[dim];
   const Scratch<Pair<T>> pairs(n);
   if (kept == 0) return;
   each_line(self, values, dim, [&](int64_t in, int64_t out) {
     for (int64_t i = 0; i < n; ++i) pairs[i] = {self->data<T>()[in + i * from], i};
-    order(pairs.data(), pairs.data() + n, descending ? more<T> : less<T>);
+    if (descending) {
+      order(pairs.data(), pairs.data() + n, More{});
+    } else {
+      order(pairs.data(), pairs.data() + n, Less{});
+    }
     for (int64_t i = 0; i < kept; ++i) {
       values->data<T>()[out + i * to] = pairs[i].value;
       indices->data<int64_t>()[out + i * to] = pairs[i].index;
@@ -91,7 +97,8 @@ void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *val
 }
 
 template <typename Order>
-void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices, Order &&order) {
+void ordered(const Tensor *self, int64_t dim, bool descending, const Tensor *values, const Tensor *indices,
+             Order &&order) {
   switch (self->dtype) {
     case kFloat32: return ordered<float>(self, dim, descending, values, indices, order);
     case kFloat64: return ordered<double>(self, dim, descending, values, indices, order);
@@ -107,26 +114,6 @@ void sort(const Tensor *self, int64_t dim, bool descending, Tensor **values, Ten
   *indices = dense(self, self->sizes, kInt64);
   ordered(self, dim, descending, *values, *indices,
           [](auto *first, auto *last, auto compare) { std::stable_sort(first, last, compare); });
-}
-
-// Whether torch takes the strides of an image for channels-last (c10/core/MemoryFormat.h).
-bool channels_last(const Tensor *t) {
-  if (t->dims < 4 || t->strides[1] == 0) return false;
-  int64_t least = 0;
-  for (int64_t i = 0; i < t->dims; ++i) {
-    const int64_t d = i == 0 ? 1 : i + 1 == t->dims ? 0 : t->dims - i;
-    if (t->sizes[d] == 0 || t->strides[d] < least || (d == 0 && least == t->strides[1])) return false;
-    least = t->strides[d] * std::max<int64_t>(t->sizes[d], 1);
-  }
-  return true;
-}
-
-using Three = std::array<int64_t, 3>;  // depth, height, width; what an image lacks is in front
-
-Three three(const int64_t *given, int64_t count, int64_t absent) {
-  Three made{absent, absent, absent};
-  std::copy(given, given + count, made.end() - count);
-  return made;
 }
 
 }  // namespace
@@ -162,100 +149,12 @@ SOA_SHIM(aoti_torch_cpu_sort_stable,
          (Tensor * self, int32_t *, int64_t dim, int32_t descending, Tensor **values, Tensor **indices),
          { sort(self, dim, descending != 0, values, indices); })
 
-// The image is laid out channels-last, with its padding, so that what a kernel covers in one row of it is
-// one run of memory; then each row of positions times the weights.
-SOA_SHIM(aoti_torch_cpu_convolution,
-         (Tensor * input, Tensor *weight, Tensor **bias, const int64_t *stride, int64_t, const int64_t *padding, int64_t,
-          const int64_t *dilation, int64_t, int32_t transposed, const int64_t *, int64_t, int64_t groups, Tensor **made), {
-  const int64_t nd = input->dims - 2;
-  require(nd >= 1 && nd <= 3 && weight->dims == input->dims && transposed == 0, "a convolution of this kind");
-  require_float({input, weight});
-  const Tensor *added = bias != nullptr ? *bias : nullptr;
-  if (added != nullptr) {
-    require_float({added});
-    require(added->strides[0] == 1 || added->sizes[0] == 1, "a bias with gaps");
-  }
-  const int64_t batch = input->sizes[0], outputs = weight->sizes[0] / groups, channels = weight->sizes[1];
-  const Three in = three(input->sizes + 2, nd, 1), kernel = three(weight->sizes + 2, nd, 1);
-  const Three in_step = three(input->strides + 2, nd, 0), weight_step = three(weight->strides + 2, nd, 0);
-  const Three by = three(stride, nd, 1), pad = three(padding, nd, 0), apart = three(dilation, nd, 1);
-  Three out{}, padded{}, out_step{};
-  for (int i = 0; i < 3; ++i) {
-    padded[i] = in[i] + 2 * pad[i];
-    out[i] = (padded[i] - apart[i] * (kernel[i] - 1) - 1) / by[i] + 1;
-  }
-  int64_t sizes[5] = {batch, weight->sizes[0]}, strides[5];
-  std::copy(out.end() - nd, out.end(), sizes + 2);
-  const bool last = channels_last(input) || channels_last(weight);
-  int64_t order[5] = {1, 0, 0, 0, 0}, run = 1;  // of the output's dimensions, the closest in memory first
-  for (int64_t i = 0; i < input->dims; ++i) order[i] = last ? (i == 0 ? 1 : i > nd ? 0 : nd + 2 - i) : nd + 1 - i;
-  for (int64_t i = 0; i < input->dims; ++i) {
-    strides[order[i]] = run;
-    run *= std::max<int64_t>(sizes[order[i]], 1);
-  }
-  *made = empty(input->dims, sizes, strides, kFloat32);
-  std::copy(strides + 2, strides + 2 + nd, out_step.end() - nd);
-
-  // Where a row of the kernel has no gaps in the image, all of it is one segment.
-  const bool joined = apart[2] == 1 && groups == 1;
-  const int64_t all = channels * groups, length = channels * (joined ? kernel[2] : 1), inner = channels * kernel[0] * kernel[1] * kernel[2];
-  const int64_t row = padded[2] * all, plane = padded[1] * row;
-  const Scratch<float> image(padded[0] * plane), flat(outputs * inner);
-  const Scratch<int64_t> starts(inner / length);
-  const Matrix weights{flat.data(), outputs, inner, inner, 1};
-  const Scratch<float> packed(packed_size(weights) * groups);
-  for (int64_t g = 0; g < groups; ++g) {
-    float *to = flat.data();
-    for (int64_t o = 0; o < outputs; ++o) {
-      for (int64_t z = 0; z < kernel[0]; ++z) {
-        for (int64_t y = 0; y < kernel[1]; ++y) {
-          for (int64_t x = 0; x < kernel[2]; ++x) {
-            const float *from = weight->data<float>() + (g * outputs + o) * weight->strides[0] + z * weight_step[0] + y * weight_step[1] + x * weight_step[2];
-            for (int64_t c = 0; c < channels; ++c) *to++ = from[c * weight->strides[1]];
-          }
-        }
-      }
-    }
-    pack_weights(weights, packed.data() + g * packed_size(weights));
-  }
-  int64_t count = 0;
-  for (int64_t z = 0; z < kernel[0]; ++z) {
-    for (int64_t y = 0; y < kernel[1]; ++y) {
-      for (int64_t x = 0; x < (joined ? 1 : kernel[2]); ++x) starts[count++] = z * apart[0] * plane + y * apart[1] * row + x * apart[2] * all;
-    }
-  }
-  std::memset(image.data(), 0, static_cast<size_t>(padded[0] * plane) * sizeof(float));
-  for (int64_t n = 0; n < batch; ++n) {
-    for (int64_t z = 0; z < in[0]; ++z) {
-      for (int64_t y = 0; y < in[1]; ++y) {
-        float *to = image.data() + (z + pad[0]) * plane + (y + pad[1]) * row + pad[2] * all;
-        const float *from = input->data<float>() + n * input->strides[0] + z * in_step[0] + y * in_step[1];
-        const bool plain = input->strides[1] == 1 && in_step[2] == all;
-        if (plain) std::memcpy(to, from, static_cast<size_t>(in[2] * all) * sizeof(float));
-        for (int64_t x = 0; !plain && x < in[2]; ++x) {
-          for (int64_t c = 0; c < all; ++c) to[x * all + c] = from[x * in_step[2] + c * input->strides[1]];
-        }
-      }
-    }
-    for (int64_t g = 0; g < groups; ++g) {
-      for (int64_t z = 0; z < out[0]; ++z) {
-        for (int64_t y = 0; y < out[1]; ++y) {
-          float *to = (*made)->data<float>() + n * strides[0] + g * outputs * strides[1] + z * out_step[0] + y * out_step[1];
-          const Segments segments{image.data() + z * by[0] * plane + y * by[1] * row + g * channels, by[2] * all, count, length, starts.data()};
-          convolve({to, out[2], outputs, out_step[2], strides[1]}, segments, packed.data() + g * packed_size(weights),
-                   added != nullptr ? added->data<float>() + g * outputs : nullptr);
-        }
-      }
-    }
-  }
-})
-
 // softmax(q x k^T * scale + mask) x v, and the logarithms of the sums of exponentials.
 SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
          (Tensor * q, Tensor *k, Tensor *v, double dropout, int32_t causal, Tensor **mask, double *scale, Tensor **made,
           Tensor **logarithms), {
   require_float({q, k, v});
-  require(dropout == 0, "dropout");
+  require(dropout == 0 && v->sizes[3] == q->sizes[3], "attention of this kind");
   const Tensor *added = mask != nullptr ? *mask : nullptr;
   if (added != nullptr) require_float({added});
   const int64_t batch = q->sizes[0], heads = q->sizes[1], rows = q->sizes[2], width = q->sizes[3], keys = k->sizes[2];
@@ -265,7 +164,8 @@ SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
   *logarithms = empty(3, by_row, steps, kFloat32);
   const Scratch<float> scores(rows * keys), hidden(keys);
   const auto part = [](const Tensor *t, int64_t b, int64_t h) {
-    return Matrix{t->data<float>() + b * t->strides[0] + h * t->strides[1], t->sizes[2], t->sizes[3], t->strides[2], t->strides[3]};
+    float *from = t->data<float>() + b * t->strides[0] + h * t->strides[1];
+    return Matrix{from, t->sizes[2], t->sizes[3], t->strides[2], t->strides[3]};
   };
   const Matrix all{scores.data(), rows, keys, keys, 1};
   for (int64_t b = 0; b < batch; ++b) {
@@ -280,7 +180,8 @@ SOA_SHIM(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu,
         }
         const int64_t seen = causal != 0 ? std::min(i + 1, keys) : keys;
         std::fill(scores.data() + i * keys + seen, scores.data() + (i + 1) * keys, 0.0f);
-        (*logarithms)->data<float>()[b * steps[0] + h + i * heads] = softmax(scores.data() + i * keys, seen, by, add, step);
+        float *sum = (*logarithms)->data<float>() + b * steps[0] + h + i * heads;
+        *sum = softmax(scores.data() + i * keys, seen, by, add, step);
       }
       multiply(part(*made, b, h), all, part(v, b, h), {nullptr, 0, 0});
     }

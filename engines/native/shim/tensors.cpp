@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <new>
 #include <numeric>
 #include <vector>
@@ -204,7 +205,8 @@ Tensor *contiguous(int64_t dims, const int64_t *sizes, int32_t dtype) {
 Tensor *dense(const Tensor *like, const int64_t *sizes, int32_t dtype) {
   int64_t order[kMaxDims], strides[kMaxDims], step = 1;
   for (int64_t i = 0; i < like->dims; ++i) order[i] = like->dims - 1 - i;
-  std::stable_sort(order, order + like->dims, [&](int64_t a, int64_t b) { return like->strides[a] < like->strides[b]; });
+  std::stable_sort(order, order + like->dims,
+                   [&](int64_t a, int64_t b) { return like->strides[a] < like->strides[b]; });
   for (int64_t i = 0; i < like->dims; ++i) {
     strides[order[i]] = step;
     step *= std::max<int64_t>(sizes[order[i]], 1);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
@@ -30,7 +31,8 @@ void give(void *block, size_t bytes) noexcept;
 template <typename T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count) : bytes_(static_cast<size_t>(count) * sizeof(T)), data_(static_cast<T *>(take(bytes_))) {}
+  explicit Scratch(int64_t count)
+      : bytes_(static_cast<size_t>(count) * sizeof(T)), data_(static_cast<T *>(take(bytes_))) {}
   Scratch(const Scratch &) = delete;
   Scratch &operator=(const Scratch &) = delete;
   ~Scratch() { give(data_, bytes_); }

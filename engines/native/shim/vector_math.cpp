@@ -61,9 +61,11 @@ D log(D x) {  // a float is a normal double
   D m = (D)((bits & 0x000fffffffffffff) | 0x3ff0000000000000);
   const D high = above(m, all(1.4142135623730951));
   m = select(high, m * all(0.5), m);
-  const D e = (D)((I)_mm256_srli_epi64(bits, 52) | 0x4330000000000000) - all(0x1p52 + 1023) + _mm256_and_pd(high, all(1));
+  const D exponent = (D)(_mm256_srli_epi64(bits, 52) | 0x4330000000000000) - all(0x1p52 + 1023);
+  const D e = exponent + _mm256_and_pd(high, all(1));
   const D s = (m - all(1)) / (m + all(1)), z = s * s;
-  const D series = polynomial(z, 2.0, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19);
+  const D series = polynomial(z, 2.0, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                              2.0 / 19);
   D found = fma(e, all(kLn2), s * series);
   found = select(equal(x, all(0)), all(-kInf), found);
   found = select(equal(x, all(kInf)), x, found);
@@ -110,7 +112,8 @@ struct Angle {
 };
 // For a float of 2^30 or more (Payne and Hanek): its 24 bits times those bits of 2/pi that count.
 double far_angle(double x, int64_t *quarter) {
-  static const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561};
+  static const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041,
+                                         0xfe5163abdebbc561};
   if (!std::isfinite(x)) return kNaN;
   int exponent = 0;
   const auto mantissa = static_cast<uint64_t>(std::frexp(std::fabs(x), &exponent) * 0x1p24);
@@ -119,7 +122,8 @@ double far_angle(double x, int64_t *quarter) {
   if (shift > 0) window = window << shift | two_over_pi[word + 2] >> (64 - shift);
   const unsigned __int128 turned = window * mantissa, one = static_cast<unsigned __int128>(1) << 126;
   const auto nearest = static_cast<int64_t>((turned + one / 2) >> 126);
-  const double rest = static_cast<double>(static_cast<__int128>(turned - one * static_cast<uint64_t>(nearest))) * 0x1p-126 * (kPi / 2);
+  const auto left = static_cast<__int128>(turned - one * static_cast<uint64_t>(nearest));
+  const double rest = static_cast<double>(left) * 0x1p-126 * (kPi / 2);
   *quarter = x < 0 ? -nearest : nearest;
   return x < 0 ? -rest : rest;
 }
@@ -137,10 +141,12 @@ Angle angle(D x) {
 }
 D sine(D r) {
   const D z = r * r;
-  return fma(r * z, polynomial(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800), r);
+  const D tail = polynomial(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800, 1.0 / 6227020800);
+  return fma(r * z, tail, r);
 }
 D cosine(D r) {
-  return polynomial(r * r, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600, -1.0 / 87178291200);
+  return polynomial(r * r, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
+                    -1.0 / 87178291200);
 }
 D odd(I quarter) { return (D)(quarter << 63); }  // as a mask for `select`, which looks at the sign
 D turned(const Angle &a, I quarter) {
@@ -168,8 +174,9 @@ D atan2(D y, D x) {
   t = select(equal(large, all(0)), all(0), t);
   const D high = above(t, all(0.41421356237309503));
   const D u = select(high, (t - all(1)) / (t + all(1)), t), z = u * u;
-  D found = fma(u * z, polynomial(z, -1.0 / 3, 1.0 / 5, -1.0 / 7, 1.0 / 9, -1.0 / 11, 1.0 / 13, -1.0 / 15, 1.0 / 17, -1.0 / 19,
-                                  1.0 / 21, -1.0 / 23, 1.0 / 25, -1.0 / 27, 1.0 / 29), u) + _mm256_and_pd(high, all(kPi / 4));
+  const D tail = polynomial(z, -1.0 / 3, 1.0 / 5, -1.0 / 7, 1.0 / 9, -1.0 / 11, 1.0 / 13, -1.0 / 15, 1.0 / 17, -1.0 / 19,
+                            1.0 / 21, -1.0 / 23, 1.0 / 25, -1.0 / 27, 1.0 / 29);
+  D found = fma(u * z, tail, u) + _mm256_and_pd(high, all(kPi / 4));
   found = select(above(ay, ax), all(kPi / 2) - found, found);
   found = select(negative(x), all(kPi) - found, found);
   return select(is<_CMP_UNORD_Q>(x, y), all(kNaN), with_sign(found, y));
@@ -192,8 +199,8 @@ D pow(D x, D y) {
 
 // W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev's series of log(erfc(z) / t) + z^2.
 D erfc_of_positive(D z) {
-  static const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
-                                  -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
+  static const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2,
+                                  -9.561514786808631e-3, -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
                                   -1.624290004647e-6, 1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8,
                                   6.529054439e-9, 5.059343495e-9, -9.91364156e-10, -2.27365122e-10, 9.6467911e-11};
   const D t = all(2) / (all(2) + z), twice = all(4) * t - all(2);
