@@ -31,10 +31,11 @@ class Cache {
 
   static void *take(size_t bytes) {
     const int c = size_class(bytes);
-    if (!ended_ && !mine().free_[c].empty()) {
-      void *block = mine().free_[c].back();
-      mine().free_[c].pop_back();
-      mine().bytes_ -= class_size(c);
+    Cache *cache = mine();
+    if (cache != nullptr && !cache->free_[c].empty()) {
+      void *block = cache->free_[c].back();
+      cache->free_[c].pop_back();
+      cache->bytes_ -= class_size(c);
       return block;
     }
     void *block = std::aligned_alloc(64, class_size(c));
@@ -44,10 +45,11 @@ class Cache {
 
   static void give(void *block, size_t bytes) {
     const int c = size_class(bytes);
-    if (ended_ || mine().bytes_ + class_size(c) > SOA_SHIM_CACHED_BYTES) return std::free(block);
+    Cache *cache = mine();
+    if (cache == nullptr || cache->bytes_ + class_size(c) > SOA_SHIM_CACHED_BYTES) return std::free(block);
     try {
-      mine().free_[c].push_back(block);
-      mine().bytes_ += class_size(c);
+      cache->free_[c].push_back(block);
+      cache->bytes_ += class_size(c);
     } catch (const std::bad_alloc &) {
       std::free(block);
     }
@@ -64,12 +66,12 @@ class Cache {
     const size_t bytes = (size_t{4} + (c + 3) % 4 + 1) << ((c + 3) / 4 + 3);
     return c == 0 ? 64 : (bytes + 63) / 64 * 64;
   }
-  static Cache &mine() {
+  static Cache *mine() {  // null once this thread has taken it down
     static thread_local Cache cache;
-    return cache;
+    return ended_ ? nullptr : &cache;
   }
 
-  static inline thread_local bool ended_ = false;  // also asked after this thread's cache is gone
+  static inline thread_local bool ended_ = false;
   std::vector<void *> free_[4 * 58];
   size_t bytes_ = 0;
 };
