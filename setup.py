@@ -33,7 +33,7 @@ shim = Extension(
     extra_compile_args=[
         "-std=c++17", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
     ],
-    extra_link_args=["-Wl,-soname,libsoa_shim.so"],
+    extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
     language="c++",
 )
 

@@ -119,8 +119,8 @@ SOA_SHIM(aoti_torch_cpu_convolution,
           Tensor **made), {
   const Tensor *added = bias != nullptr ? *bias : nullptr;
   require_float({input, weight});
-  require(input->dims >= 3 && input->dims <= 5 && weight->sizes[1] > 0 && transposed == 0,
-          "a convolution of this kind");
+  require(input->dims >= 3 && input->dims <= 5 && weight->sizes[1] > 0 && transposed == 0, "such a convolution");
+  require(input->dims < 5 || !(channels_last(input) || channels_last(weight)), "a volume in channels-last");
   if (added != nullptr) {
     require_float({added});
     require(added->strides[0] == 1 || added->sizes[0] == 1, "a bias with gaps");

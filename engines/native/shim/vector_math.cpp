@@ -97,8 +97,8 @@ D asinh(D x) {
   return with_sign(log1p(select(equal(a, all(kInf)), a, a + more)), x);
 }
 D acosh(D x) {
-  const D t = x - all(1);
-  return log1p(t + _mm256_sqrt_pd(fma(t, t, t + t)));
+  const D t = x - all(1), found = log1p(t + _mm256_sqrt_pd(fma(t, t, t + t)));
+  return select(above(all(1), x), all(kNaN), found);
 }
 D atanh(D x) {
   const D a = absolute(x);

@@ -79,7 +79,7 @@ def test_a_process_without_torch_gives_the_same_bits(standalone: Built) -> None:
     bare = alone(library, 4099)
     assert not bare["torch"]
     assert bare["total"] == pytest.approx(4099, rel=1e-5)  # probabilities
-    # Also where torch's functions are in the way, and where the C library sees an older processor.
+    # Also with torch's functions in the way, and where the C library sees an older processor.
     older = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA"}
     assert alone(library, 4099, "global") == {**bare, "torch": True}
     assert alone(library, 4099, **older) == bare

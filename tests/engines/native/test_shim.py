@@ -131,8 +131,8 @@ def test_convolutions(
     x = torch.randn([number(1, 3), groups * inner, *image], generator=draw)
     w = torch.randn([groups * outer, inner, *kernel], generator=draw)
     bias = torch.randn(groups * outer, generator=draw) if biased else None
-    if channels_last and nd > 1:
-        x = x.to(memory_format=torch.channels_last if nd == 2 else torch.channels_last_3d)
+    if channels_last and nd == 2:
+        x = x.to(memory_format=torch.channels_last)
     made, none = ctypes.c_void_p(), ctypes.c_void_p()
     with handles(shim, x, w, *([bias] if bias is not None else [])) as (image_of, weight, *plus):
         code = shim.aoti_torch_cpu_convolution(
