@@ -95,7 +95,7 @@ def test_it_takes_nothing_from_torch(standalone: Built) -> None:
     library = Symbols(standalone.files[NAME])
     assert "AOTInductorModelContainerRun" in library.defined
     assert {name for name in library.taken if name.startswith("aoti_")} <= Symbols(SHIM).defined
-    assert "libm.so.6" not in library.taken.values()
+    assert {n for n, file in library.taken.items() if file == "libm.so.6"} <= {"sqrtf"}  # exact
 
 
 class Gamma(nn.Module):
@@ -106,7 +106,7 @@ class Gamma(nn.Module):
 def test_what_needs_torch_is_named(tmp_path: Path) -> None:
     signature = building.mlp_signature()
     inputs = random_inputs(signature, 1, {})
-    captured = capture(Gamma().eval(), signature, inputs, tmp_path / "captured", "none")
+    captured = capture(Gamma().eval(), signature, inputs, tmp_path, "none")
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(EngineError, match="without torch: .*lgamma"):
