@@ -10,7 +10,8 @@ case of the reference is then validated through the tiles as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -28,6 +29,7 @@ _ROWS = 256
 _WORTH = 0.95  # of the time: a twentieth saved, or the artifact stays whole
 _AS_GOOD = 1.03  # of the fastest tile's time: then the smaller one, which more threads can share
 _SECONDS = 0.3
+_LONG_S = 0.1  # a call takes no longer while tiles are tried
 _MANY = 8 * TILES[-1]
 
 
@@ -38,15 +40,29 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
         return None
     (dim,) = session.signature.dims
     rows = session.signature.ranges[dim]
+    n = min(rows.max, _MANY)
+    whole = sizes[-1] if rows.unbounded else 0
+    seconds = _seconds(bound_call(tiled(session, whole), inputs, {dim: n}))
+    if seconds > _LONG_S:  # fewer rows will do: they fill any cache too
+        n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
+        sizes = tuple(tile for tile in sizes if 2 * tile <= n)
     runs = {
-        tile: bound_call(tiled(session, tile), inputs, {dim: min(rows.max, _MANY)})
-        for tile in (*sizes, *(() if rows.unbounded else (0,)))
+        tile: bound_call(tiled(session, tile), inputs, {dim: n})
+        for tile in dict.fromkeys((*sizes, whole))
     }
     times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
     best = min(times[tile] for tile in sizes)
     if best > _WORTH * times.get(0, math.inf):
         return None
     return min(tile for tile in sizes if times[tile] <= _AS_GOOD * best)
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    """Of a second call: the first one may be slower."""
+    call()
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:

@@ -25,6 +25,10 @@ _MOVES = frozenset(
     ]
 )  # fmt: skip
 
+_WITH_THE_GRAPH = 1 << 16
+"""Bytes of a tensor that stays in the graph's own file. The checker reads no values beside it, and
+needs those that say shapes, such as the sizes of a Split: 8 bytes for each output column."""
+
 
 def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
     """Write `file`, its weights beside it as `<file>.data`; returns its opset and IR version.
@@ -34,6 +38,7 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
     """
     with needs_extra("onnx", EngineError):
         import onnx
+        import onnx_ir
         import onnxscript  # noqa: F401 - torch's exporter needs it
     with quiet_torch():
         rewritten = returning_columns(load_program(program))
@@ -55,7 +60,12 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         _axes_from_the_front(exported.model.graph)
         described = [asdict(output) for output in rewritten.outputs]
         exported.model.metadata_props[OUTPUTS] = json.dumps(described)
-        exported.save(file, external_data=True)
+        onnx_ir.save(
+            exported.model,
+            file,
+            external_data=f"{file.name}.data",
+            size_threshold_bytes=_WITH_THE_GRAPH,
+        )
     try:
         onnx.checker.check_model(file, full_check=True)
     except onnx.checker.ValidationError as error:

@@ -34,11 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass
 class Work:
-    """Work in progress. `worked` names the steps that did any; empty if all was there."""
+    """Work in progress. `worked` has the steps that did any, each with its seconds."""
 
     cache: StageCache
     say: Say
-    worked: list[str] = field(default_factory=list)
+    worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
     """Whether a candidate failed for lack of time or memory: the next run tries it again."""
 
@@ -48,8 +48,8 @@ class Work:
         self.say(f"{name} …")
         begun = time.monotonic()
         yield
-        self.worked.append(name)
-        self.say(f"{name}: {time.monotonic() - begun:.1f} s")
+        self.worked[name] = round(time.monotonic() - begun, 1)
+        self.say(f"{name}: {self.worked[name]} s")
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,8 @@ def build_targets(
         at_work = {p: pool.submit(make, *p) for p in pairs if not engine(p[1]).times_code}
         found |= {pair: future.result() for pair, future in at_work.items()}
     found |= {pair: make(*pair) for pair in pairs if pair not in at_work}
-    made = {pair: _with_tile(work, captured, recipe, found[pair]) for pair in pairs}
+    tiles: dict[str, int] = {}
+    made = {pair: _with_tile(work, captured, recipe, found[pair], tiles) for pair in pairs}
     results: dict[str, TargetResult] = {}
     for device in dict.fromkeys(target.torch_device for target in targets):
         here = [target for target in targets if target.torch_device == device]
@@ -143,12 +144,19 @@ def _make(
     return _Made(target, parts, compiled, report, tile)
 
 
-def _with_tile(work: Work, captured: Capture, recipe: Recipe, made: _Made) -> _Made:
-    """With the tile that makes it fastest, where it is valid so."""
-    tiles = tiles_of(captured.signature)
-    if not made.report.valid or made.target.device != "cpu" or not tiles:
+def _with_tile(
+    work: Work, captured: Capture, recipe: Recipe, made: _Made, tiles: dict[str, int]
+) -> _Made:
+    """With the tile that makes it fastest, where it is valid so.
+
+    `tiles`, by engine: it is looked for on an engine's first level, and the others take it over.
+    """
+    if not made.report.valid or made.target.device != "cpu" or not tiles_of(captured.signature):
         return made
-    rows = _tile(work, captured, made.target, made.compiled, made.parts)
+    name = made.compiled.engine
+    if name not in tiles:
+        tiles[name] = _tile(work, captured, made.target, made.compiled, made.parts)
+    rows = tiles[name]
     if rows in (0, made.tile):
         return made
     valid = _validate(work, captured, made.target, recipe, made.compiled, made.parts, rows).valid
@@ -226,8 +234,6 @@ def _tile(
     work: Work, captured: Capture, target: Target, compiled: Compiled, parts: Mapping[str, Any]
 ) -> int:
     """The rows at a time with which a candidate is fastest; 0: all of them."""
-    if target.device != "cpu" or not tiles_of(captured.signature):
-        return 0
 
     def build(folder: Path) -> int:
         with work.step(f"tiles for {compiled.engine} on {target}"):

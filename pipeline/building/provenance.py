@@ -6,6 +6,7 @@ import hashlib
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -69,8 +70,11 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def provenance(config: Config, config_path: Path) -> Provenance:
-    """The record for a manifest; the source revision is that of the config's own repository."""
+def provenance(config: Config, config_path: Path, seconds: Mapping[str, float]) -> Provenance:
+    """The record for a manifest, with the seconds that each step of the run took.
+
+    The source revision is that of the config's own repository.
+    """
     folder = str(config_path.resolve().parent)
     commit = _output("git", "-C", folder, "rev-parse", "HEAD")
     status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
@@ -83,6 +87,7 @@ def provenance(config: Config, config_path: Path) -> Provenance:
         tools=tools(),
         host=host(),
         python=platform.python_version(),
+        seconds=dict(seconds),
     )
 
 

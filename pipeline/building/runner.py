@@ -161,7 +161,7 @@ def _build(
                 tolerances,
                 classifiers,
                 SessionSettings(**config.session.model_dump()),
-                provenance(config, path),
+                provenance(config, path, work.worked),
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.

@@ -188,6 +188,8 @@ class Provenance(Record):
     tools: dict[str, str] = Field(default_factory=dict)
     host: dict[str, str] = Field(default_factory=dict)
     python: str
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """What each step of the run took, of those whose result was not kept from an earlier run."""
 
 
 class Manifest(Record):

@@ -168,6 +168,24 @@ def test_rows_of_one_value_only(tmp_path: Path) -> None:
     assert facts_of(made)["copied_bytes_out_once"] == 37 * 3 * 4
 
 
+def test_more_columns_than_the_graph_has_room_for_beside_its_weights(tmp_path: Path) -> None:
+    """The sizes of a Split are 8 bytes a column, and the checker must be able to read them."""
+    names = tuple(f"value_{k}" for k in range(300))
+    signature = Signature.build(
+        {
+            "jets": Layout([column(name, "float32") for name in "abcdef"]),
+            "out": Layout([column(name, "float32") for name in names]),
+        },
+        [Block("x", "jets", tuple("abcdef"))],
+        [Block("y", "out", names)],
+        {"n": RowRange(0, 40)},
+    )
+    made = build(nn.Linear(6, 300), signature, tmp_path, ("onnxruntime",), route="none")
+    reference = Reference.load(made.capture.reference)
+    report = validate_session(made.session("onnxruntime"), "onnxruntime", reference, {"y": TIGHT})
+    assert report.reason is None
+
+
 class Softmax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.softmax(x[:, :3], dim=-1)
