@@ -6,7 +6,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 HEADERS = ("soa_runner", "artifact", "worker_pool", "cpu_level")
-SHIM = "engines.native.libsoa_shim"
+SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
+FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 class Build(build_ext):
@@ -17,27 +18,26 @@ class Build(build_ext):
         return super().get_ext_filename(fullname)
 
 
-runner = Extension(
-    "engines.native._native",
-    sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
-    depends=[f"engines/native/{name}.h" for name in HEADERS],
-    extra_compile_args=["-std=c++17", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra"],
-    libraries=["dl", "pthread"],
-    language="c++",
-)
-# What artifacts of `aoti-standalone` run on in place of torch; -ffp-contract: no bit is the compiler's choice.
-shim = Extension(
-    SHIM,
-    sources=[f"engines/native/shim/{n}.cpp" for n in ("tensors", "operators", "convolution", "product", "vector_math")],
-    depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
-    extra_compile_args=[
-        "-std=c++17", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra",
-    ],
-    extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
-    language="c++",
-)
+extensions = [
+    Extension(
+        "engines.native._native",
+        sources=["engines/native/soa_runner.cpp", "engines/native/module.cpp"],
+        depends=[f"engines/native/{name}.h" for name in HEADERS],
+        extra_compile_args=[*FLAGS, "-O2"],
+        libraries=["dl", "pthread"],
+        language="c++",
+    )
+]
+if platform.machine() == "x86_64":
+    # What runs in place of torch. -ffp-contract: the compiler has no say in the last bits.
+    shim = Extension(
+        "engines.native.libsoa_shim",
+        sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
+        depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
+        extra_compile_args=[*FLAGS, "-O3", "-mavx2", "-mfma", "-ffp-contract=off"],
+        extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
+        language="c++",
+    )
+    extensions.append(shim)
 
-setup(
-    cmdclass={"build_ext": Build},
-    ext_modules=[runner, *([shim] if platform.machine() == "x86_64" else [])],
-)
+setup(cmdclass={"build_ext": Build}, ext_modules=extensions)

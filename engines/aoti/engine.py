@@ -230,6 +230,7 @@ def _memory(tensor: torch.Tensor) -> bytes:
 @contextmanager
 def _products_of_no_rows() -> Iterator[None]:
     """Torch 2.13's own products divide by their blocks of rows: SIGFPE where there is no row."""
+    from torch._inductor import lowering  # noqa: F401  # first: the two import each other
     from torch._inductor.codegen import cpp_gemm_template as template
 
     text = template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK

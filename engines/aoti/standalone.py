@@ -19,7 +19,6 @@ from torch.export import ExportedProgram
 
 from engines.aoti.engine import TARGET, AotiEngine
 from engines.aoti.hoisting import hoist_linear
-from engines.aoti.symbols import Symbols
 from engines.base import Portable
 from engines.errors import EngineError
 from engines.exported import load_program
@@ -30,17 +29,13 @@ VERSION = 1
 """Of the shim that an artifact needs at least: `soa_shim_version` in shim/tensors.cpp."""
 
 _LEVELS = ("x86-64-v3", "x86-64-v4")
-_SYSTEM = ("libc.so.6", "libstdc++.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2")
-# Of the C library's mathematics, what is exact, and so the same on every processor.
-_EXACT = frozenset(
-    name + suffix
-    for name in (
-        "sqrt", "fma", "fmod", "remainder", "floor", "ceil", "trunc", "round", "rint", "nearbyint",
-        "lround", "lrint", "frexp", "ldexp", "scalbn", "modf", "fmin", "fmax", "nextafter",
-    )
-    for suffix in ("", "f")
+# The C library's functions whose last bits depend on the processor: the shim's own, or none.
+_FUNCTIONS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
+    "erfc", "exp", "exp10", "exp2", "expm1", "hypot", "j0", "j1", "lgamma", "log", "log10",
+    "log1p", "log2", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma", "y0", "y1",
 )  # fmt: skip
-_PROXY = "aoti_torch_proxy_executor_call_function"
+_MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -60,35 +55,38 @@ class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=F
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """As for `aoti`; EngineError names each operator that needs torch."""
+        """As for `aoti`; EngineError names what needs torch, with the model's line."""
         if target.device != "cpu" or target.arch not in _LEVELS:
             allowed = " and ".join(f"cpu/{level}" for level in _LEVELS)
             raise EngineError(f"aoti-standalone builds for {allowed}; found {target}")
         if not SHIM.is_file():
             raise EngineError(f"{SHIM} is missing: install soa-pipeline on an x86-64 host")
-        shim = Symbols(SHIM)
-        with TemporaryDirectory() as scratch, _written_out():
-            settings = {"aot_inductor.custom_op_libs": [_libraries(shim, Path(scratch))]}
-            files = super().compile(source, target, {**settings, **options}, out)
-        needs = _needs_torch(out, files, shim, source)
-        if needs:
-            for file in files:
-                (out / file).unlink()
-            raise EngineError(f"it cannot run without torch: {', '.join(needs)}")
+        try:
+            with TemporaryDirectory() as scratch, _written_out():
+                settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
+                files = super().compile(source, target, {**settings, **options}, out)
+        except Exception as error:  # torch has no type for what the linker says
+            missing = dict.fromkeys(_MISSING.findall(str(error)))
+            if not missing:
+                raise
+            program = load_program(source.program)
+            needs = ", ".join(_said(name, program) for name in missing)
+            raise EngineError(f"it cannot run without torch: {needs}") from error
         with (out / TARGET).open("a") as note:
             note.write(f"soa-shim {VERSION}\n")
         return files
 
 
-def _libraries(shim: Symbols, scratch: Path) -> str:
-    """What the linker gets after `-l`: the shim, for the C library's functions too.
+def _libraries(scratch: Path) -> str:
+    """What the linker gets after `-l`: the shim, also for the C library's functions.
 
-    One thread calls nothing of OpenMP's, so `libgomp` is asked for only where something does.
+    What neither the shim nor the system has is an error of the linker. OpenMP is not the system's:
+    one thread needs none of it.
     """
-    (scratch / "libgomp.so").write_text("INPUT(AS_NEEDED(libgomp.so.1))\n")
-    wrapped = [f"--wrap={name[7:]}" for name in sorted(shim.defined) if name.startswith("__wrap_")]
+    (scratch / "libgomp.so").write_text("INPUT(-lsoa_shim)\n")
     folders = [f"-L{shlex.quote(str(folder))}" for folder in (scratch, SHIM.parent)]
-    return " ".join(["soa_shim", *folders, ",".join(["-Wl", *wrapped])])
+    wrapped = [f"--wrap={name}{kind}" for name in _FUNCTIONS for kind in ("", "f")]
+    return " ".join(["soa_shim", *folders, ",".join(["-Wl,-z,defs", *wrapped])])
 
 
 @contextmanager
@@ -107,32 +105,13 @@ def _written_out() -> Iterator[None]:
         cache.preprocessing_fns.remove(own)
 
 
-def _needs_torch(out: Path, files: list[str], shim: Symbols, source: Portable) -> list[str]:
-    """What the library calls that neither the shim nor the system has in one form for all."""
-    missing = [
-        name
-        for name, library in Symbols(out / files[0]).taken.items()
-        if name not in shim.defined
-        and library not in _SYSTEM
-        and not (library == "libm.so.6" and name in _EXACT)
-    ]
-    if not missing:
-        return []
-    if _PROXY in missing:  # operators without a C function of their own
-        missing.remove(_PROXY)
-        text = "".join((out / file).read_text() for file in files if file.endswith(".json"))
-        missing += sorted(set(re.findall(r"torch\.ops\.\w+\.(\w+)", text))) or [_PROXY]
-    program = load_program(source.program)
-    return [_said(name, program) for name in missing]
-
-
 def _said(name: str, program: ExportedProgram) -> str:
     """A function, and the line of the model that asks for it where the program tells."""
     for node in program.graph.nodes:
         operator = re.match(r"\w+\.(\w+)", str(node.target))
         if node.op != "call_function" or operator is None:
             continue
-        if re.search(rf"(^|_){operator[1].strip('_')}(_|f\d|f?$)", name):
+        if re.search(rf"(^|_){operator[1].strip('_')}(_|[fd]\d|f?$)", name):
             places = _PLACE.findall(node.meta.get("stack_trace") or "")
             return f"{name} ({':'.join(places[-1])})" if places else f"{name} ({node.target})"
     return name

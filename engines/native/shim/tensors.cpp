@@ -226,8 +226,6 @@ SOA_EXPORT int32_t soa_shim_version() { return 1; }
 SOA_EXPORT int32_t aoti_torch_device_type_cpu() { return 0; }
 SOA_EXPORT int32_t aoti_torch_device_type_cuda() { return 1; }
 SOA_EXPORT int32_t aoti_torch_layout_strided() { return 0; }
-SOA_EXPORT int32_t aoti_torch_memory_format_contiguous_format() { return 0; }
-SOA_EXPORT uint64_t aoti_torch_abi_version() { return 0; }
 SOA_EXPORT bool aoti_torch_grad_mode_is_enabled() { return grad_mode; }
 SOA_EXPORT void aoti_torch_grad_mode_set_enabled(bool on) { grad_mode = on; }
 SOA_EXPORT size_t aoti_torch_dtype_element_size(int32_t dtype) { return static_cast<size_t>(item_size(dtype)); }
@@ -272,19 +270,11 @@ SOA_SHIM(aoti_torch_assign_tensors_out, (Tensor * self, Tensor **made),
 SOA_SHIM(aoti_torch__reinterpret_tensor,
          (Tensor * self, int64_t dims, const int64_t *sizes, const int64_t *strides, int64_t offset, Tensor **made),
          { *made = view(self, dims, sizes, strides, self->offset + offset); })
-SOA_SHIM(aoti_torch_as_strided, (Tensor * self, const int64_t *sizes, const int64_t *strides, Tensor **made),
-         { *made = view(self, self->dims, sizes, strides, self->offset); })
 SOA_SHIM(aoti_torch_clone, (Tensor * self, Tensor **made), {
   *made = dense(self, self->sizes, self->dtype);
   copy(*made, self);
 })
-SOA_SHIM(aoti_torch_clone_preserve_strides, (Tensor * self, Tensor **made), {
-  *made = empty(self->dims, self->sizes, self->strides, self->dtype);
-  copy(*made, self);
-})
 SOA_SHIM(aoti_torch_copy_, (Tensor * self, Tensor *from, int32_t), { copy(self, from); })
-SOA_SHIM(aoti_torch_zero_, (Tensor * self),
-         { std::memset(self->bytes(), 0, static_cast<size_t>(self->span() * item_size(self->dtype))); })
 SOA_SHIM(aoti_torch_get_data_ptr, (Tensor * self, void **found), { *found = self->bytes(); })
 
 #define SOA_GET(NAME, TYPE, VALUE) SOA_SHIM(aoti_torch_get_##NAME, (Tensor * self, TYPE *found), { *found = VALUE; })
@@ -296,6 +286,5 @@ SOA_GET(sizes, int64_t *, self->sizes)
 SOA_GET(strides, int64_t *, self->strides)
 SOA_GET(dtype, int32_t, self->dtype)
 SOA_GET(device_type, int32_t, (static_cast<void>(self), 0))
-SOA_GET(device_index, int32_t, (static_cast<void>(self), 0))
 SOA_SHIM(aoti_torch_get_size, (Tensor * self, int64_t dim, int64_t *found), { *found = self->sizes[dim]; })
 SOA_SHIM(aoti_torch_get_stride, (Tensor * self, int64_t dim, int64_t *found), { *found = self->strides[dim]; })

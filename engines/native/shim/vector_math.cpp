@@ -42,31 +42,45 @@ D polynomial(D x, double c, Rest... rest) {
   return fma(polynomial(x, rest...), x, all(c));
 }
 
-// exp(x), or exp(x) - 1; outside of ±700 as at the end, which float32 has as infinity and zero.
-template <bool kLessOne>
-D exponential(D x) {
-  x = _mm256_min_pd(all(700), _mm256_max_pd(all(-700), x));  // in this order NaN stays
-  const D n = round(x * all(1 / kLn2)), r = fma(n, all(-kLn2), x);
+// x = n log 2 + r: exp(r) - 1, and n.
+struct Power {
+  D less_one, n;
+};
+Power power(D x, double least, double most) {
+  x = _mm256_min_pd(all(most), _mm256_max_pd(all(least), x));  // in this order NaN stays
+  const D n = round(x * all(1 / kLn2)), r = fma(n, all(-2.3190468138462996e-17), fma(n, all(-kLn2), x));
   const D tail = polynomial(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-                            1.0 / 3628800);
-  const D power = (D)((I)(n + all(0x1p52 + 1023)) << 52);
-  return fma(fma(r * r, tail, r), power, kLessOne ? power - all(1) : power);
+                            1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
+  return {fma(r * r, tail, r), n};
 }
-D exp(D x) { return exponential<false>(x); }
-D expm1(D x) { return select(equal(x, all(0)), x, exponential<true>(x)); }
+D two_to(D n) { return (D)((I)(n + all(0x1p52 + 1023)) << 52); }
+D exp(D x) {
+  const Power p = power(x, -746, 711);
+  const D half = floor(p.n * all(0.5));
+  return (all(1) + p.less_one) * two_to(half) * two_to(p.n - half);
+}
+D expm1(D x) {
+  const Power p = power(x, -50, 700);
+  const D s = two_to(p.n), found = select(above(x, all(700)), exp(x), fma(p.less_one, s, s - all(1)));
+  return select(equal(x, all(0)), x, found);
+}
 D exp2(D x) { return exp(x * all(kLn2)); }
 
-D log(D x) {  // a float is a normal double
-  const I bits = (I)x;
+// As fdlibm's e_log.c, whose coefficients these are.
+D log(D x) {
+  const D tiny = above(all(0x1p-1022), x);
+  const I bits = (I)select(tiny, x * all(0x1p54), x);
   D m = (D)((bits & 0x000fffffffffffff) | 0x3ff0000000000000);
   const D high = above(m, all(1.4142135623730951));
   m = select(high, m * all(0.5), m);
   const D exponent = (D)(_mm256_srli_epi64(bits, 52) | 0x4330000000000000) - all(0x1p52 + 1023);
-  const D e = exponent + _mm256_and_pd(high, all(1));
-  const D s = (m - all(1)) / (m + all(1)), z = s * s;
-  const D series = polynomial(z, 2.0, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
-                              2.0 / 19);
-  D found = fma(e, all(kLn2), s * series);
+  const D e = exponent + _mm256_and_pd(high, all(1)) - _mm256_and_pd(tiny, all(54));
+  const D f = m - all(1), s = f / (all(2) + f), z = s * s, half = all(0.5) * f * f;
+  const D series = polynomial(z, 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01,
+                              2.222219843214978396e-01, 1.818357216161805012e-01, 1.531383769920937332e-01,
+                              1.479819860511658591e-01);
+  const D low = fma(e, all(1.90821492927058770002e-10), s * fma(z, series, half));
+  D found = fma(e, all(6.93147180369123816490e-01), f - (half - low));
   found = select(equal(x, all(0)), all(-kInf), found);
   found = select(equal(x, all(kInf)), x, found);
   return select(is<_CMP_GE_OQ>(x, all(0)), found, all(kNaN));
@@ -84,7 +98,7 @@ D tanh(D x) {
   return t / (t + all(2));
 }
 D sinh(D x) {
-  const D t = expm1(absolute(x));
+  const D t = expm1(_mm256_min_pd(all(200), absolute(x)));
   return with_sign((t + t / (t + all(1))) * all(0.5), x);
 }
 D cosh(D x) {
@@ -174,8 +188,10 @@ D atan2(D y, D x) {
   t = select(equal(large, all(0)), all(0), t);
   const D high = above(t, all(0.41421356237309503));
   const D u = select(high, (t - all(1)) / (t + all(1)), t), z = u * u;
-  const D tail = polynomial(z, -1.0 / 3, 1.0 / 5, -1.0 / 7, 1.0 / 9, -1.0 / 11, 1.0 / 13, -1.0 / 15, 1.0 / 17, -1.0 / 19,
-                            1.0 / 21, -1.0 / 23, 1.0 / 25, -1.0 / 27, 1.0 / 29);
+  const D tail = polynomial(z, -3.33333333333329318027e-01, 1.99999999998764832476e-01, -1.42857142725034663711e-01,
+                            1.11111104054623557880e-01, -9.09088713343650656196e-02, 7.69187620504482999495e-02,
+                            -6.66107313738753120669e-02, 5.83357013379057348645e-02, -4.97687799461593236017e-02,
+                            3.65315727442169155270e-02, -1.62858201153657823623e-02);  // of fdlibm's s_atan.c
   D found = fma(u * z, tail, u) + _mm256_and_pd(high, all(kPi / 4));
   found = select(above(ay, ax), all(kPi / 2) - found, found);
   found = select(negative(x), all(kPi) - found, found);
@@ -253,10 +269,10 @@ template <typename Function, typename... Values>
 float one(Function function, Values... x) {
   return static_cast<float>(function(all(static_cast<double>(x))...)[0]);
 }
-template <typename Function>
-F each(Function function, F a, F b) {
-  F found;
-  for (int i = 0; i < 8; ++i) found[i] = function(a[i], b[i]);
+template <typename V, typename Function>
+V each(Function function, V a, V b) {
+  V found;
+  for (size_t i = 0; i < sizeof(V) / sizeof(a[0]); ++i) found[i] = function(a[i], b[i]);
   return found;
 }
 
@@ -278,6 +294,15 @@ SOA_UNARY(asin, asinf8_u10) SOA_UNARY(acos, acosf8_u10) SOA_UNARY(atan, atanf8_u
 SOA_UNARY(erf, erff8_u10) SOA_UNARY(erfc, erfcf8_u15)
 SOA_BINARY(atan2, atan2f8_u10) SOA_BINARY(pow, powf8_u10) SOA_BINARY(hypot, hypotf8_u05)
 
+// Of double precision, those that need no more than this arithmetic.
+#define SOA_DOUBLE(NAME, SLEEF)                       \
+  SOA_EXPORT D Sleef_##SLEEF(D x) { return NAME(x); } \
+  SOA_EXPORT double __wrap_##NAME(double x) { return NAME(all(x))[0]; }
+SOA_DOUBLE(exp, expd4_u10) SOA_DOUBLE(expm1, expm1d4_u10) SOA_DOUBLE(log, logd4_u10) SOA_DOUBLE(log1p, log1pd4_u10)
+SOA_DOUBLE(tanh, tanhd4_u10) SOA_DOUBLE(atan, atand4_u10) SOA_DOUBLE(asin, asind4_u10) SOA_DOUBLE(acos, acosd4_u10)
+SOA_EXPORT D Sleef_atan2d4_u10(D y, D x) { return atan2(y, x); }
+SOA_EXPORT double __wrap_atan2(double y, double x) { return atan2(all(y), all(x))[0]; }
+
 SOA_EXPORT F Sleef_expf8_u10(F x) { return exp8(x); }
 SOA_EXPORT float __wrap_expf(float x) { return exp8(_mm256_set1_ps(x))[0]; }
 SOA_EXPORT void __wrap_sincosf(float x, float *sine_of, float *cosine_of) {
@@ -285,9 +310,10 @@ SOA_EXPORT void __wrap_sincosf(float x, float *sine_of, float *cosine_of) {
   *cosine_of = __wrap_cosf(x);
 }
 // Exact by definition, so that the C library's may be used.
-SOA_EXPORT F Sleef_fmodf8(F x, F y) { return each([](float a, float b) { return std::fmod(a, b); }, x, y); }
-SOA_EXPORT F Sleef_nextafterf8(F x, F y) { return each([](float a, float b) { return std::nextafter(a, b); }, x, y); }
-SOA_EXPORT F Sleef_copysignf8(F x, F y) { return each([](float a, float b) { return std::copysign(a, b); }, x, y); }
+#define SOA_EXACT(NAME)                                                                                              \
+  SOA_EXPORT F Sleef_##NAME##f8(F x, F y) { return each([](float a, float b) { return std::NAME(a, b); }, x, y); }   \
+  SOA_EXPORT D Sleef_##NAME##d4(D x, D y) { return each([](double a, double b) { return std::NAME(a, b); }, x, y); }
+SOA_EXACT(fmod) SOA_EXACT(nextafter) SOA_EXACT(copysign)
 
 float soa_shim::softmax(float *row, int64_t n, float scale, const float *mask, int64_t step) {
   constexpr float lowest = -std::numeric_limits<float>::infinity();

@@ -45,20 +45,22 @@ def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> 
     program = out / f"stress-{sanitizer or 'plain'}"
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
     flags += [f"-fsanitize={part}" for part in SANITIZERS[sanitizer]] if sanitizer else []
-    common = (compiler() or "g++", "-std=c++17", "-Wall", "-Wextra", *flags)
+    common: list[str | Path] = [compiler() or "g++", "-std=c++17", "-Wall", "-Wextra", *flags]
     if torch_free:
-        sources = [*NATIVE.joinpath("shim").glob("*.cpp"), "-DSOA_SHIM_CACHED_BYTES=4096"]
-        shim = ("-mavx2", "-mfma", "-ffp-contract=off", "-fPIC", "-shared", *sources)
-        named = ("-Wl,-soname,libsoa_shim.so", "-o", out / "libsoa_shim.so")
-        subprocess.run([*common, *shim, *named], check=True)
+        made = out / "libsoa_shim.so"
+        arithmetic = ("-mavx2", "-mfma", "-ffp-contract=off", "-DSOA_SHIM_CACHED_BYTES=4096")
+        library = ("-fPIC", "-shared", "-Wl,-soname,libsoa_shim.so", "-o", made)
+        sources = NATIVE.joinpath("shim").glob("*.cpp")
+        subprocess.run([*common, *arithmetic, *library, *sources], check=True)
         links: tuple[str, ...] = ()
     else:
         import torch
 
         folder = Path(torch.__file__).parent / "lib"
-        links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}")
-    sources = [f"-I{NATIVE}", HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program]
-    subprocess.run([*common, *sources, *links, "-ldl", "-pthread"], check=True)
+        links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10")
+        links += (f"-Wl,-rpath,{folder}",)
+    runner = (f"-I{NATIVE}", HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program)
+    subprocess.run([*common, *runner, *links, "-ldl", "-pthread"], check=True)
     return program
 
 

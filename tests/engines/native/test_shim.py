@@ -232,12 +232,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:
-    found = ulps.measured(programs, 100_003)
+    found = ulps.measured(programs, "ulps", "100003")
     assert len(found) == 24
     assert {name: error.wrong for name, error in found.items()} == dict.fromkeys(found, 0)
     worst = {name: error.ulps for name, error in found.items()}
     assert worst.pop("exp") <= 1.0
     assert max(worst.values()) <= 0.51
+
+
+def test_functions_of_double_precision(programs: Path) -> None:
+    worst = {name: error.ulps for name, error in ulps.measured(programs, "doubles").items()}
+    assert len(worst) == 9
+    assert max(worst.values()) <= 4
 
 
 def test_what_the_shim_cannot_do_is_an_error(shim: ctypes.CDLL, capfd: Any) -> None:

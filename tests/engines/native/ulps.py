@@ -1,4 +1,4 @@
-"""The errors of the shim's elementary functions on all 2^32 floats: `python -m tests.engines.native.ulps`.
+"""The errors of the shim's functions on all 2^32 floats: `python -m tests.engines.native.ulps`.
 
 Against the C library's double precision, whose own error is a billionth of what is measured. It
 takes half an hour on one core; docs/standalone.md has what it said.
@@ -34,11 +34,9 @@ def build(folder: Path) -> Path:
     return program
 
 
-def measured(program: Path, step: int) -> dict[str, Error]:
-    """Each function's error on every `step`-th float."""
-    done = subprocess.run(
-        [program, "ulps", str(step)], check=True, stdout=subprocess.PIPE, text=True
-    )
+def measured(program: Path, *words: str) -> dict[str, Error]:
+    """What the program says of each function: `ulps STEP`, or `doubles`."""
+    done = subprocess.run([program, *words], check=True, stdout=subprocess.PIPE, text=True)
     lines = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
     return {name: Error(float(ulps), int(wrong)) for name, ulps, _, _, wrong, *_ in lines}
 
