@@ -2,7 +2,8 @@
 
 End to end, from SoA columns to SoA columns: ours bound, against packing them into a row-major
 tensor, running the same model compiled by plain AOTInductor, and unpacking the answer. The times of
-`Session.bind`, of `Binding.rebind` and of another n are beside it.
+`Session.bind`, of `Binding.rebind` and of another n are beside it; and what it costs that the rows
+of a window begin where no column is aligned.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def main() -> None:
         session = made.session()
         panels.append(measure(made, session, compiled, sizes, seconds=1.0))
         shares.append(share_of_copies(made, session, compiled, 100_000, seconds=2.0))
+        shares += [cost_of_a_start(made, session, n, seconds=2.0) for n in (10, 1_000, 100_000)]
     print_panels(CAPTION, panels)
     print("\n".join(shares))
     save_plot("copies", CAPTION, panels)
@@ -81,6 +83,19 @@ def share_of_copies(made: Subject, session: Session, model: Model, n: int, secon
     )
     parts = ", ".join(f"{name} {microseconds(t.median_us)}" for name, t in timed.items())
     return f"{len(given.layout.columns)} columns, {n:,} rows: {parts}"
+
+
+def cost_of_a_start(made: Subject, session: Session, n: int, seconds: float) -> str:
+    """Windows that begin where every column is aligned to 128 bytes, or none is, in one line."""
+    given, written = made.collections(n + 33)
+    starts = {
+        f"from row {start}": session.bind(
+            given.window(start, start + n), written.window(start, start + n)
+        )
+        for start in (0, 32, 1, 33)
+    }
+    parts = [f"{name} {microseconds(t.median_us)}" for name, t in race(starts, seconds).items()]
+    return f"{len(given.layout.columns)} columns, {n:,} rows of more: {', '.join(parts)}"
 
 
 def _there_and_back(binding: Binding, n: int) -> None:

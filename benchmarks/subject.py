@@ -100,7 +100,8 @@ class Subject:
         return engine(name).open(file, device)
 
     def session(self, name: str = "aoti", device: torch.device = CPU, **options: Any) -> Session:
-        return Session(self.signature, self.executable(name, device, **options), device)
+        executable = self.executable(name, device, **options)
+        return Session(self.signature, executable, device, any_start=True)
 
     def collections(self, n: int) -> tuple[Collection, Collection]:
         """Of a model with one of each: n rows of the reference inputs, and output columns."""

@@ -27,7 +27,7 @@ from runtime.session import Session
 from soa.dtypes import numpy_dtype
 from soa.errors import CollectionError, SoaPipelineError
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, as_collection, to_numpy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,12 @@ class ColumnModel:
             {name: every[name] for name in signature.input_collections},
             {name: every[name] for name in signature.output_collections},
         )
-        return {field.name: _values(every[field.collection], field) for field in self._outputs}
+        return {
+            field.name: np.atleast_1d(
+                to_numpy(every[field.collection], [field.column.name])[field.column.name]
+            )
+            for field in self._outputs
+        }
 
 
 def _checked(field: Field, given: Mapping[str, Array]) -> Array:
@@ -171,37 +176,8 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
 
 
 def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collection:
-    """`arrays` as a collection, the other columns zero. A plain column is bound in place where the
-    layout has memory of its own for each and the array can be it; else there is a copy."""
-    made = Collection(layout, n)
-    in_place: dict[str, Any] = {}
-    for name, array in arrays.items():
-        aligned = array.ctypes.data % layout.alignment_of(name) == 0
-        apart = layout.storage == "columns" and layout[name].kind == "column"
-        if apart and aligned and array.flags.c_contiguous:
-            in_place[name] = array
-        else:
-            made.fill(name, array[0] if layout[name].kind == "scalar" else array)
-    if not in_place:
-        return made
-    own = {
-        member.name: [made.component(member.name, k) for k in range(member.components)]
-        for member in layout.columns
-    }
-    pieces = {c.name: own[c.name] if c.kind == "eigen" else own[c.name][0] for c in layout.columns}
-    # What is written is memory of our own, whatever the inputs are.
-    return Collection.from_columns(layout, pieces | in_place, n, readonly=False)
-
-
-def _values(collection: Collection, field: Field) -> Array:
-    """An output as NumPy: a view, but for an Eigen column whose components lie apart."""
-    column = field.column
-    if column.kind == "scalar":
-        return collection.component(column.name).numpy()
-    if column.kind == "column" or collection.buffer is not None:
-        return collection[column.name]
-    parts = [
-        collection.component(column.name, column.component_of(i)).numpy()
-        for i in range(column.components)
-    ]
-    return np.stack(parts, axis=1).reshape(field.shape(collection.n))
+    """`arrays` as a collection, in place where that can be, and the other columns zero."""
+    zeros = to_numpy(Collection(layout, n))
+    made = as_collection({**zeros, **arrays}, layout)
+    made.readonly = False  # what is written is memory of our own, whatever the inputs are
+    return made

@@ -81,22 +81,24 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
 
 
 def _session(opened: Opened, device: torch.device) -> Session:
-    executable, target, engine = open_here(opened, device)
+    executable, target, engine, any_start = open_here(opened, device)
     origin = opened.origin(target, engine)
     if opened.production:
-        return Session(opened.signature, executable, device, origin)
-    return checked(opened, executable, device, origin)
+        return Session(opened.signature, executable, device, origin, any_start)
+    return checked(opened, executable, device, origin, any_start)
 
 
 def checked(
-    opened: Opened, executable: Any, device: torch.device, origin: Origin
+    opened: Opened, executable: Any, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
     """Every answer is compared with that of the portable program on the same device."""
     from runtime.checked import CheckedSession  # it needs torch
 
     reference = open_program(opened, device)
     tolerances = recorded_tolerances(opened.bundle.manifest)
-    return CheckedSession(opened.signature, executable, reference, tolerances, device, origin)
+    return CheckedSession(
+        opened.signature, executable, reference, tolerances, device, origin, any_start
+    )
 
 
 def measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:

@@ -9,6 +9,7 @@ from .layout import Column as Column
 from .layout import Layout as Layout
 from .layout import column as column
 from .layout import eigen as eigen
+from .layout import opaque as opaque
 from .layout import scalar as scalar
 from .memory import Collection as Collection
 from .signature import Argument as Argument

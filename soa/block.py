@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from soa.dtypes import itemsize
+from soa.dtypes import DTYPES
 from soa.errors import BlockError, LayoutError
 from soa.layout import Layout
 
@@ -75,6 +75,12 @@ def plan_block(block: Block, layout: Layout) -> Plan:
         members = [layout[name] for name in block.columns]
     except LayoutError as error:
         raise BlockError(f"{where}, collection {block.collection!r}: {error}") from None
+    for member in members:
+        if member.dtype not in DTYPES:
+            raise BlockError(
+                f"{where} names {member.name!r}, which is {member.dtype}: that is carried in the "
+                f"collection, and no model gets it (models get {', '.join(DTYPES)})"
+            )
     scalars = [m.name for m in members if m.kind == "scalar"]
     if scalars and len(scalars) < len(members):
         raise BlockError(
@@ -100,10 +106,11 @@ def plan_block(block: Block, layout: Layout) -> Plan:
 
 def _model_dtype(block: Block, dtypes: list[str]) -> str:
     if block.dtype is not None:
-        try:
-            itemsize(block.dtype)
-        except LayoutError as error:
-            raise BlockError(f"block {block.name!r}: {error}") from None
+        if block.dtype not in DTYPES:
+            raise BlockError(
+                f"block {block.name!r}: unknown dtype {block.dtype!r}: use one of "
+                f"{', '.join(DTYPES)}"
+            )
         return block.dtype
     if len(set(dtypes)) > 1:
         raise BlockError(

@@ -8,12 +8,15 @@ One record a line, fields separated by one space::
     column COLLECTION NAME DTYPE ITEMSIZE KIND COMPONENTS
     argument KIND ROWS DTYPE COLLECTION COLUMN COMPONENT COUNT ROLE
     tile ROWS KINDS LIMIT
+    windows any
 
 KIND of a column is column, scalar or eigen; of an argument carrier, matrix, column or scalar. A
 carrier's COLLECTION and COLUMN are `-`. Columns come in the order of the layout, arguments in that
 of the artifact. STORAGE is buffer or columns; where all are buffers it is left out, and the first
 line is `soa-arguments 1`: programs that were built before there were two read that. `tile` is there
 where a run goes over so many rows at a time, see soa_call_tile; LIMIT is the largest n then.
+`windows any` is there where windows of larger collections may begin at any row; else they begin
+where every column is aligned. Programs that were built before there was such a line leave it aside.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from soa.dtypes import itemsize
 from soa.signature import Signature
 
 
-def describe(signature: Signature, tile: int | None = None) -> str:
+def describe(signature: Signature, tile: int | None = None, windows: bool = False) -> str:
     """The lines, the last with its end."""
     buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
     lines = [f"soa-arguments {1 if buffers else 2}"]
@@ -43,4 +46,6 @@ def describe(signature: Signature, tile: int | None = None) -> str:
     if tile is not None:
         limit = max(rows.limit for rows in signature.ranges.values())
         lines.append(f"tile {tile} {signature.tile_kinds} {limit}")
+    if windows:
+        lines.append("windows any")
     return "\n".join(lines) + "\n"

@@ -1,10 +1,13 @@
 """The element types of a column, by the names that torch and NumPy share.
 
-Enumerations in CMSSW are stored as their underlying integer type; use that integer here.
+Enumerations in CMSSW are stored as their underlying integer type; use that integer here. A model
+gets those of `DTYPES`. `uint64`, and `opaque12` (12 bytes that nothing here looks into: a struct, a
+std::array), are laid out and carried only.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,14 +33,26 @@ _BYTES = {
 }
 
 DTYPES: tuple[str, ...] = tuple(_BYTES)
+_LARGEST_OPAQUE = 1 << 24
 
 
 def itemsize(name: str) -> int:
     """Bytes of one element; LayoutError for a name that is no dtype of a column."""
-    try:
+    if name in _BYTES:
         return _BYTES[name]
-    except KeyError:
-        raise LayoutError(f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}") from None
+    if name == "uint64":
+        return 8
+    found = re.fullmatch(r"opaque([1-9][0-9]{0,7})", name)
+    if found and int(found[1]) <= _LARGEST_OPAQUE:
+        return int(found[1])
+    raise LayoutError(
+        f"unknown dtype {name!r}: use one of {', '.join(DTYPES)}; or, where no model gets it, "
+        f"uint64 or opaque<bytes>, of up to {_LARGEST_OPAQUE} bytes"
+    )
+
+
+def is_opaque(name: str) -> bool:
+    return name.startswith("opaque")
 
 
 def is_float(name: str) -> bool:
@@ -49,6 +64,8 @@ def torch_dtype(name: str) -> torch.dtype:
     import torch
 
     itemsize(name)
+    if is_opaque(name):
+        raise LayoutError(f"torch has no {name}: look at its bytes")
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -57,5 +74,12 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of the same bytes; NumPy has no bfloat16."""
     if name == "bfloat16":
         raise LayoutError("NumPy has no bfloat16: take the column as a torch tensor, .tensor(name)")
-    itemsize(name)
-    return np.dtype(name)
+    size = itemsize(name)
+    return np.dtype(f"V{size}" if is_opaque(name) else name)
+
+
+def dtype_name(dtype: object) -> str:
+    """Our name of a dtype of NumPy or torch; its own one where no column has it, such as `>f4`."""
+    if isinstance(dtype, np.dtype) and dtype.kind == "V" and dtype.subdtype is None:
+        return f"opaque{dtype.itemsize}"
+    return str(dtype).removeprefix("torch.")

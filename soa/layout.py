@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from soa.dtypes import itemsize
+from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
 from soa.options import known_options
 
@@ -64,6 +64,8 @@ class Column:
         except LayoutError as error:
             raise LayoutError(f"column {self.name!r}: {error}") from None
         if self.kind == "eigen":
+            if is_opaque(self.dtype):
+                raise LayoutError(f"Eigen column {self.name!r} is {self.dtype}: it holds numbers")
             if not 1 <= len(self.shape) <= 2 or any(
                 type(extent) is not int or extent < 1 for extent in self.shape
             ):
@@ -78,6 +80,11 @@ class Column:
                 )
         elif self.shape:
             raise LayoutError(f"{self.kind} {self.name!r} has no shape, found {list(self.shape)}")
+
+    @property
+    def own_alignment(self) -> int:
+        """Bytes that one element asks for; what is opaque asks for nothing."""
+        return 1 if is_opaque(self.dtype) else itemsize(self.dtype)
 
     @property
     def components(self) -> int:
@@ -97,6 +104,12 @@ class Column:
 def column(name: str, dtype: str) -> Column:
     """A plain column: one value per element (`SOA_COLUMN`)."""
     return Column(_named(name), dtype)
+
+
+@known_options()
+def opaque(name: str, nbytes: int) -> Column:
+    """`nbytes` bytes per element that no model gets: a struct, a std::array."""
+    return Column(_named(name), f"opaque{nbytes}")
 
 
 @known_options()
@@ -121,9 +134,10 @@ def _named(name: str) -> str:
 class Layout:
     """Ordered columns and their alignment in bytes.
 
-    `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column;
-    `columns`, each physical column in memory of its own, as in Arrow. There a column whose elements
-    are larger than the alignment is aligned to its element: 1 asks for no more than that.
+    `storage` says who allocates: `buffer`, one CMSSW-compatible buffer that holds every column,
+    aligned to 128 unless said otherwise; `columns`, each physical column in memory of its own, as
+    in Arrow. There a column whose elements are larger than the alignment is aligned to its element:
+    1, the default, asks for no more than that.
     """
 
     columns: tuple[Column, ...]
@@ -133,9 +147,11 @@ class Layout:
     def __init__(
         self,
         columns: Iterable[Column],
-        alignment: int = DEFAULT_ALIGNMENT,
+        alignment: int | None = None,
         storage: Storage = "buffer",
     ) -> None:
+        if alignment is None:
+            alignment = 1 if storage == "columns" else DEFAULT_ALIGNMENT
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "alignment", alignment)
         object.__setattr__(self, "storage", storage)
@@ -157,14 +173,19 @@ class Layout:
             raise LayoutError(
                 f"alignment {self.alignment} is not a power of two up to {_LARGEST_ALIGNMENT}"
             )
-        widest = max(self.columns, key=lambda c: itemsize(c.dtype))
-        if self.storage == "buffer" and self.alignment < itemsize(widest.dtype):
+        widest = max(self.columns, key=lambda c: c.own_alignment)
+        if self.storage == "buffer" and self.alignment < widest.own_alignment:
             raise LayoutError(
                 f"alignment {self.alignment} is smaller than one element of "
                 f"{widest.name!r} ({widest.dtype}, {itemsize(widest.dtype)} bytes)"
             )
         if self.storage not in ("buffer", "columns"):
             raise LayoutError(f"storage {self.storage!r} is neither 'buffer' nor 'columns'")
+
+    @cached_property
+    def numbers(self) -> tuple[Column, ...]:
+        """The members that a model may get: the others are carried only."""
+        return tuple(c for c in self.columns if c.dtype in DTYPES)
 
     @cached_property
     def by_name(self) -> Mapping[str, Column]:
@@ -179,7 +200,12 @@ class Layout:
 
     def alignment_of(self, name: str) -> int:
         """Bytes that a column's address is a multiple of."""
-        return max(self.alignment, itemsize(self[name].dtype))
+        return max(self.alignment, self[name].own_alignment)
+
+    @cached_property
+    def row_step(self) -> int:
+        """Rows from one to the next at which every number is aligned as the first row is."""
+        return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
 
     def pitch(self, name: str, n: int) -> int:
         """Bytes from the start of one component of a column to the next, for n elements."""

@@ -205,7 +205,8 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
             shutil.copy2(compiled.folder / file, out / file)
     # What programs without Python read, beside every native library.
     for place in {library.parent for library in folder.glob("*/*.so")}:
-        text = describe(signature, result.tiles.get(place.name))
+        name = place.name
+        text = describe(signature, result.tiles.get(name), result.reports[name].windows)
         (place / "arguments.txt").write_text(text)
 
 
@@ -239,6 +240,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             compile_seconds=round(compiled.seconds, 3),
             facts=compiled.facts,
             tile=result.tiles.get(engine_name),
+            windows=report.windows,
             worst={
                 output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
                 for output, d in report.worst.items()

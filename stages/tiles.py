@@ -108,7 +108,7 @@ def _answers(session: Session, inputs: Columns, rows: Sequence[int]) -> dict[str
     index = torch.tensor(rows)
     given = {name: Collection(signature.layouts[name], len(rows)) for name in inputs}
     for name, collection in given.items():
-        for column in collection.layout.columns:
+        for column in collection.layout.numbers:
             values = inputs[name][column.name]
             collection.fill(column.name, values if column.kind == "scalar" else values[index])
     written = {

@@ -4,7 +4,9 @@ Each case runs the artifact as production does: bound to collections, outputs wr
 Memory is poisoned beforehand (padding and outputs, with patterns that differ between runs), so that
 an element never written, a byte written outside the rows in use, an input that changes, or an
 answer that depends on padding shows. On a CPU the memory also lies between pages that nobody may
-touch: an artifact that reads past an end is killed, in the child process that validates it.
+touch: an artifact that reads past an end is killed, in the child process that validates it. Then
+the rows are those of larger collections, from odd ones on: where that gives no right answers, it is
+refused if a layout asks for no more than an element's alignment, else windows like that are.
 """
 
 from __future__ import annotations
@@ -56,6 +58,9 @@ _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 
 
+NOT_TRIED = "not tried"
+
+
 @dataclass(frozen=True)
 class CaseReport:
     """One size: every output against the reference, and what else went wrong."""
@@ -63,6 +68,8 @@ class CaseReport:
     rows: Case
     outputs: dict[str, Deviation]
     faults: tuple[str, ...]
+    window: str = NOT_TRIED
+    """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,13 @@ class ValidationReport:
     worst: dict[str, Deviation] = field(default_factory=dict)
     seconds: float = 0.0
     unverified: bool = False
+    window: str = NOT_TRIED
+    """Why windows that begin at any row are not to be bound; empty where they may."""
+
+    @property
+    def windows(self) -> bool:
+        """Whether windows that begin at any row may be bound."""
+        return self.valid and not self.window
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -204,7 +218,7 @@ def validate_here(
         else:
             inputs = read_set(kept, Path(reference))
             report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
-    if keep_memory and out_of_memory(RuntimeError(report.reason)):
+    if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
         raise MemoryError(report.reason)
     return report.to_dict()
 
@@ -270,7 +284,10 @@ def _judged(
     worst = {output: combine(parts) for output, parts in found.items() if parts}
     reason = _verdict(cases, tolerances)
     seconds = time.monotonic() - begun
-    return ValidationReport(name, reason is None, reason, tuple(cases), worst, seconds)
+    window = next((case.window for case in cases if case.window), "")
+    return ValidationReport(
+        name, reason is None, reason, tuple(cases), worst, seconds, window=window
+    )
 
 
 def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> str | None:
@@ -318,19 +335,36 @@ def _validate_case(
         faults.append("two runs on the same memory give different answers")
     elif not _equal_bits(first, other):
         faults.append(_why_poison_shows(session, inputs, case, first))
-    deviations: dict[str, Deviation] = {}
-    for bound in signature.outputs:
-        parts = [
-            compare(
+
+    def compared(run: _Run) -> dict[str, Deviation]:
+        return {
+            bound.name: compare(
                 run.outputs[bound.name],
                 expected[bound.name].reshape(bound.shape(case[bound.rows])),
                 tolerances[bound.name],
                 bound.name in classifiers,
             )
-            for run in (first, roomy)
-        ]
-        deviations[bound.name] = max(parts, key=lambda d: (d.outside, d.max_abs))
-    return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+            for bound in signature.outputs
+        }
+
+    parts = [compared(first), compared(roomy)]
+    deviations = {
+        bound.name: max((p[bound.name] for p in parts), key=lambda d: (d.outside, d.max_abs))
+        for bound in signature.outputs
+    }
+    if faults:  # what writes elsewhere is not let loose on memory that ends elsewhere
+        return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
+    try:
+        free = Session(signature, session.executable, session.device, any_start=True)
+        moved = _run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
+        found = CaseReport(case, compared(moved), tuple(moved.faults))
+    except Exception as error:
+        said = f"{type(error).__name__}: {first_line(error)}"
+        found = CaseReport(case, {}, (f"the artifact failed: {said}",))
+    window = _verdict([found], tolerances) or ""
+    promised = any(layout.row_step == 1 for layout in signature.layouts.values())
+    refused = (f"from an odd row of larger collections on: {window}",) if window else ()
+    return CaseReport(case, deviations, refused if promised else (), window)
 
 
 @dataclass(frozen=True)
@@ -347,31 +381,47 @@ def _run(
     poison: int,
     spare: int = 0,
     guard: Side | None = None,
+    moved: bool = False,
 ) -> _Run:
-    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`."""
+    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`.
+
+    `moved`: on rows of larger collections, from another odd row on in each. Separate columns then
+    begin an odd number of elements behind a page; of a buffer the last row's pitch reaches into a
+    page that nobody may touch.
+    """
     signature = session.signature
+    starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
+
+    def memory(name: str, pattern: int, device: str) -> Collection:
+        layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
+        side = guard
+        if moved:
+            side = "back" if layout.storage == "buffer" else "front"
+        return poisoned(layout, n, n + spare, pattern, device, side)
+
+    def rows(name: str, collection: Collection) -> Collection:
+        return collection.window(starts[name], collection.n) if moved else collection
+
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
-        n = case[signature.rows_of[name]]
-        collection = poisoned(signature.layouts[name], n, n + spare, pad, guard=guard)
-        for column in collection.layout.columns:
-            collection.fill(column.name, inputs[name][column.name])
-        _poison_outputs(signature, name, collection, poison)
-        given[name] = collection if session.device.type == "cpu" else collection.to(session.device)
-    written: dict[str, Collection] = {}
-    for name in signature.output_collections:
-        n = case[signature.rows_of[name]]
-        written[name] = given.get(name) or poisoned(
-            signature.layouts[name], n, n + spare, poison, session.device, guard
-        )
-    before = {name: snapshot(c) for name, c in {**given, **written}.items()}
+        whole = memory(name, pad, "cpu")
+        for column in whole.layout.numbers:
+            rows(name, whole).fill(column.name, inputs[name][column.name])
+        _poison_outputs(signature, name, whole, poison)
+        there = whole if session.device.type == "cpu" else whole.to(session.device)
+        given[name] = rows(name, there)
+    written = {
+        name: given.get(name) or rows(name, memory(name, poison, session.device))
+        for name in signature.output_collections
+    }
+    before = {name: snapshot(c.whole) for name, c in {**given, **written}.items()}
     session.run(given, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
     faults = [
         f"the artifact changed its input collection {name!r}"
         for name, collection in given.items()
-        if name not in written and not same_bytes(before[name], collection)
+        if name not in written and not same_bytes(before[name], collection.whole)
     ]
     faults += [
         f"the artifact wrote outside its columns or rows in collection {name!r}"

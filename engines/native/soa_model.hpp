@@ -8,6 +8,7 @@
 // A buffer is laid out as CMSSW's GENERATE_SOA_LAYOUT lays it out; model.layout("jets") says where
 // each column lies. Where the layout's storage is "columns", as of Arrow's, each has its own memory:
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
+// Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}.
 // Memory stays the caller's. Mistakes are soa::Error with one line each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
@@ -36,6 +37,9 @@ class Error : public std::runtime_error {
 struct Column {
   std::string name, dtype, kind;
   std::size_t itemsize = 0, components = 1;
+
+  // Whether no model gets it: a struct, or a std::array. Such an element asks for no alignment.
+  bool opaque() const { return dtype.compare(0, 6, "opaque") == 0; }
 };
 
 // The byte layout of one collection. storage is "buffer" or "columns"; offset and nbytes are a
@@ -47,7 +51,18 @@ class Layout {
   std::string rows, storage = "buffer";
 
   // Bytes that a separate column's address is a multiple of.
-  std::size_t alignment_of(const Column &column) const { return std::max(alignment, column.itemsize); }
+  std::size_t alignment_of(const Column &column) const {
+    return column.opaque() ? alignment : std::max(alignment, column.itemsize);
+  }
+
+  // Rows from one to the next at which every column is aligned as the first row is.
+  std::size_t row_step() const {
+    std::size_t step = 1;
+    for (const Column &column : columns) {
+      if (!column.opaque()) step = std::max(step, alignment_of(column) / column.itemsize);
+    }
+    return step;
+  }
 
   // Bytes from one component of a column to the next.
   std::size_t pitch(const Column &column, std::size_t n) const {
@@ -86,17 +101,19 @@ class Layout {
 using Columns = std::map<std::string, std::vector<void *>>;
 
 // A collection's memory, a buffer or separate columns: `capacity` elements (that is what a buffer's
-// column pitch follows from; -1: n), of which n are in use.
+// column pitch follows from; -1: n), of which the n from `first` on are in use.
 struct Memory {
-  Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1)
-      : collection(std::move(name)), data(buffer), n(rows), capacity(room) {}
-  Memory(std::string name, Columns separate, std::int64_t rows, std::int64_t room = -1)
-      : collection(std::move(name)), columns(std::move(separate)), n(rows), capacity(room) {}
+  Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1,
+         std::int64_t first_row = 0)
+      : collection(std::move(name)), data(buffer), n(rows), capacity(room), first(first_row) {}
+  Memory(std::string name, Columns separate, std::int64_t rows, std::int64_t room = -1,
+         std::int64_t first_row = 0)
+      : collection(std::move(name)), columns(std::move(separate)), n(rows), capacity(room), first(first_row) {}
 
   std::string collection;
   void *data = nullptr;
   Columns columns;
-  std::int64_t n, capacity;
+  std::int64_t n, capacity, first;
 };
 
 namespace detail {
@@ -117,6 +134,7 @@ struct State {
   std::int64_t tile = 0;  // rows at a time
   std::string kinds;
   int threads = 1;  // which share the tiles
+  bool any_first = false;  // whether windows may begin at any row
   std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
 };
 
@@ -170,6 +188,8 @@ inline void read_description(const std::filesystem::path &file, State &state) {
         }
         rows.max = limit;
       }
+    } else if (word == "windows") {
+      state.any_first = true;
     }
     if (fields.fail()) throw Error(file.string() + ": cannot read: " + line);
   }
@@ -191,7 +211,7 @@ class Binding {
   void resize(std::int64_t n, const std::string &dim = "n") {
     for (Memory &memory : memory_) {
       if (state_->layouts.at(memory.collection).rows == dim) {
-        if (n > memory.capacity) throw Error("'" + memory.collection + "' has no room for that n");
+        if (n > memory.capacity - memory.first) throw Error("'" + memory.collection + "' has no room for that n");
       }
     }
     check_rows(dim, n);
@@ -221,9 +241,17 @@ class Binding {
     for (Memory &given : memory_) {
       const auto found = state_->layouts.find(given.collection);
       if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'");
-      if (given.capacity < 0) given.capacity = given.n;
-      if (given.n > given.capacity) throw Error("'" + given.collection + "': n above its capacity");
+      if (given.capacity < 0) given.capacity = given.first + given.n;
+      if (given.first < 0 || given.n > given.capacity - given.first) {
+        throw Error("'" + given.collection + "': n above its capacity");
+      }
       const Layout &layout = found->second;
+      const auto step = static_cast<std::int64_t>(layout.row_step());
+      if (given.first % step != 0 && !state_->any_first) {
+        throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) +
+                    " on, and the artifact was not validated on such: begin at a multiple of " +
+                    std::to_string(step));
+      }
       check_memory(given, layout);
       const auto [rows, first] = rows_.emplace(layout.rows, given.n);
       if (!first && rows->second != given.n) {
@@ -317,6 +345,9 @@ class Binding {
                     argument.component * pitch;
     } else {
       tensor.data = memory.columns.at(argument.column).at(argument.component);
+    }
+    if (argument.kind != "scalar" && tensor.data != nullptr) {
+      tensor.data = static_cast<char *>(tensor.data) + memory.first * static_cast<std::int64_t>(column.itemsize);
     }
     if (argument.kind == "matrix") {
       tensor.sizes[0] = static_cast<std::int64_t>(argument.count);

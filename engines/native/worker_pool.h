@@ -2,6 +2,9 @@
 #ifndef SOA_WORKER_POOL_H
 #define SOA_WORKER_POOL_H
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -26,8 +29,9 @@ class WorkerPool {
   // In the child of a fork, which has no workers: the next instance is another one.
   static void forget() { pool_ = nullptr; }
 
-  // Run `work` on up to `helpers` workers and on this thread; returns when all are done. Work that is
-  // part of such work gets no workers of its own.
+  // Run `work` on up to `helpers` workers and on this thread; returns when all that began are done: each
+  // call of `work` must go on until nothing is left to do. Work that is part of such work gets no
+  // workers of its own.
   void run(int helpers, const std::function<void()> &work) {
     if (helpers < 1 || at_work_) return work();
     std::unique_lock<std::mutex> turn(turns_);  // one job at a time
@@ -38,14 +42,15 @@ class WorkerPool {
       }
       work_ = &work;
       wanted_ = helpers;
-      running_ = helpers;
       ++job_;
+      send_elsewhere();
     }
     start_.notify_all();
     at_work_ = true;
     work();
     at_work_ = false;
     std::unique_lock<std::mutex> lock(mutex_);
+    wanted_ = 0;  // a worker that wakes up only now finds nothing left to do
     done_.wait(lock, [this] { return running_ == 0; });
     work_ = nullptr;
   }
@@ -53,6 +58,18 @@ class WorkerPool {
  private:
   static inline std::atomic<WorkerPool *> pool_{nullptr};
   static inline thread_local bool at_work_ = false;
+
+  // A thread that wakes up may be put on the processor of the one that woke it, though another is idle: in
+  // a virtual machine an idle processor counts as taken away. The two would then take turns on one. So the
+  // helpers may run where the caller may, except on the processor where it is now.
+  void send_elsewhere() {
+    cpu_set_t others;
+    const int here = sched_getcpu();
+    if (here < 0 || sched_getaffinity(0, sizeof others, &others) != 0) return;
+    CPU_CLR(here, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    for (int i = 0; i < wanted_; ++i) pthread_setaffinity_np(workers_[i].native_handle(), sizeof others, &others);
+  }
 
   void loop(size_t id) {
     at_work_ = true;
@@ -63,6 +80,7 @@ class WorkerPool {
       seen = job_;
       if (static_cast<int>(id) >= wanted_) continue;
       const std::function<void()> *work = work_;
+      ++running_;
       lock.unlock();
       (*work)();
       lock.lock();

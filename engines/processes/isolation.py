@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY, out_of_memory
-from engines.processes.warm import begin, give_back, kill, stopped
+from engines.processes.warm import begin, end_jobs, give_back, kill, stops_with
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -88,16 +88,15 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
 
     An exception here, as Ctrl-C, kills what they are at.
     """
-    threads: set[int] = set()
+    stop = threading.Event()
     pool = ThreadPoolExecutor(
-        min(len(os.sched_getaffinity(0)), 4),
-        initializer=lambda: threads.add(threading.get_ident()),
+        min(len(os.sched_getaffinity(0)), 4), initializer=lambda: stops_with(stop)
     )
     try:
         yield pool
-    except BaseException:
-        with stopped(threads):
-            pool.shutdown(cancel_futures=True)
+    except BaseException:  # which may come while a thread is started, that the pool then forgets
+        end_jobs(stop)
+        pool.shutdown(cancel_futures=True)
         raise
     pool.shutdown()
 

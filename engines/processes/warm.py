@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +90,8 @@ class Warm:
 
 
 _idle: list[Warm] = []
-_busy: dict[Warm, int] = {}  # with the thread that waits for it
-_stopped: set[int] = set()  # threads that may begin no job
+_busy: dict[Warm, threading.Event | None] = {}  # with what stops the thread that waits for it
+_thread = threading.local()
 
 
 def begin(job: Mapping[str, Any]) -> Warm:
@@ -111,8 +111,8 @@ def begin(job: Mapping[str, Any]) -> Warm:
     else:
         warm = Warm(environment)
         warm.begin(job)
-    _busy[warm] = threading.get_ident()
-    if threading.get_ident() in _stopped:  # asked last: no process comes between
+    _busy[warm] = stop = getattr(_thread, "stop", None)
+    if stop is not None and stop.is_set():  # asked last: no process comes between
         kill(warm)
         raise RuntimeError("stopped with all that ran side by side")
     return warm
@@ -131,17 +131,17 @@ def kill(warm: Warm) -> None:
     warm.end()
 
 
-@contextlib.contextmanager
-def stopped(threads: Collection[int]) -> Iterator[None]:
-    """Kill the jobs for which these threads wait; inside, they begin no other."""
-    _stopped.update(threads)
-    for warm, thread in list(_busy.items()):
-        if thread in threads:
+def stops_with(stop: threading.Event) -> None:
+    """From now on this thread's jobs end with `end_jobs(stop)`."""
+    _thread.stop = stop
+
+
+def end_jobs(stop: threading.Event) -> None:
+    """Kill the jobs of the threads that stop with it; they begin no other."""
+    stop.set()
+    for warm, theirs in list(_busy.items()):
+        if theirs is stop:
             warm.kill()
-    try:
-        yield
-    finally:
-        _stopped.difference_update(threads)
 
 
 def _end_all() -> None:

@@ -159,8 +159,10 @@ def _with_tile(
     rows = tiles[name]
     if rows in (0, made.tile):
         return made
-    valid = _validate(work, captured, made.target, recipe, made.compiled, made.parts, rows).valid
-    return replace(made, tile=rows) if valid else made
+    again = _validate(work, captured, made.target, recipe, made.compiled, made.parts, rows)
+    if not again.valid:
+        return made
+    return replace(made, tile=rows, report=replace(made.report, window=again.window))
 
 
 def _compile(

@@ -70,11 +70,15 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def provenance(config: Config, config_path: Path, seconds: Mapping[str, float]) -> Provenance:
-    """The record for a manifest, with the seconds that each step of the run took.
+def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
+    """The record for a manifest; `steps` are those of the run, with the seconds that each took.
 
     The source revision is that of the config's own repository.
     """
+    seconds: dict[str, float] = {}
+    for step, took in steps.items():
+        stage = step.partition(" ")[0]
+        seconds[stage] = seconds.get(stage, 0.0) + took
     folder = str(config_path.resolve().parent)
     commit = _output("git", "-C", folder, "rev-parse", "HEAD")
     status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
@@ -87,7 +91,7 @@ def provenance(config: Config, config_path: Path, seconds: Mapping[str, float]) 
         tools=tools(),
         host=host(),
         python=platform.python_version(),
-        seconds=dict(seconds),
+        seconds=seconds,
     )
 
 

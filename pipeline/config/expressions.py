@@ -36,7 +36,7 @@ def check_preprocess(
 ) -> Iterator[Problem]:
     """Every contradiction of one block's `preprocess` with its columns."""
     names = [member.name for member in members]
-    dtypes = {block.dtype} if block.dtype else {member.dtype for member in members}
+    dtypes = {block.dtype} if block.dtype else {member.dtype or "opaque" for member in members}
     if any("float" not in dtype for dtype in dtypes):
         yield (
             at,

@@ -135,15 +135,23 @@ class ModelConfig(_Part):
 
 
 class ColumnConfig(_Part):
-    """A plain column; with `eigen` a vector [r] or matrix [r, c] per row; or a `scalar`."""
+    """A plain column; with `eigen` a vector [r] or matrix [r, c] per row; or a `scalar`.
+
+    `opaque`: bytes of an element that no model gets, instead of a dtype.
+    """
 
     name: Identifier
-    dtype: Dtype
+    dtype: Literal[Dtype, "uint64"] | None = None
+    opaque: PositiveInt | None = None
     eigen: Annotated[Shape, Field(max_length=2)] | None = None
     scalar: bool = False
 
     @model_validator(mode="after")
     def _one_kind(self) -> ColumnConfig:
+        if self.dtype is None and self.opaque is None:
+            raise ValueError("the key 'dtype' is missing")
+        if self.dtype is not None and self.opaque is not None:
+            raise ValueError("found both dtype and opaque; bytes that no model gets have no dtype")
         if self.scalar and self.eigen is not None:
             raise ValueError("found both eigen and scalar; a scalar is one plain value")
         return self
@@ -151,7 +159,7 @@ class ColumnConfig(_Part):
 
 class CollectionConfig(_Part):
     columns: Listed[ColumnConfig]
-    alignment: PositiveInt = 128
+    alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
     rows: str = "n"
 
@@ -160,7 +168,7 @@ class CollectionConfig(_Part):
         columns = [
             Column(
                 c.name,
-                c.dtype,
+                c.dtype or f"opaque{c.opaque}",
                 "scalar" if c.scalar else "eigen" if c.eigen else "column",
                 tuple(c.eigen or ()),
             )

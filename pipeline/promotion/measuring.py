@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -104,7 +105,7 @@ def revalidate(
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
-        return validate_candidate(
+        report = validate_candidate(
             engine_name,
             held.file(candidate.files[0]),
             opened.signature,
@@ -116,6 +117,9 @@ def revalidate(
             Target.parse(target).torch_device,
             manifest.capture.precision,
         )
+    if candidate.windows and report.window and report.valid:
+        return replace(report, valid=False, reason=report.window, worst={})
+    return report
 
 
 def _on_set(

@@ -134,7 +134,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
-        "took": _by_stage(provenance.seconds),
+        "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
     }
     yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
@@ -171,15 +171,6 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         yield from (f"  {name}: {c.reason}" for name, c in record.candidates.items() if c.reason)
         yield from _facts(record)
         yield from _annex(bundle, target)
-
-
-def _by_stage(seconds: Mapping[str, float]) -> str:
-    """Of steps such as `compile aoti for cpu/x86-64-v3`, which may have run side by side."""
-    sums: dict[str, float] = {}
-    for step, took in seconds.items():
-        stage = step.partition(" ")[0]
-        sums[stage] = sums.get(stage, 0.0) + took
-    return ", ".join(f"{stage} {took:.1f} s" for stage, took in sums.items())
 
 
 def _first(names: Sequence[str]) -> str:

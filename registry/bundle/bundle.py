@@ -54,8 +54,9 @@ _seen: dict[Identity, str] = {}
 _SETTLED_NS = 2_000_000_000
 
 
-def identity(handle: int) -> Identity:
-    at = os.fstat(handle)
+def identity(place: int | Path) -> Identity:
+    """Of an open file, or of what lies at a path."""
+    at = os.fstat(place) if isinstance(place, int) else place.lstat()
     return (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
 
 
@@ -97,6 +98,11 @@ class Bundle(Sealed):
     manifest: Manifest
     annexes: Mapping[str, Annex] = field(default_factory=dict, repr=False)
     """By target."""
+
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        targets = [f"{t} {r.choice()} {r.status}" for t, r in manifest.targets.items()]
+        return f"Bundle({manifest.name} {self.digest[:12]} in {self.path}: {', '.join(targets)})"
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
@@ -219,9 +225,9 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
 
 
 def _hashes(root: Path, names: Sequence[str]) -> list[tuple[str, Identity]]:
-    """Of each file; of large ones one a core at a time, for hashing leaves the GIL to others."""
+    """Of each file; those that are new and large one a core at a time: hashing leaves the GIL."""
     try:
-        total = sum((root / name).lstat().st_size for name in names)
+        total = sum(found[2] for name in names if (found := identity(root / name)) not in _seen)
     except OSError:  # one has gone since it was listed, which is said when it is read
         total = 0
     cores = len(os.sched_getaffinity(0))

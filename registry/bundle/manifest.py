@@ -115,6 +115,8 @@ class Candidate(Record):
     """Relative to the bundle; the engine opens the first."""
     tile: Annotated[int, Field(ge=1)] | None = None
     """How many rows run at a time; None: all."""
+    windows: bool = False
+    """Whether it was validated on rows of larger collections, from odd ones on."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
@@ -189,7 +191,8 @@ class Provenance(Record):
     host: dict[str, str] = Field(default_factory=dict)
     python: str
     seconds: dict[str, float] = Field(default_factory=dict)
-    """What each step of the run took, of those whose result was not kept from an earlier run."""
+    """What the steps of each stage took, of those whose result was not kept from an earlier run.
+    Steps that ran side by side count each."""
 
 
 class Manifest(Record):

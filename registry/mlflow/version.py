@@ -103,6 +103,11 @@ class Version:
     def ref(self) -> str:
         return f"{self.name}/{self.number}"
 
+    def __repr__(self) -> str:
+        targets = [f"{t} {self.chosen.get(t, '')} {state}" for t, state in self.targets.items()]
+        names = "".join(f" @{alias}" for alias in self.aliases)
+        return f"Version({self.ref}{names}: {', '.join(targets)})"
+
     def promotion(self, alias: str) -> Promotion | None:
         """The last promotion to `alias`, or None if no gate ever let this version pass to it."""
         text = self.tags.get(PROMOTION + alias)

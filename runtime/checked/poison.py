@@ -62,12 +62,16 @@ def same_bytes(one: Collection, other: Collection) -> bool:
 
 
 def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
-    """Whether anything but the rows in use of the output columns of collection `name` changed."""
+    """Whether anything but the rows in use of the output columns of collection `name` changed.
+
+    `after` may be a window; `before` is of the whole collection.
+    """
     expected = snapshot(before)
+    rows = expected.window(after.start, after.start + after.n)
     for bound in signature.outputs:
         if bound.block.collection == name:
-            expected.copy_from(after, bound.plan.components)
-    return not same_bytes(expected, after)
+            rows.copy_from(after, bound.plan.components)
+    return not same_bytes(expected, after.whole)
 
 
 def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:

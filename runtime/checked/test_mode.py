@@ -62,8 +62,9 @@ class CheckedSession(Session):
         tolerances: Mapping[str, Tolerance],
         device: torch.device | str = "cpu",
         origin: Origin | None = None,
+        any_start: bool = False,
     ) -> None:
-        super().__init__(signature, executable, device, origin)
+        super().__init__(signature, executable, device, origin, any_start)
         self.reference = reference
         self.tolerances = dict(tolerances)
         self.report = CheckReport()
@@ -71,7 +72,7 @@ class CheckedSession(Session):
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """As `Session.bind`; test mode runs what it checks without a graph."""
-        return _CheckedBinding(self, self._executable, *self._named(inputs, outputs))
+        return _CheckedBinding(self, *self._named(inputs, outputs))
 
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
@@ -92,11 +93,10 @@ class _CheckedBinding(Binding):
     def __init__(
         self,
         session: CheckedSession,
-        executable: Executable,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:
-        super().__init__(session.signature, executable, inputs, outputs, session.device)
+        super().__init__(session, inputs, outputs)
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
@@ -108,7 +108,7 @@ class _CheckedBinding(Binding):
     def _run_checked(self, stream: Any) -> None:
         every = {**self.inputs, **self.outputs}
         given = {name: c.rows(self.rows[self.signature.rows_of[name]]) for name, c in every.items()}
-        before = {name: snapshot(c) for name, c in given.items()}
+        before = {name: snapshot(c.whole) for name, c in given.items()}
         begun = time.perf_counter()
         self._launch(stream)
         if self.device.type == "cuda":
@@ -146,7 +146,7 @@ class _CheckedBinding(Binding):
         self, given: Mapping[str, Collection], before: Mapping[str, Collection]
     ) -> None:
         for name in self.inputs:
-            if name not in self.outputs and not same_bytes(before[name], given[name]):
+            if name not in self.outputs and not same_bytes(before[name], given[name].whole):
                 raise DeviationError(f"the artifact changed its input collection {name!r}")
         for name in self.outputs:
             if wrote_outside(self.signature, name, before[name], given[name]):

@@ -117,6 +117,7 @@ class Scheduler:
             signature,
             by_name(inputs, signature.input_collections, "input"),
             by_name(outputs, signature.output_collections, "output"),
+            any_start=all(lane.session.any_start for lane in self._lanes),
         )
         device = data_device(inputs, outputs)
         ready = None

@@ -36,7 +36,7 @@ class Staging:
         signature = self.session.signature
         given = by_name(inputs, signature.input_collections, "input")
         written = by_name(outputs, signature.output_collections, "output")
-        rows = check_memory(signature, given, written)
+        rows = check_memory(signature, given, written, any_start=True)
         there = {
             name: self._collection(name, rows[signature.rows_of[name]], self.session.device)
             for name in {**given, **written}

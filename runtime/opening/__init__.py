@@ -1,7 +1,7 @@
 """Opening: the one route from a name to an artifact that runs.
 
     opened = open_version(Opening("jets@production"))      # looked up, promoted, trusted
-    executable, target, engine = open_here(opened, device)    # chosen, opened as hashed
+    executable, target, engine, any_start = open_here(opened, device)    # chosen, opened as hashed
 
 Names are resolved on first use: a process that only validates imports no registry.
 """

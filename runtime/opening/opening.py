@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -115,7 +116,7 @@ class Opened:
     def label(self) -> str:
         return self.name if self.number is None else f"{self.name}/{self.number}"
 
-    @property
+    @cached_property
     def signature(self) -> Signature:
         return Signature.from_dict(self.bundle.manifest.signature)
 

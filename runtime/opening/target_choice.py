@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 _WORTH = 1.03
 
 
-def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str]:
-    """The artifact to run on a device of this host, its target, and its engine for people."""
+def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, str, bool]:
+    """The artifact to run on a device of this host, its target, its engine for people, and whether
+    it was validated on windows that begin at any row."""
     opening = opened.opening
     if opening.builder is not None:
         opened = _completed(opened, device, opening.target, opening.builder)
@@ -37,7 +38,9 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
     made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
-    return made, target, opening.engine_name or manifest.targets[target].choice()
+    record, named = manifest.targets[target], opening.engine_name
+    windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
+    return made, target, named or record.choice(), windows
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from engines.base import Executable, Prepared
 from engines.errors import RunError
@@ -21,8 +21,11 @@ from engines.processes import OwnProcess
 from runtime.errors import BindError
 from runtime.session.memory_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream, torch_stream
-from soa.memory import Collection, Device, Span, argument_spans, carrier
+from soa.memory import Collection, Span, argument_spans, carrier
 from soa.signature import Signature
+
+if TYPE_CHECKING:
+    from runtime.session.session import Session
 
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
@@ -39,22 +42,22 @@ class Binding:
 
     def __init__(
         self,
-        signature: Signature,
-        executable: Executable,
+        session: Session,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
-        device: Device,
     ) -> None:
-        self.signature = signature
-        self.device = device
-        self._executable = executable
+        self.signature = session.signature
+        self.device = session.device
+        self.origin = session.origin
+        self._any_start = session.any_start
+        self._executable = session.executable
         self._alone = _Alone()
         self._process = OwnProcess()
-        checked = _check(signature, inputs, outputs, device)
+        checked = self._check(inputs, outputs)
         self._arguments = list(checked.arguments)
-        self.prepared = tie(executable, self._arguments)
+        self.prepared = tie(self._executable, self._arguments)
         """The engine's call behind this binding."""
-        self._on_cpu = device.type == "cpu"
+        self._on_cpu = self.device.type == "cpu"
         self._take(checked)
 
     def _take(self, tied: _Checked) -> None:
@@ -143,14 +146,44 @@ class Binding:
         Raises BindError, and the binding is then what it was. The memory bound before is let go.
         """
         with self._alone:
-            checked = _check(
-                self.signature,
+            checked = self._check(
                 by_name(inputs, self.signature.input_collections, "input"),
                 by_name(outputs, self.signature.output_collections, "output"),
-                self.device,
             )
             self._replace(dict(enumerate(checked.arguments)))
             self._take(checked)
+
+    def _check(
+        self, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
+    ) -> _Checked:
+        signature, every = self.signature, {**inputs, **outputs}
+        for name, collection in every.items():
+            if collection.device != self.device:
+                raise BindError(
+                    f"collection {name!r} lies on {collection.device}, the session runs on "
+                    f"{self.device}: load the model on the device where the data is"
+                )
+        rows = check_memory(signature, inputs, outputs, self._any_start)
+        limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
+        for name, collection in every.items():
+            dim = signature.rows_of[name]
+            limits[dim] = min(limits[dim], collection.capacity)
+        by_rows = [
+            (
+                i,
+                a.rows,
+                None if a.kind == "carrier" else every[a.collection].span(a.column, a.component),
+            )
+            for i, a in enumerate(signature.arguments)
+            if a.kind in ("carrier", "column")
+        ]
+        arguments = argument_spans(signature, every, rows)
+        return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{dim}={n}" for dim, n in self.rows.items())
+        names = f"{', '.join(self.inputs)} -> {', '.join(self.outputs)}"
+        return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 
     def _replace(self, changes: Mapping[int, Span]) -> None:
         self.prepared.replace(changes)
@@ -198,37 +231,6 @@ class _Checked:
     arguments: list[Span]
     by_rows: list[tuple[int, str, Span | None]]
     """Arguments whose shape is n itself, with the whole memory behind each; None for a carrier."""
-
-
-def _check(
-    signature: Signature,
-    inputs: Mapping[str, Collection],
-    outputs: Mapping[str, Collection],
-    device: Device,
-) -> _Checked:
-    every = {**inputs, **outputs}
-    for name, collection in every.items():
-        if collection.device != device:
-            raise BindError(
-                f"collection {name!r} lies on {collection.device}, the session runs on {device}: "
-                "load the model on the device where the data is"
-            )
-    rows = check_memory(signature, inputs, outputs)
-    limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
-    for name, collection in every.items():
-        dim = signature.rows_of[name]
-        limits[dim] = min(limits[dim], collection.capacity)
-    by_rows = [
-        (
-            i,
-            a.rows,
-            None if a.kind == "carrier" else every[a.collection].span(a.column, a.component),
-        )
-        for i, a in enumerate(signature.arguments)
-        if a.kind in ("carrier", "column")
-    ]
-    arguments = argument_spans(signature, every, rows)
-    return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
 
 class _Alone:

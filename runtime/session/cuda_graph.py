@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from engines.base import Executable
 from runtime.session.binding import Binding, tie
 from runtime.session.memory_checks import Collections
+from runtime.session.session import Session
 from runtime.session.streams import torch_stream
-from soa.memory import Collection, Device
-from soa.signature import Signature
+from soa.memory import Collection
 
 _WARM_UP_RUNS = 3  # what libraries allocate on first use must not fall into the recording
 
@@ -31,15 +30,13 @@ class GraphBinding(Binding):
 
     def __init__(
         self,
-        signature: Signature,
-        executable: Executable,
+        session: Session,
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
-        device: Device,
     ) -> None:
-        super().__init__(signature, executable, inputs, outputs, device)
+        super().__init__(session, inputs, outputs)
         self._recorded: tuple[torch.cuda.CUDAGraph, dict[str, int]] | None = None
-        self._tried = device.type == "cpu"
+        self._tried = self.device.type == "cpu"
         self.graph = "not recorded: the model runs on the CPU" if self._tried else "not yet"
         """What became of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
 

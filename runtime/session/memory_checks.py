@@ -47,14 +47,25 @@ def by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, 
 
 
 def check_memory(
-    signature: Signature, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
+    signature: Signature,
+    inputs: Mapping[str, Collection],
+    outputs: Mapping[str, Collection],
+    any_start: bool,
 ) -> dict[str, int]:
     """Type, layout, writability, overlap and rows of every collection; the rows by dimension.
 
-    Raises BindError. The collections' names are already checked, their device is not looked at.
+    `any_start`: whether windows may begin at any row. Raises BindError. The collections' names are
+    already checked, their device is not looked at.
     """
     for name, collection in {**inputs, **outputs}.items():
         _check_layout(name, collection.layout, signature)
+        step = signature.layouts[name].row_step
+        if collection.start % step and not any_start:
+            raise BindError(
+                f"collection {name!r} is a window from row {collection.start} on, and this version "
+                f"was not validated on windows like that: begin at a multiple of {step} rows, or "
+                "build the version again (pipeline run, then promote)"
+            )
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
@@ -62,7 +73,11 @@ def check_memory(
                 "as output"
             )
         if collection.readonly:
-            raise BindError(f"output collection {name!r} is read-only memory")
+            copied = ", ".join(collection.copied)
+            why = f": as_collection copied {copied}, so that your own arrays would not be written"
+            raise BindError(
+                f"output collection {name!r} is read-only memory{why if copied else ''}"
+            )
     _check_overlap(inputs, outputs)
     rows = _common_rows(signature, {**inputs, **outputs})
     _check_range(signature, rows)
@@ -107,13 +122,16 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
         )
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
         return  # separate columns that are aligned better than needed
-    if found.alignment != wanted.alignment:
+    if found.storage != wanted.storage:
         raise BindError(
-            f"{where} is aligned to {found.alignment} bytes, "
-            f"the model was compiled for {wanted.alignment}"
+            f"{where} is stored as {found.storage!r}, the model was compiled for "
+            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
+            f"build the model with storage: {found.storage}"
         )
     raise BindError(
-        f"{where} is stored as {found.storage!r}, the model was compiled for {wanted.storage!r}"
+        f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
+        f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
+        f"alignment: {found.alignment}"
     )
 
 

@@ -42,8 +42,11 @@ class Origin:
 class Session:
     """Runs one model on one device. Any number of threads may bind and run at once.
 
-    It owns the opened artifact and borrows all other memory.
+    It owns the opened artifact and borrows all other memory. `any_start`: validation ran windows
+    that begin at any row, so they may be bound.
     """
+
+    any_start = False
 
     def __init__(
         self,
@@ -51,10 +54,12 @@ class Session:
         executable: Executable,
         device: str | torch.device = "cpu",
         origin: Origin | None = None,
+        any_start: bool = False,
     ) -> None:
         self.signature = signature
         self.device = Device(device)
         self.origin = origin
+        self.any_start = any_start
         self._executable = executable
 
     @property
@@ -82,7 +87,7 @@ class Session:
         kind = Binding
         if graph:
             from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
-        return kind(self.signature, self._executable, *self._named(inputs, outputs), self.device)
+        return kind(self, *self._named(inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once; the outputs are written in place, on a GPU in stream order."""
@@ -115,6 +120,12 @@ class Session:
     def close(self) -> None:
         """Release the artifact once running calls have ended; bindings then raise RunError."""
         close(self._executable)
+
+    def __repr__(self) -> str:
+        """What it runs, and its collections with their rows."""
+        here = self.signature
+        every = ", ".join(f"{name}[{here.rows_of[name]}]" for name in here.layouts)
+        return f"{type(self).__name__}({self.origin or 'an artifact'}, {every})"
 
     def _named(
         self, inputs: Collections, outputs: Collections

@@ -40,7 +40,7 @@ class RemoteSession(Session):
         origin: Origin | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(signature, executable, device, origin)
+        super().__init__(signature, executable, device, origin, any_start=True)  # rows are copied
         self._pool = ThreadPoolExecutor(in_flight, "soa-remote")
         self._process = OwnProcess()
 
@@ -118,5 +118,5 @@ def connect(
         raise
     origin = opened.origin(model.target, f"triton at {address}")
     if not opened.production:
-        return checked(opened, model, model.arrays.device, origin)
+        return checked(opened, model, model.arrays.device, origin, any_start=True)
     return RemoteSession(opened.signature, model, options.in_flight, origin, model.arrays.device)

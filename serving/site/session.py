@@ -54,7 +54,7 @@ def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | Ch
         origin = opened.origin("site", ", ".join(p.name for p in router.places) or "cpu")
         if opened.production:
             return SiteSession(opened.signature, router, origin)
-        return checked(opened, router, torch.device("cpu"), origin)
+        return checked(opened, router, torch.device("cpu"), origin, any_start=True)
     except BaseException:
         router.close()
         raise

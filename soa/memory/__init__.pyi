@@ -4,6 +4,12 @@ from .arguments import carrier as carrier
 from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes
+from .incoming import as_collection as as_collection
+from .outgoing import to_arrow as to_arrow
+from .outgoing import to_awkward as to_awkward
+from .outgoing import to_numpy as to_numpy
+from .outgoing import to_pandas as to_pandas
+from .outgoing import to_polars as to_polars
 from .span import Device as Device
 from .span import Span as Span
 from .span import allocate as allocate

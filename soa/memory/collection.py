@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from soa.dtypes import itemsize
+from soa.dtypes import dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
-from soa.layout import Column, Layout
-from soa.memory.foreign import check_alignment, import_bytes, refuse_mask
+from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
+from soa.memory.foreign import (
+    as_opaque,
+    check_alignment,
+    check_dtype,
+    import_bytes,
+    refuse_mask,
+)
 from soa.memory.span import Array, Device, Span, allocate, is_tensor
 
 if TYPE_CHECKING:
     import torch
 
-_RAW = ("uint8", "|V1", "|S1")
-"""What may be any column's bytes, as NumPy names it."""
+_RAW = ("uint8", "opaque1", "|S1")
+"""What may be any column's bytes."""
+_ROWS_SHOWN = 4
+_COLUMNS_SHOWN = 20
 
 
 class Collection:
@@ -50,9 +58,9 @@ class Collection:
         spans: dict[str, list[Span]] = {}
         for c in layout.columns:
             rows = 1 if c.kind == "scalar" else capacity
-            nbytes, alignment = rows * itemsize(c.dtype), layout.alignment_of(c.name)
+            alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
             spans[c.name] = [
-                allocate(nbytes, alignment, device).at(0, c.dtype, rows)
+                allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
                 for _ in range(c.components)
             ]
         self._init(layout, n, capacity, spans, None)
@@ -69,7 +77,7 @@ class Collection:
         n: int,
         capacity: int,
         columns: dict[str, list[Span]],
-        whole: Span | None,
+        buffer: Span | None,
     ) -> None:
         n = _count(n)
         if n > capacity:
@@ -78,11 +86,16 @@ class Collection:
         self.n = n
         self.capacity = capacity
         self._columns = columns
-        self._whole = whole
-        first = whole or columns[layout.columns[0].name][0]
+        self._buffer = buffer
+        first = buffer or columns[layout.columns[0].name][0]
         self.device: Device = first.device
         self.readonly: bool = first.readonly
         """No output is bound to such memory. torch would let you write to it: do not."""
+        self.start = 0
+        """Of a window, its first row in the collection that it is a window of."""
+        self.copied: tuple[str, ...] = ()
+        """Columns that `as_collection` had to copy: what they came from does not see a change."""
+        self._parent: Self | None = None
 
     # -- construction over other memory ------------------------------------------------------
 
@@ -106,7 +119,9 @@ class Collection:
         column has. Raises CollectionError otherwise.
         """
         if layout.storage != "buffer":
-            raise CollectionError("this layout has separate columns: use Collection.from_columns")
+            raise CollectionError(
+                "this layout has separate columns: use Collection.from_columns or as_collection"
+            )
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
         found = import_bytes(memory, nbytes, device)
@@ -144,7 +159,10 @@ class Collection:
         dtype and aligned to `layout.alignment_of` it.
         """
         if layout.storage != "columns":
-            raise CollectionError("this layout is one buffer: use Collection.wrap or from_arrays")
+            raise CollectionError(
+                "this layout is one buffer: use Collection.wrap or from_arrays; with "
+                "storage: columns in the model's config separate columns are taken"
+            )
         _check_names(layout, columns)
         spans_of: dict[str, list[Span]] = {}
         for member in layout.columns:
@@ -192,7 +210,7 @@ class Collection:
         A dtype that differs from the column's is refused rather than converted.
         """
         _check_names(layout, arrays)
-        values = {name: _as_values(name, value) for name, value in arrays.items()}
+        values = {name: _as_values(layout[name], value) for name, value in arrays.items()}
         if n is None:
             shapes = {
                 c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"
@@ -210,12 +228,7 @@ class Collection:
                 raise CollectionError(
                     f"column {member.name!r} has shape {tuple(given.shape)}, needed {expected}"
                 )
-            dtype = str(given.dtype).removeprefix("torch.")
-            if dtype != member.dtype:
-                raise CollectionError(
-                    f"column {member.name!r} is {dtype}, the layout says {member.dtype}: "
-                    "convert it first"
-                )
+            check_dtype(member, dtype_name(given.dtype), repr(member.name))
             try:
                 self.fill(member.name, given)
             except RuntimeError as error:  # torch's: a sparse tensor, or one without memory
@@ -231,17 +244,13 @@ class Collection:
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
         given: Any = values
-        if not is_tensor(given) and self.device.type != "cpu":
-            import torch
-
-            given = torch.as_tensor(given)
+        if is_opaque(member.dtype):
+            rows = as_opaque(member, given)[:n]
+            self.span(name).first(n).raw().store(rows.view(np.uint8))
+            return
         flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
         for i in range(member.components):
-            span = self.span(name, member.component_of(i)).first(n)
-            if is_tensor(flat):
-                span.tensor().copy_(flat[:, i])
-            else:
-                span.numpy()[...] = flat[:, i]
+            self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 
     def copy_from(
         self, source: Collection, components: Iterable[tuple[str, int]] | None = None
@@ -254,8 +263,8 @@ class Collection:
             components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
         for name, k in components:
             n = 1 if self.layout[name].kind == "scalar" else source.n
-            given = source.span(name, k).first(n).tensor()
-            self.span(name, k).first(n).tensor().copy_(given, non_blocking=True)
+            given = source.span(name, k).first(n).raw().tensor()
+            self.span(name, k).first(n).raw().tensor().copy_(given, non_blocking=True)
 
     # -- views -------------------------------------------------------------------------------
 
@@ -271,8 +280,13 @@ class Collection:
         return rows.transpose()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """As `collection[name]`, as torch's view: on any device, of any dtype."""
+        """As `collection[name]`, as torch's view: on any device, of any dtype.
+
+        An opaque column is its bytes, `(n, size)`.
+        """
         tensor = self._dense(name).tensor()
+        if is_opaque(self.layout[name].dtype):
+            return tensor if self.layout[name].kind == "scalar" else tensor[: self.n]
         if tensor.dim() == 0:
             return tensor
         return tensor.narrow(-1, 0, self.n).permute(*reversed(range(tensor.dim())))
@@ -283,7 +297,7 @@ class Collection:
         if member.kind != "eigen":
             span = self.span(name)
             return span if member.kind == "column" else span.at(0, span.dtype)
-        if self._whole is None:
+        if self._buffer is None:
             raise CollectionError(
                 f"the components of {name!r} are separate arrays: read component({name!r}, k)"
             )
@@ -304,17 +318,20 @@ class Collection:
         S is the padded column length. They must be of one dtype and one buffer; that is what a
         `matrix` plan promises.
         """
-        if self._whole is None:
+        if self._buffer is None:
             raise CollectionError("separate columns are not a matrix")
-        dtype = self.layout[name].dtype
-        pitch = self.layout.pitch(name, self.capacity)
-        start = self.layout.offsets(self.capacity)[name] + k * pitch
-        return self._whole.at(start, dtype, count, pitch // itemsize(dtype))
+        dtype, capacity = self.layout[name].dtype, self.whole.capacity
+        pitch = self.layout.pitch(name, capacity)
+        start = self.layout.offsets(capacity)[name] + k * pitch + self.start * itemsize(dtype)
+        return self._buffer.at(start, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:
         """Every piece of memory the collection covers: the buffer, or each physical column."""
-        if self._whole is not None:
-            return [self._whole]
+        if self._buffer is not None and self._parent is None:
+            return [self._buffer]
+        return self._physical()
+
+    def _physical(self) -> list[Span]:
         return [span for spans in self._columns.values() for span in spans]
 
     def memory(self) -> list[torch.Tensor]:
@@ -323,33 +340,102 @@ class Collection:
 
     @property
     def buffer(self) -> torch.Tensor | None:
-        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns."""
-        return None if self._whole is None else self._whole.tensor()
+        """All bytes of a `buffer` layout, as a flat uint8 tensor; None for separate columns and for
+        a window."""
+        return None if self._buffer is None or self._parent else self._buffer.tensor()
 
     @property
     def data_ptr(self) -> int:
-        """Address of the buffer; raises CollectionError for separate columns."""
-        if self._whole is None:
-            raise CollectionError("separate columns have one address each: span(...)")
-        return self._whole.address
+        """Address of the buffer; raises CollectionError for separate columns and for a window."""
+        if self._buffer is None or self._parent is not None:
+            raise CollectionError(
+                "separate columns, or a window's, have one address each: span(...)"
+            )
+        return self._buffer.address
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""
-        return self._over(self.layout, n, self.capacity, self._columns, self._whole)
+        return self._part(n, self.capacity, self._columns, self._parent, self.start)
 
-    def to(self, device: str | torch.device) -> Collection:
-        """A copy of every byte on another device, in memory of its own."""
-        other = Collection(self.layout, self.n, device, capacity=self.capacity)
-        for mine, theirs in zip(self.spans(), other.spans(), strict=True):
-            if mine.device.type == theirs.device.type == "cpu":
-                theirs.raw().numpy()[...] = mine.raw().numpy()
-            else:
-                theirs.raw().tensor().copy_(mine.raw().tensor())
+    def window(self, start: int, stop: int) -> Self:
+        """Rows `start` to `stop`, without that one, of those in use: the same memory, no copy.
+
+        It is bound as any collection is, with other windows or whole collections of as many rows.
+        A start that is a multiple of `layout.row_step` can always be bound, any other start where
+        validation has tried that (docs/memory.md). Scalars stay those of the collection.
+        """
+        start, stop = _count(start), _count(stop)
+        if not start <= stop <= self.n:
+            raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
+        columns = {
+            c.name: [
+                span
+                if c.kind == "scalar"
+                else span.at(start * itemsize(c.dtype), c.dtype, stop - start)
+                for span in self._columns[c.name]
+            ]
+            for c in self.layout.columns
+        }
+        return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
+
+    def _part(
+        self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
+    ) -> Self:
+        made = self._over(self.layout, n, capacity, columns, self._buffer)
+        made.start, made.copied, made._parent = start, self.copied, parent
+        return made
+
+    @property
+    def whole(self) -> Self:
+        """The collection that this is a window of; itself where it is none."""
+        return self if self._parent is None else self._parent
+
+    def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
+        """A copy on another device, in memory of its own.
+
+        Of every byte; of a window, or where `layout` puts the same members elsewhere, of its rows.
+        """
+        other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
+        pairs = zip(self._physical(), other._physical(), strict=True)
+        if layout is None and self._parent is None:
+            pairs = zip(self.spans(), other.spans(), strict=True)
+        for mine, copy in pairs:
+            both_here = mine.device.type == copy.device.type == "cpu"
+            copy.raw().store(mine.raw().numpy() if both_here else mine.raw().tensor())
         return other
 
     def __repr__(self) -> str:
-        names = ", ".join(c.name for c in self.layout.columns)
-        return f"Collection(n={self.n}, capacity={self.capacity}, {self.device}, [{names}])"
+        """Its columns with their dtypes and first rows; memory of a GPU is not read."""
+        notes = {
+            f"from row {self.start:,} of {self.whole.n:,}": self._parent is not None,
+            f"room for {self.capacity:,}": self.capacity > self.n,
+            "read-only": self.readonly,
+            f"copied: {', '.join(self.copied)}": bool(self.copied),
+        }
+        said = ", ".join(note for note, holds in notes.items() if holds)
+        lines = [f"Collection of {self.n:,} rows on {self.device}{', ' * bool(said)}{said}"]
+        shown = self.layout.columns[:_COLUMNS_SHOWN]
+        kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
+        widths = max(map(len, kinds)), max(map(len, kinds.values()))
+        for c in shown:
+            line = f"  {c.name:{widths[0]}}  {kinds[c.name]:{widths[1]}}  {self._first_values(c)}"
+            lines.append(line.rstrip())
+        more = len(self.layout.columns) - len(shown)
+        return "\n".join([*lines, *([f"  and {more} more columns"] if more else [])])
+
+    def _first_values(self, member: Column) -> str:
+        if self.device.type != "cpu" or is_opaque(member.dtype):
+            return ""
+        n = 1 if member.kind == "scalar" else min(self.n, _ROWS_SHOWN)
+        spans = [self.span(member.name, member.component_of(i)) for i in range(member.components)]
+        bfloat16 = member.dtype == "bfloat16"
+        parts = [(s.first(n).tensor() if bfloat16 else s.first(n).numpy()).tolist() for s in spans]
+        rows = [
+            [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row]
+            for row in zip(*parts, strict=True)
+        ]
+        values = [f"[{' '.join(row)}]" if member.shape else row[0] for row in rows]
+        return "  ".join(values + ["…"] * (member.kind != "scalar" and self.n > n))
 
 
 def _listed(words: list[str]) -> str:
@@ -387,8 +473,7 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
         found = import_bytes(piece)
     except CollectionError as error:
         raise CollectionError(f"column {label!r}: {error}") from None
-    if found.dtype != member.dtype:
-        raise CollectionError(f"column {label!r} is {found.dtype}, the layout says {member.dtype}")
+    check_dtype(member, found.dtype, repr(label))
     count = found.bytes.nbytes // itemsize(member.dtype)
     if member.kind == "scalar":
         if count != 1:
@@ -399,13 +484,16 @@ def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
     return found.bytes.at(0, member.dtype, count)
 
 
-def _as_values(name: str, value: Any) -> Array | torch.Tensor:
+def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
+    name = member.name
     if is_tensor(value):
         if str(value.layout) != "torch.strided":
             raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
         return value.detach()
     try:
         refuse_mask(value)
+        if is_opaque(member.dtype):
+            return as_opaque(member, value).reshape(() if member.kind == "scalar" else -1)
         return np.asarray(value)
     except (CollectionError, TypeError, ValueError) as error:
         raise CollectionError(f"column {name!r}: {error}") from None

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from soa.dtypes import DTYPES, dtype_name, itemsize
 from soa.errors import CollectionError
+from soa.layout import Column
 from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
 
 if TYPE_CHECKING:
@@ -105,9 +107,10 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
         )
     shape = tuple(tensor.shape)
     _require_contiguous(tensor.is_contiguous(), tuple(tensor.stride()), shape, "memory")
-    flat = tensor.view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Foreign(span_of(flat)._replace(readonly=readonly), dtype, shape)
+    dense = tensor.as_strided((tensor.numel(),), (1,))  # one element may have any stride
+    flat = dense.view(torch.uint8) if tensor.numel() else tensor.new_empty(0).byte()
+    found = span_of(flat)._replace(readonly=readonly)
+    return Foreign(found, dtype_name(tensor.dtype), shape)
 
 
 def _from_array(array: Array, owner: object) -> Foreign:
@@ -118,7 +121,7 @@ def _from_array(array: Array, owner: object) -> Foreign:
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
     found = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
-    return Foreign(found, str(array.dtype), shape)
+    return Foreign(found, dtype_name(array.dtype), shape)
 
 
 def refuse_mask(array: object) -> None:
@@ -149,7 +152,8 @@ class _Exporter:
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
-        self.readonly = False
+        # JAX shares what it has made, and does not say so.
+        self.readonly = type(memory).__module__.startswith("jax")
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self.memory.__dlpack_device__()
@@ -165,7 +169,7 @@ class _Exporter:
                 raise CollectionError(
                     f"this {type(self.memory).__name__} exports a copy of its memory"
                 )
-            self.readonly = bool(flags & _READ_ONLY)
+            self.readonly |= bool(flags & _READ_ONLY)
         return capsule
 
 
@@ -198,12 +202,36 @@ def _from_dlpack(memory: Any) -> Foreign:
         ) from None
 
 
+def check_dtype(member: Column, found: str, label: str) -> None:
+    """Raise CollectionError where a column's values are of another dtype than the layout says."""
+    if found != member.dtype:
+        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
+        raise CollectionError(
+            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
+        )
+
+
+def as_opaque(member: Column, values: Any) -> Array:
+    """Any array whose rows have the bytes of an opaque member each, as one element a row.
+
+    In place where the rows lie without gaps; else a copy.
+    """
+    rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
+    if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
+        raise CollectionError(
+            f"column {member.name!r} is {rows.dtype} of shape {rows.shape}: the layout says "
+            f"{member.dtype}, {size} bytes a row"
+        )
+    return rows.reshape(-1).view(f"V{size}")
+
+
 def check_alignment(span: Span, alignment: int, what: str) -> None:
     """Raise CollectionError unless the span's address is a multiple of `alignment`."""
     past = span.address % alignment
     if span.nbytes and past:
         raise CollectionError(
             f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
-            f"needed, found {past} bytes past it; allocate aligned memory, or declare a smaller "
-            "alignment in the layout"
+            f"needed, found {past} bytes past it; session.collection(…) has aligned "
+            "memory and as_collection copies into such; or let the model's config ask for less "
+            "(alignment:), or for no more than the element's own (storage: columns)"
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from soa.dtypes import itemsize, numpy_dtype, torch_dtype
+from soa.dtypes import is_opaque, itemsize, numpy_dtype, torch_dtype
 from soa.errors import CollectionError
 
 if TYPE_CHECKING:
@@ -105,17 +105,36 @@ class Span(NamedTuple):
             array.flags.writeable = False
         return array
 
-    def tensor(self) -> torch.Tensor:
-        """torch's view. torch has no read-only tensors: do not write to one that should be."""
+    def store(self, values: Array | torch.Tensor) -> None:
+        """Copy values of its shape into it, converted to its dtype."""
+        if self.device.type == "cpu" and not is_tensor(values):
+            self.numpy()[...] = values
+            return
         import torch
 
+        self.tensor().copy_(torch.as_tensor(values))
+
+    def tensor(self) -> torch.Tensor:
+        """torch's view. torch has no read-only tensors: do not write to one that should be.
+
+        What is opaque has its bytes for a last dimension.
+        """
+        import torch
+
+        if is_opaque(self.dtype):
+            return self.at(0, "uint8", *self.shape, itemsize(self.dtype)).tensor()
         dtype, nbytes = torch_dtype(self.dtype), self.nbytes
         if not nbytes:
             return torch.empty(self.shape, dtype=dtype, device=self.device)
-        if isinstance(self.owner, torch.Tensor):
-            flat = self.owner.narrow(0, self.address - self.owner.data_ptr(), nbytes)
-        else:
+        whole = self.owner if isinstance(self.owner, torch.Tensor) else None
+        start = 0 if whole is None else self.address - whole.data_ptr()
+        if whole is not None and start + nbytes <= whole.numel():
+            flat = whole.narrow(0, start, nbytes)
+        elif self.device.type == "cpu":
             flat = torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
+        else:  # a window's last row ends behind the memory; no run looks there
+            outer = At(self.raw(), "|u1", "__cuda_array_interface__")
+            flat = torch.as_tensor(outer, device=str(self.device))
         return flat.view(dtype).view(self.shape)
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from engines.errors import first_line
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.files import as_record, parse_json
-from soa.layout import Column, Layout
+from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory import Collection, Device
 from soa.signature import BoundBlock, Signature
 from stages.errors import CaptureError, ReferenceDataError
@@ -117,7 +117,7 @@ def read_set(signature: Signature, path: Path) -> Arrays:
     rows: Case = {}
     for name in signature.input_collections:
         dim = signature.rows_of[name]
-        for member in signature.layouts[name].columns:
+        for member in signature.layouts[name].numbers:
             found = given.get(name, {}).get(member.name)
             if found is not None and member.kind != "scalar" and found.ndim:
                 rows[dim] = max(rows.get(dim, 0), found.shape[0])
@@ -141,11 +141,11 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
     total = {
         signature.rows_of[name]: next(
             arrays[name][c.name].shape[0]
-            for c in signature.layouts[name].columns
+            for c in signature.layouts[name].numbers
             if c.kind != "scalar"
         )
         for name in signature.input_collections
-        if any(c.kind != "scalar" for c in signature.layouts[name].columns)
+        if any(c.kind != "scalar" for c in signature.layouts[name].numbers)
     }
     if len(total) > 1:
         for dim, n in total.items():
@@ -167,7 +167,7 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
                     c.name: arrays[name][c.name]
                     if c.kind == "scalar"
                     else arrays[name][c.name][first : first + size]
-                    for c in signature.layouts[name].columns
+                    for c in signature.layouts[name].numbers
                 }
                 for name in signature.input_collections
             },
@@ -197,8 +197,9 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
         sizes = {0, 1, 2, 37, *rows.typical, rows.min, rows.max, rows.proven}
         for name, layout in signature.layouts.items():
             if signature.rows_of[name] == dim:
-                for column in layout.columns:
-                    line = layout.alignment // itemsize(column.dtype)
+                for column in layout.numbers:
+                    aligned = layout.alignment if layout.alignment > 1 else DEFAULT_ALIGNMENT
+                    line = aligned // itemsize(column.dtype)
                     sizes |= {line - 1, line, line + 1}
         if signature.tile_kinds is not None:
             sizes.add(max((2 * tile + 1 for tile in TILES if 2 * tile < rows.max), default=1))
@@ -233,7 +234,7 @@ def random_inputs(
     return {
         name: {
             c.name: draw(c, signature.ranges[signature.rows_of[name]].proven)
-            for c in signature.layouts[name].columns
+            for c in signature.layouts[name].numbers
         }
         for name in signature.input_collections
     }
@@ -254,7 +255,7 @@ def check_inputs(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
             )
         columns = {**_written_columns(signature, name, n), **given[name]}
-        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.columns}
+        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.numbers}
     return checked
 
 
@@ -301,7 +302,7 @@ def filled_collections(
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
-        for column in collection.layout.columns:
+        for column in collection.layout.numbers:
             collection.fill(column.name, inputs[name][column.name])
         given[name] = collection if device.type == "cpu" else collection.to(device)
     written = {

@@ -28,6 +28,7 @@ def test_copies_against_none(made: Subject) -> None:
         "ours: 2 resizes",
     ]
     assert all(cell and cell.value > 0 for cells in panel.rows.values() for cell in cells)
+    assert "from row 33" in copies.cost_of_a_start(made, made.session("exported"), 10, 0.01)
 
 
 def test_threads(made: Subject) -> None:

@@ -90,3 +90,20 @@ def test_promotes_and_rolls_back(registry: str) -> None:
     assert session.origin is not None and session.origin.version == "2"
     kinds = [line for line in cli("history", "jets", *at).stdout.splitlines() if "rollback" in line]
     assert len(kinds) == 1
+
+
+@pytest.mark.parametrize("mode", ["production", "test"])
+def test_windows_of_what_was_not_validated_on_them(
+    registry: str, mode: Literal["production", "test"]
+) -> None:
+    """Those that keep the alignment are bound; any other start is refused."""
+    session = pipeline.load("jets@production", registry=registry, mode=mode)
+    jets, tags = session.collection("jets", 80), session.collection("tags", 80)
+    for i, name in enumerate("abcdef"):
+        jets[name][:] = 0.1 * i
+    session.run(jets.window(32, 42), tags.window(64, 74))
+    for name, values in answers(session).items():
+        np.testing.assert_array_equal(tags[name][64:74], values)
+        assert not tags[name][:64].any() and not tags[name][74:].any()
+    with pytest.raises(pipeline.BindError, match="row 33"):
+        session.bind(jets.window(33, 43), tags.window(64, 74))

@@ -144,10 +144,12 @@ def test_cpp_refuses_what_does_not_fit(programs: Path, jets: Built, tmp_path: Pa
 
 
 BINDS = r"""
+#include <cmath>
 #include <cstdio>
 #include "soa_model.hpp"
-alignas(128) float x[64], wide[256];
+alignas(128) float x[64], wide[256], other[192];
 int main(int, char **argv) {
+  for (int i = 0; i < 64; ++i) x[i] = wide[i] = static_cast<float>(i) / 64;
   const soa::Model model = soa::Model::open(argv[1]);
   const soa::Columns good = {{"a", {x}}, {"b", {x}}, {"c", {wide}}, {"d", {x}}, {"f", {x, x}}};
   const soa::Memory tags("tags", {{"x", {wide}}, {"z", {wide + 64, wide + 128}}}, 9, 64);
@@ -168,6 +170,26 @@ int main(int, char **argv) {
   attempt("f", {x, nullptr});
   attempt("d", {x + 1});
   attempt("q", {x});
+  // Rows 5 to 14 of all, into rows 7 to 16 of others.
+  const soa::Columns whole = {{"x", {wide + 64}}, {"z", {wide + 128, wide + 192}}};
+  model.bind({{"jets", good, 64}, {"tags", whole, 64}})();
+  const soa::Memory rows("tags", {{"x", {other}}, {"z", {other + 64, other + 128}}}, 9, 64, 7);
+  model.bind({{"jets", good, 9, 64, 5}, rows})();
+  double worst = 0, around = 0;
+  for (int k = 0; k < 3; ++k) {
+    for (int i = 0; i < 64; ++i) {
+      const bool inside = i >= 7 && i < 16;
+      const double found = other[64 * k + i], wanted = wide[64 + 64 * k + i - 2];
+      if (inside) worst = std::max(worst, std::fabs(found - wanted));
+      if (!inside) around = std::max(around, std::fabs(found));
+    }
+  }
+  std::printf("%d %g\n", worst < 1e-5, around);
+  try {
+    model.bind({{"jets", good, 9, 12, 5}, tags});
+  } catch (const soa::Error &error) {
+    std::puts(error.what());
+  }
   try {
     model.bind({{"jets", x, 9}, tags});
   } catch (const soa::Error &error) {
@@ -194,16 +216,26 @@ def test_cpp_checks_each_separate_column(programs: Path, loose: Bundle, tmp_path
     ]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    assert run(tmp_path / "binds", artifact(loose)).stdout.splitlines() == [
+    folder = artifact(loose)
+    assert "windows any" in (folder / "arguments.txt").read_text().splitlines()
+    assert run(tmp_path / "binds", folder).stdout.splitlines() == [
         "ran",
         "'jets', column 'a': no address",
         "'jets', column 'f': 2 addresses are needed, found 1",
         "'jets', column 'f': null pointer",
         "'jets', column 'd': not aligned to 16",
         "no column 'q'",
+        "1 0",
+        "'jets': n above its capacity",
         "'jets' has separate columns: give the address of each",
         "separate columns have no place in a buffer",
     ]
+    before = tmp_path / "before"  # as of an artifact that was not validated on windows
+    shutil.copytree(folder, before)
+    lines = (folder / "arguments.txt").read_text().replace("windows any\n", "")
+    (before / "arguments.txt").write_text(lines)
+    done = run(tmp_path / "binds", before)
+    assert done.returncode != 0 and "row 5" in done.stderr and "multiple of 4" in done.stderr
 
 
 def test_the_producer_wants_the_demos_columns(programs: Path, jets: Built) -> None:

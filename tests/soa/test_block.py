@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from soa.block import Block, Plan, plan_block
 from soa.dtypes import DTYPES, itemsize
 from soa.errors import BlockError
-from soa.layout import Column, Layout, column, eigen, scalar
+from soa.layout import Column, Layout, column, eigen, opaque, scalar
 from soa.memory import Collection
 from tests.soa.strategies import ROWS, layouts, values_of
 
@@ -33,6 +33,7 @@ LAYOUT = Layout(
     ]
 )
 APART = Layout(LAYOUT.columns, storage="columns")
+CARRIES = Layout([*LAYOUT.columns, opaque("hit", 12), column("event", "uint64")])
 
 
 def plan(*names: str, layout: Layout = LAYOUT, **how: Any) -> Plan:
@@ -139,6 +140,17 @@ def test_the_models_dtype_and_shape() -> None:
         (("pt", "run"), {}, r"block 'features' mixes scalars \(run\) with columns"),
         (("pt", "q"), {}, "block 'features' has columns of float32, int8: say which dtype"),
         (("pt",), {"dtype": "float"}, "block 'features': unknown dtype 'float'"),
+        (("pt",), {"dtype": "uint64"}, "block 'features': unknown dtype 'uint64'"),
+        (
+            ("hit",),
+            {"layout": CARRIES},
+            "block 'features' names 'hit', which is opaque12: .* no model gets",
+        ),
+        (
+            ("event",),
+            {"layout": CARRIES},
+            "block 'features' names 'event', which is uint64: .* no model gets",
+        ),
         (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
         (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
     ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from soa.dtypes import DTYPES, itemsize
 from soa.errors import LayoutError
-from soa.layout import Column, Layout, column, eigen, scalar
+from soa.layout import Column, Layout, column, eigen, opaque, scalar
 from tests.soa.strategies import ROWS, layouts
 
 MEMBERS = (
@@ -83,10 +83,14 @@ def test_components_are_column_major() -> None:
     assert column("x", "float32").component_of(0) == 0
 
 
-# The size and pointer arithmetic of SoALayout.h for MEMBERS: alignSize as today, and the form of
-# older releases, whose unsigned wrap-around at n = 0 must come out the same. Eigen::Map with an
-# inner stride puts coefficient (row, col) of a column-major matrix at (col * rows + row) * stride.
+CARRIED = (opaque("hit", 12), column("id", "uint64"), Column("head", "opaque300", "scalar"))
+
+# The size and pointer arithmetic of SoALayout.h for MEMBERS, CARRIED and one more: alignSize as
+# today, and the form of older releases, whose unsigned wrap-around at n = 0 must come out the same.
+# Eigen::Map with an inner stride puts coefficient (row, col) of a column-major matrix at
+# (col * rows + row) * stride.
 PROGRAM = r"""
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -132,6 +136,10 @@ int main(int argc, char** argv) {
     walk.eigen<Matrix<float, 2, 3>>();
     walk.column<bool>();
     walk.column<std::uint16_t>();
+    walk.column<std::array<float, 3>>();
+    walk.column<std::uint64_t>();
+    walk.scalar<std::array<char, 300>>();
+    walk.column<bool>();
     for (std::size_t offset : walk.seen) std::printf("%zu ", offset);
     std::printf("%zu", walk.at);
     std::size_t stride = alignSize(walk.n * sizeof(float), walk.alignment) / sizeof(float);
@@ -157,12 +165,22 @@ def test_offsets_of_the_cpp_formula(tmp_path: Path) -> None:
     lines = printed.stdout.splitlines()
     assert len(lines) == len(cases)
     for (n, alignment), line in zip(cases, lines, strict=True):
-        layout = Layout(MEMBERS, alignment)
+        layout = Layout([*MEMBERS, *CARRIED, column("last", "bool")], alignment)
         offsets = layout.offsets(n)
         pitch = layout.pitch("cov", n)
         entries = [offsets["cov"] + layout["cov"].component_of(i) * pitch for i in range(6)]
         expected = [*offsets.values(), layout.nbytes(n), *entries]
         assert [int(word) for word in line.split()] == expected, (n, alignment)
+
+
+def test_what_is_carried_only() -> None:
+    layout = Layout([*CARRIED, column("x", "float32")], 16)
+    assert [c.name for c in layout.numbers] == ["x"]
+    assert (layout.pitch("hit", 33), layout.pitch("id", 33)) == (400, 272)  # 396 and 264
+    assert layout.row_step == 4
+    apart = Layout(layout.columns, storage="columns")
+    assert [apart.alignment_of(c.name) for c in apart.columns] == [1, 8, 1, 4]
+    assert (apart.alignment, apart.row_step, Layout(layout.columns).alignment) == (1, 1, 128)
 
 
 @given(layouts(), ROWS)
@@ -210,7 +228,9 @@ def test_dtypes(size: int, dtypes: set[str]) -> None:
         (lambda: column("2x", "float32"), "'2x' is not an identifier"),
         (lambda: scalar("é", "float32"), "'é' is not an identifier"),
         (lambda: column("x", "float"), "column 'x': unknown dtype 'float'"),
-        (lambda: column("x", "uint64"), "column 'x': unknown dtype 'uint64'"),
+        (lambda: opaque("x", 0), "column 'x': unknown dtype 'opaque0'"),
+        (lambda: column("x", "opaque99999999"), "column 'x': unknown dtype"),
+        (lambda: eigen("x", "opaque3", 2), "Eigen column 'x' is opaque3"),
         (lambda: Column("x", "int8", "row"), "'x': kind 'row'"),  # type: ignore[arg-type]
         (lambda: Column("x", "int8", "column", (2,)), r"column 'x' has no shape, found \[2\]"),
         (lambda: eigen("x", "float32"), r"Eigen column 'x' has shape \[\]"),

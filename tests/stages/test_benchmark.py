@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -57,6 +58,23 @@ def test_the_fastest_is_the_fastest() -> None:
     slow, fast = (report.timings["n=50"][name].median_us for name in sessions)
     assert slow >= 20_000 > 2_000
     assert fast >= 2_000
+
+
+class Slow(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.003)
+        return x[:, :3]
+
+
+def test_nobody_is_hopeless_beside_the_copies_alone() -> None:
+    """They compute nothing, so every candidate takes more than twice as long."""
+    signature = mlp_signature(typical=(3,))
+    inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
+    sessions = {"candidate": Session(signature, rogues.Waits(0.002))}
+    report = benchmark(signature, sessions, inputs, Slow(), seconds=0.05)
+    for rows in report.timings.values():
+        assert rows["candidate"].median_us > 2 * rows[COPIES].median_us
+        assert rows["candidate"].rounds == rows[EAGER].rounds >= 7
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from engines import Executable, engine
 from runtime.checked.comparison import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.session.session import Session
-from soa import Block, Layout, RowRange, Signature, column
+from soa import Block, Layout, RowRange, Signature, column, opaque
 from stages.benchmark import benchmark
 from stages.capture import capture
 from stages.reference.answers import Reference, random_inputs
@@ -56,6 +56,7 @@ def test_a_right_artifact_is_valid(mlp: Built, name: str) -> None:
         *(4099, 5000),
     ]
     assert all(not case.faults for case in report.cases)
+    assert report.windows
     worst = report.worst["probabilities"]
     assert worst.elements == 3 * sum(case.rows["n"] for case in report.cases)
     assert worst.max_abs < 1e-5
@@ -367,3 +368,104 @@ def test_a_read_past_an_end_kills_the_process_that_validates(
         code = ended(lambda: validate_session(session, "by hand", reference, TIGHT, say=say))
     assert code == -signal.SIGSEGV
     assert (tmp_path / "said").read_text().splitlines() == ["at n=0", "at n=1"]
+
+
+# -- windows of larger collections -----------------------------------------------------------------
+
+
+class WhereAligned:
+    """Right where the last argument begins at 128 bytes; elsewhere it does something more."""
+
+    def __init__(self, then: Callable[[int, torch.Tensor], object]) -> None:
+        self.then = then
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        n, answers = arguments[0].shape[0], torch.atleast_2d(arguments[-1])
+        if arguments[1].dim() == 2:
+            rogues.honest()(arguments)
+        else:
+            arguments[-1].copy_(arguments[1] * 3)
+        if n and arguments[-1].data_ptr() % 128:
+            self.then(n, answers)
+
+
+def raises(n: int, answers: torch.Tensor) -> None:
+    raise RuntimeError("movaps")
+
+
+ELSEWHERE = {
+    "off": (lambda n, y: y[0, n - 1 : n].add_(1), "n=1"),
+    "outside": (
+        lambda n, y: ctypes.memset(y.data_ptr() - 4, 0, 4),
+        "wrote outside its columns or rows in collection",
+    ),
+    "raises": (raises, "movaps"),
+}
+
+
+@pytest.mark.parametrize("fault", ELSEWHERE)
+def test_an_artifact_that_wants_aligned_rows_gets_no_other(
+    fault: str, reference: Reference
+) -> None:
+    then, says = ELSEWHERE[fault]
+    report = judged(WhereAligned(then), reference)
+    assert report.reason is None and not report.windows
+    assert "n=1" in report.window and says in report.window
+    assert ValidationReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@pytest.mark.parametrize("fault", ELSEWHERE)
+def test_columns_of_an_elements_alignment_are_validated_so(fault: str) -> None:
+    """What such a layout takes begins at any element: an artifact that wants more is refused."""
+    layout = {c: Layout([column(c, "float32")], storage="columns") for c in "ab"}
+    signature = Signature.build(
+        layout,
+        [Block("x", "a", ("a",))],
+        [Block("probabilities", "b", ("b",))],
+        {"n": RowRange(0, 40)},
+    )
+    then, says = ELSEWHERE[fault]
+    reference = rogues.reference(signature)
+    right = WhereAligned(lambda n, y: None)
+    assert validate_session(Session(signature, right), "by hand", reference, TIGHT).windows
+    report = validate_session(Session(signature, WhereAligned(then)), "by hand", reference, TIGHT)
+    assert report.reason is not None and says in report.reason
+
+
+def test_columns_begin_at_odd_elements_in_validation() -> None:
+    layout = Layout([column("x", "float32"), column("y", "float64")], storage="columns")
+    signature = Signature.build(
+        {"jets": layout},
+        [Block("features", "jets", ("x",))],
+        [Block("probabilities", "jets", ("y",))],
+        {"n": RowRange(0, 40)},
+    )
+    seen: dict[int, set[int]] = {}
+
+    def triple(arguments: Sequence[torch.Tensor]) -> None:
+        rows, x, y = arguments
+        y.copy_(x * 3)
+        seen.setdefault(rows.shape[0], set()).add(x.data_ptr() % 8)
+        seen[rows.shape[0]].add(y.data_ptr() % 16 - 100)
+
+    reference = rogues.reference(signature)
+    assert validate_session(Session(signature, triple), "by hand", reference, TIGHT).valid
+    assert all({4, 8 - 100} <= found for n, found in seen.items() if n)
+
+
+def test_opaque_members_are_carried_and_never_touched(tmp_path: Path) -> None:
+    columns = [opaque("hit", 12), *(column(name, "float32") for name in mlps.FEATURES)]
+    signature = Signature.build(
+        {
+            "jets": Layout([*columns, column("id", "uint64")]),
+            "tags": mlp_signature().layouts["tags"],
+        },
+        [Block("features", "jets", mlps.FEATURES)],
+        [Block("probabilities", "tags", mlps.CLASSES)],
+        {"n": RowRange(0, 40)},
+    )
+    built = build(rogues.Triple(), signature, tmp_path, ("exported",))
+    reference = Reference.load(built.capture.reference, signature)
+    assert set(reference.inputs["jets"]) == set(mlps.FEATURES)
+    report = validate_session(built.session("exported"), "exported", reference, TIGHT)
+    assert report.valid and report.windows

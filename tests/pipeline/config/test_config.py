@@ -56,7 +56,7 @@ def test_defaults(folder: Path) -> None:
     assert config.engines == engines.DEFAULT_ENGINES
     assert "tensorrt" not in config.engines
     assert config.rows["n"].min == 0
-    assert config.collections["c"].alignment == 128
+    assert config.collections["c"].layout().alignment == 128
     assert config.collections["c"].storage == "buffer"
     assert config.outputs[0].tolerance is None
     assert (config.gates.max_slowdown, config.gates.max_outside) == (1.1, 0.0)

@@ -49,6 +49,15 @@ BAD = [
     ("pt, dtype: float32", "pt, dtype: flot32", 12, "columns[0].dtype: found 'flot32' (did you m"),
     ("pt, dtype: float32", "pt", 12, "jets.columns[0]: the key 'dtype' is missing"),
     ("pt, dtype: float32", "p-t, dtype: float32", 12, "columns[0].name: found 'p-t'; allowed: le"),
+    ("pt, dtype: float32", "pt, dtype: int8, opaque: 3", 12, "found both dtype and opaque"),
+    ("pt, dtype: float32", "pt, opaque: 0", 12, "columns[0].opaque: found 0; it should be greater"),
+    (
+        "pt, dtype: float32",
+        "pt, opaque: 12",
+        24,
+        "inputs[0]: block 'features' names 'pt', which is",
+    ),
+    ("pt, dtype: float32", "pt, dtype: uint64", 24, "block 'features' names 'pt', which is uint64"),
     ("eigen: [3]", "eigen: 3", 13, "columns[1].eigen: found 3; expected a list"),
     ("eigen: [3]", "eigen: []", 13, "columns[1].eigen: found no entry; expected at least 1"),
     ("eigen: [3]", "eigen: [0]", 13, "columns[1].eigen[0]: found 0; it should be greater than 0"),
@@ -170,6 +179,16 @@ def test_columns_of_several_dtypes_need_one_for_the_model(folder: Path) -> None:
     [problem] = refused(folder, mixed)
     assert problem.startswith("5: inputs[0]: block 'i' has columns of float32, int8")
     assert load(folder, mixed.replace("[x, z]", "[x, z], dtype: float32"))
+
+
+def test_carried_members_and_the_alignment_of_each_storage(folder: Path) -> None:
+    more = "columns: [{name: hit, opaque: 12}, {name: id, dtype: uint64}, {"
+    text = MINIMAL.replace("columns: [{", more)
+    layout = load(folder, text).signature().layouts["c"]
+    assert [c.dtype for c in layout.columns[:2]] == ["opaque12", "uint64"]
+    assert (layout.alignment, layout.nbytes(1)) == (128, 128 * len(layout.columns))
+    apart = load(folder, text.replace("  c: {", "  c: {storage: columns, "))
+    assert apart.signature().layouts["c"].alignment == 1
 
 
 PREPROCESS = """

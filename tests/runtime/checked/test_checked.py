@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,7 @@ from runtime.session.session import Origin
 from soa import Collection
 from tests.models import rogues
 from tests.models.building import JETS, TAGS, Built, mlp_signature, reference_collections
+from tests.models.mlps import CLASSES
 from tests.soa.strategies import values_of
 
 TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
@@ -172,3 +174,39 @@ def test_threads_add_to_one_report() -> None:
         list(pool.map(work, range(4)))
     assert session.report.events == 80
     assert session.report.worst["probabilities"].elements == 80 * 15
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+def in_windows(executable: Executable, n: int = 5) -> Collection:
+    """Run on rows 10 to 10 + n of larger collections; the outputs as a whole, 7 where untouched."""
+    given, written = jets_and_tags(40)
+    for name in CLASSES:
+        written["tags"][name][:] = 7
+    session = CheckedSession(
+        mlp_signature(), executable, rogues.honest(), TIGHT, origin=ORIGIN, any_start=True
+    )
+    session.run(given["jets"].window(10, 10 + n), written["tags"].window(3, 3 + n))
+    expected = given["jets"]["a"][10 : 10 + n] * 3
+    np.testing.assert_allclose(written["tags"]["x"][3 : 3 + n], expected, rtol=1e-5)
+    return written["tags"]
+
+
+def test_a_window_is_checked_and_nothing_around_it_changes() -> None:
+    tags = in_windows(rogues.honest())
+    for name in CLASSES:
+        assert set(tags[name][:3]) | set(tags[name][8:]) == {7}
+
+
+@pytest.mark.parametrize(
+    ("executable", "says"),
+    [
+        (rogues.writes_padding(), "wrote outside its columns or rows in collection 'tags'"),
+        (rogues.changes_inputs(), "changed its input collection 'jets'"),
+        (rogues.off_by(1e-2), "output 'probabilities', row 4"),
+    ],
+)
+def test_rogues_in_a_window(executable: Executable, says: str) -> None:
+    with pytest.raises(DeviationError, match=says):
+        in_windows(executable)

@@ -48,7 +48,7 @@ class Elsewhere(Session):
         self.device = Device("cpu:1")
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        return Binding(SIGNATURE, self._executable, *self._named(inputs, outputs), Device())
+        return Session(SIGNATURE, self._executable).bind(inputs, outputs, graph=graph)
 
 
 def event(value: float, n: int = 5) -> tuple[Collection, Collection]:

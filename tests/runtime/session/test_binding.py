@@ -16,8 +16,9 @@ from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
 from runtime.opening.ranged import RangedExecutable
 from runtime.session.binding import Binding
-from runtime.session.session import Session
+from runtime.session.session import Origin, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
+from soa.memory import as_collection
 from tests.models import detector, rogues
 from tests.models.building import JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES, FEATURES
@@ -122,7 +123,7 @@ def floats(names: Sequence[str]) -> list[Any]:
     ],
 )
 def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
-    assert refusal(Collection(layout, 5), tags()) == message
+    assert refusal(Collection(layout, 5), tags()).startswith(message)
 
 
 @pytest.mark.parametrize("name", "abcdef")
@@ -148,7 +149,7 @@ def test_separate_columns_may_be_aligned_better_than_needed() -> None:
     session = Session(simple(layout(64)), Records())
     session.bind(Collection(layout(128), 5), tags())
     message = "collection 'i' is aligned to 32 bytes, the model was compiled for 64"
-    assert refusal(Collection(layout(32), 5), tags(), session) == message
+    assert refusal(Collection(layout(32), 5), tags(), session).startswith(message)
 
 
 # -- collections -----------------------------------------------------------------------------------
@@ -514,3 +515,68 @@ def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
     assert binding.rows == {"n": 7}
     binding.rebind(jets(6), tags(6))
     assert binding.rows == {"n": 6}
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", [0, 32, 96])
+def test_windows_that_keep_the_alignment_are_bound(start: int) -> None:
+    binding = SESSION.bind(jets(200).window(start, start + 5), tags(300).window(64, 69))
+    binding()
+    binding.rebind(jets(40).window(32, 37), tags())
+    with pytest.raises(BindError, match="n = 6 is outside"):
+        binding(6)
+
+
+def test_other_windows_are_bound_where_validation_has_tried_them() -> None:
+    given = jets(200).window(10, 15)
+    text = refusal(given, tags())
+    assert "row 10" in text and "multiple of 32" in text
+    binding = SESSION.bind(jets(), tags())
+    with pytest.raises(BindError, match="row 10"):
+        binding.rebind(given, tags())
+    free = Session(mlp_signature(100, (), 2), Records(), any_start=True)
+    free.bind(given, tags(300).window(7, 12))()
+    assert "row 7" in refusal(jets(), tags(300).window(7, 12))
+
+
+def test_separate_columns_begin_at_any_row() -> None:
+    layout = Layout(floats("a"), storage="columns")
+    answers = Layout(floats("x"), storage="columns")
+    session = Session(simple(layout, answers), Records())
+    for start in range(34):
+        given, written = Collection(layout, 50), Collection(answers, 50)
+        session.bind(given.window(start, start + 5), written.window(start + 1, start + 6))()
+
+
+def test_windows_of_one_memory() -> None:
+    layout = Layout(floats("xy"))
+    both = Signature.build(
+        {"i": layout, "o": layout},
+        [Block("features", "i", ("x",))],
+        [Block("y", "o", ("x",))],
+        {"n": RowRange(0, 10)},
+    )
+    session, memory = Session(both, Records(), any_start=True), Collection(layout, 50)
+    session.bind(memory.window(0, 10), memory.window(10, 20))
+    assert "overlap" in refusal(memory.window(0, 10), memory.window(9, 19), session)
+
+
+def test_what_was_copied_is_no_output() -> None:
+    layout = Layout(floats("x"), storage="columns")
+    session = Session(simple(Layout(floats("a")), layout), Records())
+    strided = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
+    text = refusal(Collection(Layout(floats("a")), 5), strided, session)
+    assert "read-only" in text and "as_collection copied x" in text
+
+
+def test_what_sessions_and_bindings_are() -> None:
+    origin = Origin("jets", "3", None, "cpu/x86-64-v3", "aoti")
+    session = Session(mlp_signature(100, (), 2), Records(), origin=origin)
+    binding = session.bind(jets(), tags())
+    for made in (session, binding):
+        for part in ("jets/3", "aoti", "cpu/x86-64-v3", "tags"):
+            assert part in repr(made)
+    binding(3)
+    assert "n=3" in repr(binding)

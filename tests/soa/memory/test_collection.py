@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from soa.dtypes import DTYPES, torch_dtype
 from soa.errors import CollectionError, LayoutError
-from soa.layout import Layout, column, eigen, scalar
+from soa.layout import Column, Layout, column, eigen, opaque, scalar
 from soa.memory import Collection
 from tests.soa.exporters import (
     OnlyArrayInterface,
@@ -76,6 +76,40 @@ def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -
     expected = bytearray(2688)
     expected[offset : offset + 4] = struct.pack("<f", 1.25)
     assert raw(collection) == bytes(expected)
+
+
+def test_row_major_matrices_are_declared_transposed() -> None:
+    """Eigen::Matrix<float, 2, 3, RowMajor> has component row * 3 + column."""
+    matrices = np.arange(24, dtype="f4").reshape(4, 2, 3)
+    collection = Collection(Layout([eigen("m", "float32", 3, 2)]), 4)
+    for row in range(2):
+        for col in range(3):
+            collection.span("m", row * 3 + col).numpy()[...] = matrices[:, row, col]
+    np.testing.assert_array_equal(collection["m"].transpose(0, 2, 1), matrices)
+
+
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_opaque_members(storage: Any) -> None:
+    hit = np.dtype([("x", "f4"), ("y", "f4"), ("id", "u4")])
+    values = np.zeros(5, hit)
+    values["id"], values["y"] = np.arange(5), 0.5
+    layout = Layout(
+        [opaque("hit", 12), column("event", "uint64"), Column("head", "opaque3", "scalar")],
+        storage=storage,
+    )
+    event = np.arange(5, dtype="u8") + (1 << 63)
+    given = {"hit": values, "event": event, "head": np.void(b"abc")}
+    collection = Collection.from_arrays(layout, given, capacity=9)
+    assert collection["hit"].view(hit)["id"].tolist() == [0, 1, 2, 3, 4]
+    assert collection["event"].tolist() == event.tolist()
+    assert collection["head"].tobytes() == b"abc" == bytes(collection.tensor("head").tolist())
+    assert collection.tensor("hit").shape == (5, 12) and "opaque12" in repr(collection)
+    assert collection.to("cpu")["hit"].tobytes() == values.tobytes()
+    other = Collection(layout, 5)
+    other.copy_from(collection)
+    assert other["hit"].tobytes() == values.tobytes()
+    with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
+        Collection.from_arrays(layout, {**given, "hit": values["id"]})
 
 
 def test_where_a_scalar_lies() -> None:
@@ -180,9 +214,23 @@ def test_empty_and_scalar_only_collections() -> None:
 
 
 def test_its_text() -> None:
-    assert repr(Collection(LAYOUT, 2, capacity=5)) == (
-        "Collection(n=2, capacity=5, cpu, [x, dir, m, run])"
+    collection = Collection(LAYOUT, 2, capacity=5)
+    collection["x"][:] = [1.5, 20000]
+    collection["dir"][1] = [1, 2, 3]
+    assert repr(collection).splitlines() == [
+        "Collection of 2 rows on cpu, room for 5",
+        "  x    float32        1.5  2e+04",
+        "  dir  float32[3]     [0 0 0]  [1 2 3]",
+        "  m    float32[2, 3]  [0 0 0 0 0 0]  [0 0 0 0 0 0]",
+        "  run  uint32         0",
+    ]
+    many = Layout(
+        [column("h", "bfloat16"), opaque("o", 3), *(column(f"c{i}", "bool") for i in range(30))]
     )
+    head, *lines = repr(Collection(many, 1000).window(10, 20)).splitlines()
+    assert "10 rows" in head and "from row 10 of 1,000" in head
+    assert lines[0].split() == ["h", "bfloat16", *["0"] * 4, "…"]
+    assert lines[1].split() == ["o", "opaque3"] and "12 more" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -313,7 +361,7 @@ def test_bfloat16_columns() -> None:
     [
         ({"x": np.arange(5)}, "column 'x' is int64, the layout says float32"),
         ({"x": aligned_array(np.arange(5), ">f4")}, "column 'x' is >f4, the layout says float32"),
-        ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is .*'a'"),
+        ({"x": aligned_array(np.zeros(5), "f4").view([("a", "f4")])}, "column 'x' is opaque4"),
         ({"x": torch.arange(5)}, "column 'x' is int64"),
         ({"x": bytes(20)}, "column 'x' is uint8"),
         ({"x": [1.0]}, "column 'x': cannot view a list as memory"),

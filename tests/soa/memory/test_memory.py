@@ -83,7 +83,8 @@ def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
 def test_values_of_another_dtype_are_not_raw_bytes(dtype: Any) -> None:
     floats = Layout([column("x", "float32")])
     memory = aligned(256).view(dtype)
-    says = f"the memory holds {re.escape(str(memory.dtype))}, the layout's columns are float32"
+    name = "opaque4" if memory.dtype.kind == "V" else re.escape(str(memory.dtype))
+    says = f"the memory holds {name}, the layout's columns are float32"
     for given in (memory, OnlyArrayInterface(memory)):
         with pytest.raises(CollectionError, match=says):
             Collection.wrap(floats, given, N)

@@ -1,0 +1,312 @@
+"""Columns that other libraries hold, as a Collection: in place where they can, else copied.
+
+`as_collection` is the one way in, and says which columns it copied. An Eigen column is a struct
+(Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`, of
+which only Fortran's order has each entry as a column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from soa.dtypes import DTYPES, dtype_name, is_opaque
+from soa.errors import CollectionError
+from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
+from soa.memory.collection import Collection
+from soa.memory.foreign import as_opaque, check_dtype, import_bytes
+from soa.memory.outgoing import to_numpy
+from soa.memory.span import Device, allocate, is_tensor
+
+if TYPE_CHECKING:
+    import awkward as ak
+
+# Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
+_ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
+_IN_PLACE = [_ARROW_NAMES.get(d, d) for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")]
+
+
+def as_collection(
+    data: Any, layout: Layout | None = None, *, fill: Mapping[str, Any] | None = None
+) -> Collection:
+    """`data` as a collection, in place where its memory can be bound as it is.
+
+    `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and what else speaks DLPack,
+    Arrow, Awkward, pandas, polars, h5py); a structured array; an Arrow table or record batch; an
+    Awkward array of flat records; a DataFrame of pandas or polars; a group or compound dataset of
+    h5py; an .npz file. Scalars are single values of a dict.
+
+    With `layout` (a model's: `session.layout("jets")`) its columns are looked up by name and the
+    others left alone; a `buffer` layout takes a copy of all. Without, every column is taken, each
+    in memory of its own. `fill` has a value by column for what is missing there.
+
+    `Collection.copied` names the columns that had to be copied: chunks, gaps between elements, bits
+    for booleans, filled values, files, an alignment that is not there. Such a collection is
+    read-only, as what is written to it would not reach `data`; so is memory that Arrow, Awkward or
+    JAX share. uint8 of zeros and ones is a bool column. CollectionError names the column, and what
+    to do.
+    """
+    if isinstance(data, Collection):
+        if layout is None or layout == data.layout:
+            return data
+        data = to_numpy(data)
+    names, column, loads = _source(data)
+    for name in (*([] if layout is None else layout.by_name), *(fill or ())):
+        if name not in names:
+            have = ", ".join(map(str, names))
+            raise CollectionError(f"no column {name!r}, there are: {have}")
+    wanted = names if layout is None else list(layout.by_name)
+    found = {name: _values(name, column(name), (fill or {}).get(name)) for name in wanted}
+    if layout is None:
+        layout = Layout(
+            [_member_of(name, each.values) for name, each in found.items()], 1, "columns"
+        )
+    apart = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
+    copied = {name for name, each in found.items() if each.copied or loads}
+    pieces: dict[str, Any] = {}
+    for member in layout.columns:
+        values = found[member.name].values
+        parts = _parts(member, values)
+        if is_opaque(member.dtype) and not np.may_share_memory(parts[0], values):
+            copied.add(member.name)
+        aligned = [_aligned(part, member.dtype, apart.alignment_of(member.name)) for part in parts]
+        if any(new is not old for new, old in zip(aligned, parts, strict=True)):
+            copied.add(member.name)
+        pieces[member.name] = aligned if member.kind == "eigen" else aligned[0]
+    locked = bool(copied) or any(each.locked for each in found.values())
+    made = Collection.from_columns(apart, pieces, readonly=locked or None)
+    if layout is not apart:
+        made, copied = made.to(made.device, layout), set(pieces)
+        made.readonly = True
+    made.copied = tuple(name for name in pieces if name in copied)
+    return made
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _source(data: Any) -> tuple[Sequence[Any], Callable[[Any], Any], bool]:
+    """The names of columns, a column by its name, and whether that is read from a file."""
+    library = _library(data)
+    if library == "polars" and hasattr(data, "columns"):
+        data, library = data.to_arrow(), "pyarrow"
+    names: Sequence[Any]
+    if library == "pyarrow" and hasattr(data, "schema"):
+        names, column = data.schema.names, data.column
+    elif library == "awkward":
+        names, column = data.fields, data.__getitem__
+    elif isinstance(data, Mapping) or (library == "pandas" and hasattr(data, "columns")):
+        names, column = list(data), data.__getitem__
+    else:  # of a structured array
+        names = getattr(getattr(data, "dtype", None), "names", None) or ()
+        column = getattr(data, "__getitem__", None)
+    if not names:
+        raise CollectionError(
+            f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
+            "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
+            "memory, n)"
+        )
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
+    file = library == "h5py" or (library == "numpy" and isinstance(data, Mapping))
+    return names, column, file
+
+
+# -- a column of any library -----------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """A column's values: an array `(n, ...)`, or those of each entry of a struct, row by row."""
+
+    values: Any
+    copied: bool = False
+    locked: bool = False
+    """Whether nobody may write there."""
+
+
+def _values(name: str, value: Any, fill: Any) -> _Found:
+    """As NumPy's or torch's array, in place where that can be."""
+    library, copied = _library(value), False
+    if library == "polars":
+        value, library = value.to_arrow(), "pyarrow"
+    elif library == "pandas" and isinstance(value.dtype, np.dtype):
+        value = value.to_numpy()
+    elif library == "pandas":
+        copied, library = not hasattr(value.dtype, "pyarrow_dtype"), "pyarrow"
+        value = value.array.__arrow_array__()
+    if library == "pyarrow":
+        return _arrow(name, value, fill, copied)
+    if library == "awkward":
+        return _awkward(name, value, fill)
+    if library == "h5py":
+        return _array(name, _named(name, lambda: value[()]), fill, copied=True)
+    if is_tensor(value) and str(value.layout) == "torch.strided":
+        return _Found(value.detach())
+    exporters = ("__cuda_array_interface__", "__dlpack__")
+    if not isinstance(value, np.ndarray) and any(hasattr(value, each) for each in exporters):
+        found = _named(name, lambda: import_bytes(value))
+        span = found.bytes.at(0, found.dtype, *found.shape)
+        numpy = span.device.type == "cpu" and found.dtype != "bfloat16"
+        return _Found(span.numpy() if numpy else span.tensor(), locked=span.readonly)
+    return _array(name, value, fill)
+
+
+def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
+    array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
+    copied = copied or array is not value
+    if array.dtype.hasobject:
+        raise CollectionError(
+            f"column {name!r} holds Python objects, such as strings or lists: a column has one "
+            "number for each element"
+        )
+    if np.ma.is_masked(array):
+        count = int(np.ma.getmaskarray(array).sum())
+        array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
+    array = np.ma.getdata(array)
+    if not array.dtype.isnative:
+        array, copied = array.astype(array.dtype.newbyteorder("=")), True
+    return _Found(array, copied, not array.flags.writeable)
+
+
+def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
+    if fill is None:
+        raise CollectionError(
+            f"column {name!r} has {missing} missing values (nulls), and a column has a value in "
+            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}), or drop those rows"
+        )
+    value = _named(name, lambda: dtype.type(fill))
+    if dtype.kind in "biu" and value != fill:
+        raise CollectionError(f"column {name!r} is {dtype}, which has no {fill!r} to fill in")
+    return value
+
+
+def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
+    """Arrow's values; it shares its buffers freely and never writes to them."""
+    import pyarrow as pa
+
+    if isinstance(array, pa.ChunkedArray):
+        copied = copied or array.num_chunks > 1
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if not isinstance(array, pa.Array) or not array.is_cpu:
+        raise CollectionError(
+            f"column {name!r} is a {type(array).__name__}, not an Arrow array of the CPU"
+        )
+    kind = array.type
+    if pa.types.is_struct(kind):
+        entries = [_arrow(name, part, fill, copied) for part in array.flatten()]
+        return _Found([e.values for e in entries], any(e.copied for e in entries), True)
+    if pa.types.is_fixed_size_list(kind) and not array.null_count:
+        inner = _arrow(name, array.flatten(), fill, copied)
+        shape = (len(array), kind.list_size, *inner.values.shape[1:])
+        return inner._replace(values=inner.values.reshape(shape))
+    if str(kind) not in (*_IN_PLACE, "bool"):
+        how = f"cast it to one of bool, {', '.join(_IN_PLACE)}"
+        if pa.types.is_nested(kind):
+            how = "a column has one value for each element; flatten it first"
+        elif pa.types.is_temporal(kind):
+            how = "look at the same bytes as integers with view('int64') or view('int32')"
+        raise CollectionError(f"column {name!r} is {kind}: {how}")
+    if array.null_count:
+        dtype = np.dtype(kind.to_pandas_dtype())
+        array = array.fill_null(_filling(name, fill, dtype, array.null_count).item())
+        copied = True
+    bits = pa.types.is_boolean(kind)
+    return _Found(array.to_numpy(zero_copy_only=not bits), copied or bits, True)
+
+
+def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
+    """Awkward's values; it too shares its buffers freely."""
+    import awkward as ak
+
+    content: Any = ak.materialize(array).layout
+    if content.is_record:
+        entries = [_awkward(name, array[field], fill) for field in content.fields]
+        return _Found([e.values for e in entries], any(e.copied for e in entries), True)
+    if content.is_union or not content.purelist_isregular:
+        how = "jagged: flatten it first (ak.flatten)" if content.is_list else "not numbers"
+        raise CollectionError(f"column {name!r} is a {type(content).__name__}, {how}")
+    if content.is_numpy:
+        return _values(name, content.data, fill)._replace(locked=True)
+    copied = content.is_option or content.is_indexed
+    return _array(name, ak.to_numpy(array), fill, copied)._replace(locked=True)
+
+
+def _named(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` gives; its errors name the column."""
+    try:
+        return make()
+    except (CollectionError, OverflowError, TypeError, ValueError) as error:
+        raise CollectionError(f"column {name!r}: {error}") from None
+
+
+# -- as a layout wants it ------------------------------------------------------------------------
+
+
+def _member_of(name: Any, values: Any) -> Column:
+    """The member that values are, where no layout says it; LayoutError where they are none."""
+    if isinstance(values, list):
+        raise CollectionError(
+            f"column {name!r} has several entries an element: give the layout that says "
+            "which Eigen object they are"
+        )
+    shape = tuple(values.shape[1:])
+    kind: Any = "scalar" if values.ndim == 0 else "eigen" if shape else "column"
+    return Column(str(name), dtype_name(values.dtype), kind, shape)
+
+
+def _parts(member: Column, values: Any) -> list[Any]:
+    """Values as a member's physical columns in the order of storage, views where that can be."""
+    if is_opaque(member.dtype) and not isinstance(values, list):
+        return [_named(member.name, lambda: as_opaque(member, values))]
+    if isinstance(values, list):
+        fits, found = len(values) == member.components, f"a struct of {len(values)} an element"
+    elif member.kind == "scalar":
+        fits, found = values.shape in ((), (1,)), f"shape {tuple(values.shape)}, not one value"
+    else:
+        fits = values.ndim > 0 and tuple(values.shape[1:]) == member.shape
+        found = f"shape {tuple(values.shape)}"
+    if not fits or (isinstance(values, list) and member.kind != "eigen"):
+        what = f"{member.kind} {list(member.shape) or ''}".rstrip()
+        raise CollectionError(f"column {member.name!r} is {what} in the layout; found {found}")
+    if member.kind == "scalar":
+        entries = [values.reshape(1)]
+    elif isinstance(values, list):
+        entries = values
+    else:
+        entries = [values[(slice(None), *index)] for index in np.ndindex(*member.shape)]
+    place = {member.component_of(i): _of_dtype(member, entry) for i, entry in enumerate(entries)}
+    return [place[k] for k in range(member.components)]
+
+
+def _of_dtype(member: Column, values: Any) -> Any:
+    """Values of the member's dtype, where zeros and ones of a byte are bool too."""
+    dtype = dtype_name(values.dtype)
+    if (member.dtype, dtype) != ("bool", "uint8"):
+        check_dtype(member, dtype, repr(member.name))
+        return values
+    if len(values) and int(values.max()) > 1:
+        raise CollectionError(
+            f"column {member.name!r} is uint8 with other values than 0 and 1, and the layout "
+            "says bool: compare it (!= 0), or write dtype: uint8 in the model's config"
+        )
+    if is_tensor(values):
+        import torch
+
+        return values.view(torch.bool)
+    return values.view(np.bool_)
+
+
+def _aligned(part: Any, dtype: str, alignment: int) -> Any:
+    """A column itself where it is dense and aligned, else a copy in memory of its own."""
+    dense = part.is_contiguous() if is_tensor(part) else part.flags.c_contiguous
+    address = part.data_ptr() if is_tensor(part) else part.ctypes.data
+    if dense and (not len(part) or address % alignment == 0):
+        return part
+    device = Device(part.device) if is_tensor(part) else Device()
+    span = allocate(part.nbytes, max(alignment, DEFAULT_ALIGNMENT), device)
+    span = span.at(0, dtype, *part.shape)
+    span.store(part)
+    return span.tensor() if is_tensor(part) else span.numpy()

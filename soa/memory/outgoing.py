@@ -1,0 +1,120 @@
+"""A collection's columns as other libraries hold them, in place where they can.
+
+`collection["pt"]` is NumPy's view of a column, `collection.tensor("pt")` torch's, and both export
+DLPack. An Eigen column is a struct (Arrow) or a record (Awkward) of its entries, row by row: `e0,
+e1, ...` of a vector, `e0_0, e0_1, ...` of a matrix. All that is here is of CPU memory; what comes
+out keeps it alive, and sees what is written to it later unless it was copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from soa.dtypes import is_opaque
+from soa.errors import CollectionError
+from soa.layout import Column
+from soa.memory.collection import Collection
+from soa.memory.span import Array
+
+if TYPE_CHECKING:
+    import awkward as ak
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
+
+
+def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """The n elements in use of a CPU collection as an Arrow record batch: a copy of booleans only.
+
+    The batch keeps the memory alive, and sees what is written to it later. Raises CollectionError
+    for scalars, opaque columns and bfloat16, which Arrow does not have.
+    """
+    import pyarrow as pa
+
+    arrays: dict[str, pa.Array] = {}
+    for member, parts in _exported(collection, columns):
+        made = [pa.array(part) for part in parts]
+        eigen = member.kind == "eigen"
+        arrays[member.name] = (
+            pa.StructArray.from_arrays(made, names=_entry_names(member)) if eigen else made[0]
+        )
+    return pa.RecordBatch.from_pydict(arrays)
+
+
+def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> ak.Array:
+    """The n elements in use of a CPU collection as Awkward records, without a copy.
+
+    As `to_arrow`.
+    """
+    import awkward as ak
+
+    contents: dict[str, Any] = {}
+    for member, parts in _exported(collection, columns):
+        made = [ak.contents.NumpyArray(part) for part in parts]
+        eigen = member.kind == "eigen"
+        contents[member.name] = (
+            ak.contents.RecordArray(made, _entry_names(member), length=collection.n)
+            if eigen
+            else made[0]
+        )
+    return ak.Array(ak.contents.RecordArray([*contents.values()], [*contents], length=collection.n))
+
+
+def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
+    """As `collection[name]` for each member: views, but a copy of an Eigen column whose components
+    lie apart."""
+    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    found: dict[str, Array] = {}
+    for name in names:
+        member = collection.layout[name]
+        if member.kind == "eigen" and collection.layout.storage == "columns":
+            ((_, parts),) = _exported(collection, [name])
+            found[name] = np.stack(parts, axis=-1).reshape(collection.n, *member.shape)
+        else:
+            found[name] = collection[name]
+    return found
+
+
+def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """As `to_arrow`, then a copy."""
+    return to_arrow(collection, columns).to_pandas()
+
+
+def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """As `to_arrow`, without another copy."""
+    import polars as pl
+
+    frame = pl.from_arrow(to_arrow(collection, columns))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _entry_names(member: Column) -> list[str]:
+    if len(member.shape) == 1:
+        return [f"e{row}" for row in range(member.shape[0])]
+    return [f"e{row}_{col}" for row in range(member.shape[0]) for col in range(member.shape[1])]
+
+
+def _exported(
+    collection: Collection, columns: Sequence[str] | None
+) -> Iterator[tuple[Column, list[Array]]]:
+    """Each member with views of its entries row by row, every one of shape `(n,)`."""
+    if collection.device.type != "cpu":
+        raise CollectionError(
+            f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
+        )
+    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    for name in names:
+        member = collection.layout[name]
+        if member.kind == "scalar" or is_opaque(member.dtype):
+            what = "opaque" if is_opaque(member.dtype) else "a scalar of the collection"
+            raise CollectionError(f"{name!r} is {what}, not a column: leave it out (columns=)")
+        if member.dtype == "bfloat16":
+            raise CollectionError(
+                f"column {name!r}: NumPy and Arrow have no bfloat16; leave it out (columns=)"
+            )
+        places = map(member.component_of, range(member.components))
+        yield member, [collection.span(name, k).first(collection.n).numpy() for k in places]

@@ -1,0 +1,465 @@
+"""`as_collection`: for every source whether it copied, by addresses; or a refusal that says why."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soa.errors import CollectionError, LayoutError
+from soa.layout import Layout, column, eigen, opaque, scalar
+from soa.memory import Collection, as_collection
+from tests.soa.exporters import OnlyDLPack, aligned_array
+from tests.soa.strategies import layouts, values_of
+
+NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+           "float16", "float32", "float64")  # fmt: skip
+ROOT_FILES = Path(os.environ.get("SKHEP_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+# A model's layout picks its columns, in its order.
+PICKED = Layout([column("q", "int8"), column("pt", "float32")], storage="columns")
+ONE = Layout([column("x", "float32")], storage="columns")
+FLAG = Layout([column("x", "bool")], storage="columns")
+MATRIX = Layout([eigen("m", "float32", 2, 3), column("k", "int32")], storage="columns")
+PT, Q = np.linspace(1, 2, 40, dtype="float32"), np.arange(40, dtype="int8")
+EVERY = {"pt": PT, "q": Q, "name": np.array([str(i) for i in range(40)])}
+
+
+def address(array: Any) -> int:
+    """Where an Arrow array's first value lies."""
+    return int(array.buffers()[-1].address + array.offset * array.type.bit_width // 8)
+
+
+def arrow() -> pa.RecordBatch:
+    return pa.record_batch({name: pa.array(values) for name, values in EVERY.items()})
+
+
+def structured() -> np.ndarray:
+    made = np.zeros(40, [("pt", "f4"), ("q", "i1"), ("more", "f8")])
+    made["pt"], made["q"] = PT, Q
+    return made
+
+
+# -- what lies where it was ------------------------------------------------------------------------
+
+
+def polars_frame(columns: dict[str, Any]) -> Any:
+    return pytest.importorskip("polars").DataFrame(columns)
+
+
+def jax_columns() -> Any:
+    numpy = pytest.importorskip("jax.numpy")
+    return {"pt": numpy.asarray(PT), "q": numpy.asarray(Q)}
+
+
+def of_table(table: Any) -> dict[str, int]:
+    return {name: address(table.column(name)) for name in ("pt", "q")}
+
+
+def of_arrays(data: Any) -> dict[str, int]:
+    return {name: np.asarray(data[name]).ctypes.data for name in ("pt", "q")}
+
+
+IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, int]]]] = {
+    "numpy": (lambda: dict(EVERY), of_arrays),
+    "torch": (lambda: {"pt": torch.from_numpy(PT), "q": torch.from_numpy(Q)}, of_arrays),
+    "dlpack": (lambda: {"pt": OnlyDLPack(PT), "q": OnlyDLPack(Q)}, lambda _: of_arrays(EVERY)),
+    "jax": (jax_columns, of_arrays),
+    "arrow batch": (arrow, of_table),
+    "arrow arrays": (
+        lambda: {n: arrow().column(n) for n in ("pt", "q")},
+        lambda given: {n: address(given[n]) for n in ("pt", "q")},
+    ),
+    "awkward": (lambda: ak.Array(EVERY), of_arrays),
+    "awkward arrays": (lambda: {"pt": ak.Array(PT), "q": ak.Array(Q)}, of_arrays),
+    "pandas": (lambda: pd.DataFrame(EVERY), of_arrays),
+    "pandas series": (lambda: {"pt": pd.Series(PT), "q": pd.Series(Q)}, of_arrays),
+    "polars": (
+        lambda: polars_frame(EVERY),
+        lambda given: {n: address(given[n].to_arrow()) for n in ("pt", "q")},
+    ),
+}
+
+
+@pytest.mark.parametrize("source", IN_PLACE)
+def test_columns_are_bound_where_they_lie(source: str) -> None:
+    make, addresses = IN_PLACE[source]
+    data = make()
+    collection = as_collection(data, PICKED)
+    assert (collection.copied, collection.n, collection.layout) == ((), 40, PICKED)
+    found = {name: collection[name].ctypes.data for name in ("pt", "q")}
+    assert found == addresses(data)
+    np.testing.assert_array_equal(collection["pt"], PT)
+    np.testing.assert_array_equal(collection["q"], Q)
+    assert collection.readonly == (source not in ("numpy", "torch", "dlpack"))
+
+
+@pytest.mark.parametrize("first", range(34))
+def test_ordinary_arrays_at_every_row(first: int) -> None:
+    """Of NumPy, torch, Arrow and Awkward, as they allocate: a slice may begin anywhere."""
+    sliced = {
+        "numpy": {"pt": PT[first:], "q": Q[first:]},
+        "torch": {"pt": torch.from_numpy(PT)[first:], "q": torch.from_numpy(Q)[first:]},
+        "arrow": pa.record_batch({"pt": pa.array(PT), "q": pa.array(Q)}).slice(first),
+        "awkward": ak.Array({"pt": PT, "q": Q})[first:],
+    }
+    for name, data in sliced.items():
+        collection = as_collection(data, PICKED)
+        assert (collection.copied, collection.n) == ((), 40 - first), name
+        np.testing.assert_array_equal(collection["pt"], PT[first:])
+        if name != "arrow":  # which has memory of its own
+            assert collection["pt"].ctypes.data == PT.ctypes.data + 4 * first, name
+
+
+@pytest.mark.parametrize("dtype", NUMBERS)
+def test_every_number_of_arrow(dtype: str) -> None:
+    array = pa.array(np.arange(9).astype(dtype))
+    sources: list[tuple[Any, Any]] = [
+        (pa.table({"x": array}), array),
+        ({"x": array[3:7]}, array[3:7]),
+        ({"x": pa.chunked_array([array])}, array),
+    ]
+    for data, one in sources:
+        collection = as_collection(data)
+        assert collection.layout == Layout([column("x", dtype)], 1, "columns")
+        assert collection["x"].ctypes.data == address(one)
+        assert collection["x"].tolist() == one.to_pylist()
+        assert collection.readonly and not collection.copied
+
+
+def test_memmaps_stay_on_their_file(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "x", "f4", "w+", shape=9)
+    collection = as_collection({"x": mapped}, ONE)
+    collection["x"][2] = 7
+    assert mapped[2] == 7 and not collection.copied
+
+
+def test_arrays_of_numpy_and_torch_can_be_outputs() -> None:
+    for values in (np.zeros(5, "f4"), torch.zeros(5)):
+        collection = as_collection({"x": values}, ONE)
+        collection["x"][:] = 3
+        assert values[4] == 3 and not collection.readonly
+
+
+def test_uint8_is_bool() -> None:
+    for values in (np.array([0, 1, 1], "u1"), torch.tensor([0, 1, 1], dtype=torch.uint8)):
+        collection = as_collection({"x": values}, FLAG)
+        assert collection["x"].tolist() == [False, True, True]
+        assert collection["x"].ctypes.data == np.asarray(values).ctypes.data
+        assert not collection.copied
+        values[1] = 2
+        with pytest.raises(CollectionError, match=r"'x' is uint8 with other values .*dtype: uint8"):
+            as_collection({"x": values}, FLAG)
+
+
+def test_eigen_columns_in_place() -> None:
+    parts = [pa.array(np.arange(4, dtype="float32") + 10 * i) for i in range(6)]
+    struct = pa.StructArray.from_arrays(parts, names=list("abcdef"))
+    data = {"m": struct, "k": pa.array(np.arange(4, dtype="int32"))}
+    collection = as_collection(data, MATRIX)
+    # Fields are row by row: d is (1, 0), which is component 0 * 2 + 1.
+    assert collection.span("m", 1).address == address(parts[3])
+    assert collection.span("m", 4).address == address(parts[2])
+    part = as_collection({name: array[1:3] for name, array in data.items()}, MATRIX)
+    assert part.span("m", 1).address == address(parts[3]) + 4
+    assert part.component("m", 1).tolist() == [31, 32] and not part.copied
+    by_entry = np.asfortranarray(np.arange(24, dtype="f4").reshape(4, 2, 3))
+    collection = as_collection({"m": by_entry, "k": np.arange(4, dtype="i4")}, MATRIX)
+    assert collection.span("m", 0).address == by_entry.ctypes.data and not collection.copied
+    assert collection.component("m", 1).tolist() == by_entry[:, 1, 0].tolist()
+
+
+def test_opaque_columns_in_place() -> None:
+    layout = Layout([opaque("hit", 12), column("x", "float32")], storage="columns")
+    x, hits = np.arange(3, dtype="f4"), np.arange(9, dtype="f4").reshape(3, 3)
+    struct = np.zeros(3, [("a", "f4"), ("b", "u1", 8)])
+    for hit in (hits, struct, hits.view("V12")[:, 0]):
+        collection = as_collection({"hit": hit, "x": x}, layout)
+        assert collection["hit"].ctypes.data == hit.ctypes.data and not collection.copied
+        assert collection.tensor("hit").shape == (3, 12)
+    assert as_collection({"hit": hits[::-1], "x": x}, layout).copied == ("hit",)
+    with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
+        as_collection({"hit": hits[:, :2], "x": x}, layout)
+
+
+def test_scalars_and_a_collection() -> None:
+    layout = Layout([column("x", "float32"), scalar("run", "uint32")], storage="columns")
+    collection = as_collection({"x": PT, "run": np.uint32(7)}, layout)
+    assert (collection.n, int(collection["run"])) == (40, 7)
+    assert as_collection(collection) is collection
+    assert as_collection(collection, layout) is collection
+    buffer = as_collection(collection, Layout(layout.columns))
+    assert (buffer.layout.storage, buffer.copied) == ("buffer", ("x", "run"))
+    apart = as_collection(Collection(Layout(layout.columns), 5), layout)
+    assert (apart.n, apart.copied) == (5, ())
+
+
+def test_arrow_memory_lives_as_long_as_a_view() -> None:
+    size = 1 << 20
+    gc.collect()
+    before = pa.total_allocated_bytes()
+    view = as_collection({"x": pa.array([1] * size, pa.int8())}).tensor("x")
+    gc.collect()
+    assert pa.total_allocated_bytes() >= before + size
+    assert view.count_nonzero() == size
+    del view
+    gc.collect()
+    assert pa.total_allocated_bytes() < before + size
+
+
+def test_awkward_records_longer_than_the_array() -> None:
+    contents = [ak.contents.NumpyArray(np.arange(9.0)), ak.contents.NumpyArray(np.arange(7))]
+    array = ak.Array(ak.contents.RecordArray(contents, ["x", "y"], length=5))
+    collection = as_collection(array)
+    assert (collection.n, collection.capacity, collection.copied) == (5, 5, ())
+
+
+def test_empty_data() -> None:
+    assert as_collection(arrow().slice(0, 0), PICKED).n == 0
+    assert as_collection({"x": pa.chunked_array([], pa.float32())}).n == 0
+    assert as_collection({"x": np.zeros(0, "u1")}, FLAG).n == 0
+    assert as_collection(ak.Array({"x": np.zeros(0, "f4")}), ONE).n == 0
+
+
+# -- what is copied, and said ----------------------------------------------------------------------
+
+
+def pieces_of_h5(tmp_path: Path) -> Any:
+    file = pytest.importorskip("h5py").File(tmp_path / "x.h5", "w")
+    file["pt"], file["q"], file["rows"] = PT, Q, structured()
+    return file
+
+
+def npz(tmp_path: Path) -> Any:
+    np.savez(tmp_path / "x.npz", pt=PT, q=Q)
+    return np.load(tmp_path / "x.npz")
+
+
+COPIES: dict[str, Callable[[Path], Any]] = {
+    "structured": lambda _: structured(),
+    "strides": lambda _: {"pt": np.repeat(PT, 2)[::2], "q": np.repeat(Q, 3)[::3]},
+    "strided tensors": lambda _: {
+        "pt": torch.from_numpy(np.repeat(PT, 2))[::2],
+        "q": torch.from_numpy(np.repeat(Q, 2))[::2],
+    },
+    "chunks": lambda _: pa.concat_tables([pa.table(arrow()[:9]), pa.table(arrow()[9:])]),
+    "picked by an index": lambda _: ak.Array(EVERY)[np.arange(40)],
+    "pandas of rows": lambda _: pd.DataFrame(
+        {"pt": pd.Series(PT).astype("Float32"), "q": pd.Series(Q).astype("Int8")}
+    ),
+    "polars chunks": lambda _: pytest.importorskip("polars").concat(
+        [polars_frame(EVERY)[:9], polars_frame(EVERY)[9:]], rechunk=False
+    ),
+    "other byte order": lambda _: {"pt": PT.astype(">f4"), "q": np.repeat(Q, 2)[::2]},
+    "lists": lambda _: {"pt": list(PT), "q": list(Q)},
+    "HDF5": pieces_of_h5,
+    "a compound dataset": lambda folder: pieces_of_h5(folder)["rows"],
+    "npz": npz,
+}
+
+
+@pytest.mark.parametrize("source", COPIES)
+def test_columns_that_are_copied(source: str, tmp_path: Path) -> None:
+    collection = as_collection(COPIES[source](tmp_path), PICKED)
+    assert collection.copied == ("q", "pt")
+    assert collection.readonly, "what is written here would not reach the data"
+    np.testing.assert_array_equal(collection["pt"], PT)
+    np.testing.assert_array_equal(collection["q"], Q)
+    assert "copied: q, pt" in repr(collection)
+    for name in ("pt", "q"):
+        assert collection[name].ctypes.data % 64 == 0 or source not in ("structured", "strides")
+
+
+def test_only_what_must_be_is_copied() -> None:
+    data = {"pt": PT, "q": np.repeat(Q, 2)[::2]}
+    collection = as_collection(data, PICKED)
+    assert collection.copied == ("q",)
+    assert collection["pt"].ctypes.data == PT.ctypes.data
+
+
+def test_booleans_of_arrow_are_bits() -> None:
+    values = [True, False, True, None]
+    array = pa.array(values)
+    assert as_collection({"x": array[:3]}).layout == FLAG
+    for data in (pa.table({"x": array[:3]}), {"x": pa.chunked_array([array[:2], array[2:3]])}):
+        collection = as_collection(data, FLAG)
+        assert (collection["x"].tolist(), collection.copied) == ([True, False, True], ("x",))
+    assert as_collection({"x": array}, FLAG, fill={"x": True})["x"].tolist()[3] is True
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1.0, None, 3.0], pa.float32()),
+        pa.array([1.0, None, 3.0], pa.float16()).cast(pa.float32()),
+        ak.Array([np.float32(1), None, np.float32(3)]),
+        pd.Series([1, None, 3], dtype="Float32"),
+        pd.Series([1, None, 3], dtype=pd.ArrowDtype(pa.float32())),
+        np.ma.masked_array(np.array([1, 2, 3], "f4"), [False, True, False]),
+    ],
+    ids=["arrow", "cast", "awkward", "pandas", "pandas of arrow", "numpy"],
+)
+def test_missing_values_are_filled_or_refused(values: Any) -> None:
+    if isinstance(values, ak.Array):
+        values = ak.values_astype(values, "float32")
+    collection = as_collection({"x": values}, ONE, fill={"x": -1})
+    assert (collection["x"].tolist(), collection.copied) == ([1, -1, 3], ("x",))
+    with pytest.raises(CollectionError, match=r"column 'x' has 1 missing .*fill=\{'x': 0\}"):
+        as_collection({"x": values}, ONE)
+
+
+def test_nulls_that_are_not_there_do_no_harm() -> None:
+    array = pa.array([1.0, None, 3.0], pa.float32())[2:]
+    assert array.buffers()[0] is not None
+    collection = as_collection({"x": array}, ONE, fill={"x": 5})
+    assert (collection["x"].tolist(), collection.copied) == ([3.0], ())
+
+
+def test_eigen_columns_with_their_entries_together() -> None:
+    values = np.arange(24, dtype="f4").reshape(4, 2, 3)
+    k = np.arange(4, dtype="i4")
+    flat = pa.array(values.ravel())
+    nested = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(flat, 3), 2)
+    sources = {
+        "numpy": {"m": values, "k": k},
+        "torch": {"m": torch.from_numpy(values), "k": torch.from_numpy(k)},
+        "awkward": ak.Array({"m": values, "k": k}),
+        "arrow": {"m": nested, "k": pa.array(k)},
+    }
+    for name, data in sources.items():
+        collection = as_collection(data, MATRIX)
+        assert collection.copied == ("m",), name
+        assert collection.component("m", 1).tolist() == values[:, 1, 0].tolist(), name
+    assert as_collection({"v": values[:, 0]}).layout.columns == (eigen("v", "float32", 3),)
+
+
+def test_one_buffer_takes_a_copy_of_all() -> None:
+    layout = Layout([column("pt", "float32"), column("q", "int8"), eigen("v", "float32", 2)])
+    values = np.arange(80, dtype="f4").reshape(40, 2)
+    collection = as_collection({**EVERY, "v": values}, layout)
+    assert (collection.copied, collection.n) == (("pt", "q", "v"), 40)
+    np.testing.assert_array_equal(collection["v"], values)
+    np.testing.assert_array_equal(collection["q"], Q)
+
+
+def test_what_is_not_aligned_enough_is_copied() -> None:
+    layout = Layout([column("x", "float32")], 64, "columns")
+    for shift, copied in ((64, ()), (4, ("x",))):
+        given = aligned_array(np.arange(9), "f4", shift=shift)
+        collection = as_collection({"x": given}, layout)
+        assert (collection.copied, collection["x"].tolist()) == (copied, list(range(9)))
+        assert collection["x"].ctypes.data % 64 == 0
+
+
+@given(layouts(storages=("buffer", "columns")), st.integers(0, 9), st.integers(0, 9))
+def test_values_come_back(layout: Layout, n: int, seed: int) -> None:
+    values = values_of(layout, n, seed)
+    collection = as_collection(values, layout)
+    assert collection.n == n or all(c.kind == "scalar" for c in layout.columns)
+    for member in layout.columns:
+        for i, entry in enumerate(values[member.name].reshape(-1, member.components).unbind(1)):
+            found = collection.component(member.name, member.component_of(i))[: len(entry)]
+            assert torch.equal(found, entry)
+
+
+# -- real files ------------------------------------------------------------------------------------
+
+
+def test_branches_of_a_real_file() -> None:
+    if not (file := ROOT_FILES / "uproot-Zmumu.root").exists():
+        pytest.skip(f"{file} is not there")
+    uproot = pytest.importorskip("uproot")
+    tree = uproot.open(file)["events"]
+    for library in ("ak", "np"):
+        data = tree.arrays(["pt1", "Q1"], library=library)
+        collection = as_collection(data)
+        assert collection.n == tree.num_entries and not collection.copied
+        np.testing.assert_array_equal(collection["pt1"], np.asarray(data["pt1"]))
+
+
+# -- what cannot be taken --------------------------------------------------------------------------
+
+
+STRUCT = pa.StructArray.from_arrays([pa.array([1.0]), pa.array([1.0])], names=["a", "b"])
+VECTOR = Layout([eigen("x", "float64", 2)], storage="columns")
+SCALAR = Layout([scalar("x", "int64")], storage="columns")
+
+
+@pytest.mark.parametrize(
+    ("data", "layout", "says"),
+    [
+        ({"x": pa.array([["a"]])}, None, "column 'x' is list<.*flatten it first"),
+        ({"x": pa.array([0], pa.timestamp("s"))}, None, r"timestamp.*view\('int64'\)"),
+        ({"x": pa.array(["a"])}, None, "column 'x' is string: cast it to one of bool, int8"),
+        ({"x": pa.array([None])}, None, "column 'x' is null: cast"),
+        ({"x": STRUCT}, None, "'x' has several entries an element: give the layout"),
+        ({"x": pa.array([1.0])}, VECTOR, r"'x' is eigen \[2\] in the layout; .* shape \(1,\)"),
+        ({"q": STRUCT, "pt": PT[:1]}, PICKED, "'q' is column in the layout; .* a struct"),
+        ({"x": np.zeros((3, 3))}, VECTOR, r"'x' is eigen \[2\] in the layout; .* \(3, 3\)"),
+        ({"pt": PT}, PICKED, "no column 'q', there are: pt"),
+        ({"x": PT.astype("f8")}, ONE, "'x' is float64, the layout says .*dtype: float64"),
+        ({"x": PT.astype("M8[s]")}, None, r"column 'x': unknown dtype 'datetime64\[s\]"),
+        ({"x": np.array(["a", None])}, None, "column 'x' holds Python objects, such as strings"),
+        ({"x": [[1.0], [2.0, 3.0]]}, None, "column 'x': .*inhomogeneous"),
+        ({"x": torch.zeros(3).to_sparse()}, ONE, "column 'x': "),
+        (
+            pa.table({"x": [1, 2]}),
+            SCALAR,
+            r"'x' is scalar in the layout; found shape \(2,\), not one value",
+        ),
+        (pa.table([[1], [2]], names=["x", "x"]), None, "two columns are called 'x'"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), None, "two columns are called 'x'"),
+        (pd.DataFrame({"x": ["a"]}), None, "column 'x' is large_string: cast it"),
+        ({"x": PT, "y": PT[1:]}, None, r"different lengths: x \[40\], y \[39\]"),
+        (PT, None, r"a ndarray without columns .*Collection\.wrap"),
+        (PT.tobytes(), ONE, "a bytes without columns"),
+        (pa.array([1.0]), None, "a DoubleArray without columns"),
+        (ak.Array([1.0]), None, "a Array without columns"),
+        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
+        (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
+        (ak.Array([{"x": 1}, {"x": "a"}]), None, "column 'x' is .*Union"),
+        (ak.Array([{"x": {"a": 1}}]), None, "column 'x' has several entries .* give the layout"),
+    ],
+)
+def test_what_cannot_be_taken(data: Any, layout: Any, says: str) -> None:
+    with pytest.raises((CollectionError, LayoutError), match=says) as caught:
+        as_collection(data, layout)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fill_that_cannot_be() -> None:
+    missing = pa.array([1, None], pa.int32())
+    with pytest.raises(CollectionError, match=r"column 'x' is int32, which has no 0\.5"):
+        as_collection({"x": missing}, fill={"x": 0.5})
+    with pytest.raises(CollectionError, match="no column 'y'"):
+        as_collection({"x": missing}, fill={"y": 0})
+
+
+# -- GPU -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+def test_cupy_shares_memory() -> None:
+    cupy = pytest.importorskip("cupy")
+    x = cupy.arange(256, dtype="float32")
+    collection = as_collection({"x": x}, ONE)
+    assert collection.tensor("x").data_ptr() == x.data.ptr
+    assert collection.device.type == "cuda" and not collection.copied
+    collection.tensor("x")[3] = -1
+    torch.cuda.synchronize()
+    assert float(x[3]) == -1
+    wrapped = Collection.wrap(Layout([column("x", "float32")]), x, 256)
+    assert wrapped.data_ptr == x.data.ptr
+    back = cupy.from_dlpack(collection.tensor("x"))
+    assert back.data.ptr == x.data.ptr

@@ -1,0 +1,117 @@
+"""Rows of a larger collection: the same memory, the pitch of the whole, nothing beyond its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from soa import Block, RowRange, Signature
+from soa.errors import CollectionError
+from soa.layout import Layout, column, eigen, opaque, scalar
+from soa.memory import Collection, argument_spans
+from tests.soa.strategies import ROWS, layouts, values_of
+
+MEMBERS = [
+    column("x", "float32"),
+    eigen("m", "float32", 2, 2),
+    column("q", "int8"),
+    scalar("run", "uint32"),
+    opaque("hit", 12),
+]
+STORAGES = ["buffer", "columns"]
+
+
+def filled(storage: Any, n: int = 50) -> Collection:
+    collection = Collection(Layout(MEMBERS, storage=storage), n, capacity=n + 5)
+    collection.fill("x", np.arange(n, dtype="f4"))
+    collection.fill("m", np.arange(4 * n, dtype="f4").reshape(n, 2, 2))
+    collection.fill("q", np.arange(n).astype("i1"))
+    collection.fill("run", np.array(7, "u4"))
+    collection.fill("hit", np.arange(3 * n, dtype="f4").reshape(n, 3))
+    return collection
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(("start", "stop"), [(0, 50), (10, 20), (33, 34), (17, 17), (50, 50)])
+def test_a_window_is_those_rows(storage: Any, start: int, stop: int) -> None:
+    whole = filled(storage)
+    rows = whole.window(start, stop)
+    assert (rows.n, rows.capacity, rows.start, rows.whole) == (
+        stop - start,
+        stop - start,
+        start,
+        whole,
+    )
+    for name in ("x", "q", "hit"):
+        assert rows[name].tobytes() == whole[name][start:stop].tobytes()
+        if rows.n:
+            assert rows[name].ctypes.data == whole[name][start:].ctypes.data
+    assert rows.tensor("x").tolist() == whole["x"][start:stop].tolist()
+    assert int(rows["run"]) == 7
+    for k in range(4):
+        assert rows.component("m", k).tolist() == whole.component("m", k)[start:stop].tolist()
+    if storage == "buffer":
+        np.testing.assert_array_equal(rows["m"], whole["m"][start:stop])
+    copy = rows.to("cpu")
+    assert copy["hit"].tobytes() == rows["hit"].tobytes() and copy.whole is copy
+
+
+def test_windows_of_windows_and_fewer_rows() -> None:
+    whole = filled("buffer")
+    rows = whole.window(10, 40).window(5, 25)
+    assert (rows.start, rows.n, rows.whole) == (15, 20, whole)
+    fewer = rows.rows(3)
+    assert (fewer.start, fewer["x"].tolist()) == (15, [15, 16, 17])
+    rows["x"][:] = -1
+    assert whole["x"][14:36].tolist() == [14, *[-1] * 20, 35]
+
+
+def test_a_matrix_keeps_the_pitch_of_the_whole() -> None:
+    whole = filled("buffer")
+    signature = Signature.build(
+        {"i": whole.layout, "o": Layout([column("y", "float32")])},
+        [Block("a", "i", ("x", "m"))],
+        [Block("b", "o", ("y",))],
+        {"n": RowRange(0, 99)},
+    )
+    out = Collection(signature.layouts["o"], 200).window(7, 17)
+    given = {"i": whole.window(10, 20), "o": out}
+    _, matrix, answer = argument_spans(signature, given, {"n": 10})
+    assert matrix.shape == (5, whole.layout.padded_length("x", 55))
+    assert matrix.address == whole.data_ptr + 40
+    assert answer.address == out.whole.data_ptr + 28
+    assert matrix.tensor()[1, :10].tolist() == [float(4 * i) for i in range(10, 20)]
+    assert matrix.numpy()[0, :10].tolist() == list(range(10, 20))
+
+
+def test_memory_of_a_window() -> None:
+    rows = filled("buffer").window(3, 9)
+    assert rows.buffer is None and len(rows.spans()) == 8
+    assert sum(span.nbytes for span in rows.spans()) == 6 * (4 + 16 + 1 + 12) + 4
+    with pytest.raises(CollectionError, match="one address each"):
+        _ = rows.data_ptr
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 51), (5, 4), (-1, 3), (0.0, 1)])
+def test_rows_that_are_not_there(start: Any, stop: Any) -> None:
+    with pytest.raises(CollectionError):
+        filled("buffer").window(start, stop)
+
+
+@given(layouts(storages=("buffer", "columns")), ROWS, st.integers(0, 99), st.integers(0, 9))
+def test_every_layout(layout: Layout, n: int, start: int, seed: int) -> None:
+    whole = Collection.from_arrays(layout, values_of(layout, n, seed), n, capacity=n + seed)
+    rows = whole.window(min(start, n), n)
+    for member in layout.columns:
+        for k in range(member.components):
+            mine, theirs = rows.span(member.name, k), whole.span(member.name, k)
+            first = 0 if member.kind == "scalar" else rows.start
+            assert mine.address == theirs.address + first * theirs.nbytes // max(1, theirs.shape[0])
+        if member.kind != "scalar":
+            step = rows.start % layout.row_step
+            at = rows.span(member.name).address
+            assert step or at % layout.alignment_of(member.name) == 0 or not rows.n
