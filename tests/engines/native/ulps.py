@@ -1,7 +1,7 @@
 """The errors of the shim's functions on all 2^32 floats: `python -m tests.engines.native.ulps`.
 
 Against the C library's double precision, whose own error is a billionth of what is measured. It
-takes half an hour on one core; docs/standalone.md has what it said.
+takes half an hour on one core; with a number, every so many floats. docs/standalone.md has figures.
 """
 
 from __future__ import annotations
