@@ -19,3 +19,7 @@ class ConfigError(SoaPipelineError):
 
     def __str__(self) -> str:
         return "\n".join(map(plain, self.problems))
+
+
+class InitError(SoaPipelineError):
+    """A model or a file that no config can be written for, or a question with nobody to ask."""

@@ -30,7 +30,8 @@ class Block:
 
     The model sees `(n, F)` with F the number of components (an Eigen matrix's read row by row);
     a block of one Eigen matrix is `(n, r, c)`; `shape` reshapes `(n, F)` to `(n, *shape)`; a block
-    of scalars is `(F,)`. `dtype` is what the model gets; needed when the columns' dtypes differ.
+    of scalars is `(F,)`, or with `broadcast` the same in each row, `(n, F)`. `dtype` is what the
+    model gets; needed when the columns' dtypes differ.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Block:
     columns: tuple[str, ...]
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
+    broadcast: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ def plan_block(block: Block, layout: Layout) -> Plan:
         )
     wanted = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
     per_feature = [m.dtype for m in members for _ in range(m.components)]
+    if block.broadcast and not scalars:
+        raise BlockError(f"{where} has broadcast, which is for scalars: remove it")
     dtype = _model_dtype(block, per_feature)
     feature_shape = _feature_shape(block, [m.shape for m in members], len(wanted))
     if scalars:

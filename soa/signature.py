@@ -7,7 +7,7 @@ arguments of each input block, the arguments of each output block (written in pl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -67,10 +67,15 @@ class BoundBlock:
     def name(self) -> str:
         return self.block.name
 
+    @property
+    def rowless(self) -> bool:
+        """Whether the model sees one value for all rows, without a row dimension."""
+        return self.plan.kind == "scalars" and not self.block.broadcast
+
     def shape(self, n: int) -> tuple[int, ...]:
         """The shape of the model's tensor at n rows."""
         per_row = self.plan.feature_shape
-        return per_row if self.plan.kind == "scalars" else (n, *per_row)
+        return per_row if self.rowless else (n, *per_row)
 
 
 @dataclass(frozen=True)
@@ -92,15 +97,30 @@ class Argument:
     count: int = 1
 
 
+def offsets_of(collection: str) -> str:
+    """The collection that says where the items of each row are in a jagged one."""
+    return f"{collection}_offsets"
+
+
+def offsets_layout(dtype: str = "int64") -> Layout:
+    """The items of a row are those from `begin` up to `end`."""
+    return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
+
+
 @dataclass(frozen=True)
 class Signature:
-    """Collections with their layouts and row dimensions, ordered input and output blocks."""
+    """Collections with their layouts and row dimensions, ordered input and output blocks.
+
+    `jagged`: collections of items that belong to rows of others (`offsets_of`), and how many of a
+    row the model sees.
+    """
 
     layouts: Mapping[str, Layout]
     rows_of: Mapping[str, str]
     ranges: Mapping[str, RowRange]
     inputs: tuple[BoundBlock, ...]
     outputs: tuple[BoundBlock, ...]
+    jagged: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def build(
@@ -111,6 +131,7 @@ class Signature:
         ranges: Mapping[str, RowRange],
         rows_of: Mapping[str, str] | None = None,
         *,
+        jagged: Mapping[str, int] | None = None,
         stored: bool = False,
     ) -> Signature:
         """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
@@ -151,6 +172,7 @@ class Signature:
             dict(ranges),
             tuple(bind(b) for b in inputs),
             tuple(bind(b) for b in outputs),
+            dict(jagged or {}),
         )
         signature._check()
         return signature
@@ -162,6 +184,12 @@ class Signature:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SignatureError(f"two blocks are called {twice[0]!r}")
+        for name in self.jagged:
+            offsets = offsets_of(name)
+            if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
+                raise SignatureError(
+                    f"jagged collection {name!r} needs {offsets!r}, of another row dimension"
+                )
         for dim in self.dims:
             if self.ranges[dim].unbounded and self.tile_kinds is None:
                 raise SignatureError(
@@ -171,6 +199,8 @@ class Signature:
         read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
+            if out.block.broadcast:
+                raise SignatureError(f"output {out.name!r} has broadcast, which is for inputs")
             for name in out.block.columns:
                 key = (out.block.collection, name)
                 if key in read:
@@ -233,9 +263,12 @@ class Signature:
 
     def to_dict(self) -> dict[str, Any]:
         def described(bound: BoundBlock) -> dict[str, Any]:
-            return {**as_data(bound.block), "plan": as_data(bound.plan)}
+            block = as_data(bound.block)
+            if not bound.block.broadcast:  # as it was stored before there was such a thing
+                del block["broadcast"]
+            return {**block, "plan": as_data(bound.plan)}
 
-        return {
+        data = {
             "collections": {
                 name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
@@ -244,6 +277,7 @@ class Signature:
             "inputs": [described(b) for b in self.inputs],
             "outputs": [described(b) for b in self.outputs],
         }
+        return {**data, "jagged": dict(self.jagged)} if self.jagged else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
@@ -258,6 +292,7 @@ class Signature:
             stored.outputs,
             stored.rows,
             {name: collection.rows for name, collection in stored.collections.items()},
+            jagged=stored.jagged,
             stored=True,
         )
         if signature.to_dict() != data:
@@ -291,6 +326,7 @@ class _Stored:
     rows: Mapping[str, RowRange]
     inputs: tuple[Block, ...]
     outputs: tuple[Block, ...]
+    jagged: Mapping[str, int] = field(default_factory=dict)
 
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:

@@ -1,13 +1,14 @@
 """Capture: from a model to one portable program in the calling convention.
 
 First the model itself is exported on row-major tensors with dynamic row counts; that is where a
-model that mutates an input, bakes n in, or cannot be exported is refused, with its own line. Then
+model that keeps state, bakes n in, or cannot be exported is refused, with its own line. Then
 the same model is exported inside the calling convention, and scripted or traced inside it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -28,11 +29,13 @@ from soa.memory import Collection, argument_tensors
 from soa.signature import Argument, Signature
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
+    Copied,
     InFront,
     Precision,
-    Preprocessed,
     SoaProgram,
     TracedProgram,
+    Trees,
+    as_torch,
     in_precision,
     mutation_line,
     what_differs,
@@ -121,9 +124,12 @@ def capture(
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
     say("exporting the model")
-    taken = in_precision(model, precision)
+    taken = in_precision(as_torch(model), precision)
     exportable = _exportable(taken, arguments)
-    _check_export(exportable, signature, arguments)
+    if written := _check_export(exportable, signature, arguments):
+        taken, exportable = Copied(taken, written), Copied(exportable, written)
+        names = ", ".join(repr(signature.inputs[i].name) for i in written)
+        say(f"note: the model writes into {names}: in the graph it gets copies of its own")
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, (example, checked))
@@ -186,7 +192,14 @@ def _check_eager(
         raise
     except Exception as error:
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
-    users = model.model if isinstance(model, Preprocessed) else model
+    users = model
+    while isinstance(users, InFront):
+        users = users.model
+    if isinstance(model, Trees):
+        names, columns = model.names, signature.inputs[0].block.columns
+        if names != columns and sorted(names) == sorted(columns):
+            order = ", ".join(names)
+            raise CaptureError(f"the trees take their features in the order {order}: list them so")
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(str(answer.dtype).removeprefix("torch."))
@@ -210,15 +223,18 @@ def _dims(signature: Signature) -> dict[str, Any]:
 
 def _check_export(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
-) -> None:
-    """Export the bare model with every row count dynamic; refuse it with its own line."""
+) -> tuple[int, ...]:
+    """Export the bare model with every row count dynamic; refuse it with its own line.
+
+    Returns the inputs that it writes into, by their places.
+    """
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
-        None if bound.plan.kind == "scalars" else {0: dims[bound.rows]}
-        for bound in signature.inputs
+        None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
     )
-    if isinstance(model, InFront):
-        shapes = (shapes,)  # its forward has one parameter, *inputs
+    parameters = inspect.signature(model.forward).parameters.values()
+    if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
+        shapes = (shapes,)  # *inputs is one parameter
     with quiet_torch():
         try:
             with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # torch prints graphs
@@ -228,15 +244,14 @@ def _check_export(
             functional = exported.run_decompositions({})
         except Exception as error:
             raise CaptureError(why_not_exported(model, arguments, shapes, error)) from error
-    mutated = [
-        s.target for s in functional.graph_signature.output_specs if "MUTATION" in s.kind.name
-    ]
-    if mutated:
+    found = functional.graph_signature
+    mutated = [s.target for s in found.output_specs if "MUTATION" in s.kind.name]
+    if state := [name for name in mutated if name not in found.user_inputs]:
         raise CaptureError(
-            f"the model writes into {', '.join(map(repr, mutated))}"
-            f"{mutation_line(exported)}: an artifact keeps no state and only reads the user's "
-            "memory; use the out-of-place operation"
+            f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
+            "artifact keeps no state; use the out-of-place operation"
         )
+    return tuple(i for i, name in enumerate(found.user_inputs) if name in mutated)
 
 
 def _export_convention(
@@ -252,7 +267,7 @@ def _export_convention(
         else:
             shapes.append({0: dims[argument.rows]})
     wrapped = SoaProgram(model, signature)
-    with quiet_torch():
+    with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
             # written outputs are the program's results.
@@ -260,12 +275,27 @@ def _export_convention(
                 wrapped, tuple(arguments), dynamic_shapes=(tuple(shapes),), strict=False
             )
             functional: ExportedProgram = exported.run_decompositions({})
+            _keep_apart(functional)
             return functional
         except Exception as error:
+            if "data-dependent" in str(error):  # of state that calls have changed, as a counter
+                why = why_not_exported(wrapped, arguments, (tuple(shapes),), error)
+                raise CaptureError(why) from error
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
                 f"({where_raised(error)}): {first_line(error)}"
             ) from error
+
+
+def _keep_apart(program: ExportedProgram) -> None:
+    """Columns that are stacked and taken apart again are not stacked, which would copy them."""
+    for node in program.graph.nodes:
+        args: Any = node.args
+        if node.target is torch.ops.aten.select.int and (
+            args[0].target is torch.ops.aten.stack.default and args[0].args[1:] == args[1:2]
+        ):
+            node.replace_all_uses_with(args[0].args[0][args[2]])
+    program.graph.eliminate_dead_code()
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:

@@ -43,7 +43,7 @@ from stages.benchmark import EAGER, BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
-from stages.reference import Reference
+from stages.reference import Reference, inputs_at
 from stages.validate import ValidationReport
 
 NO_BASELINE = (
@@ -176,10 +176,11 @@ def example_of(capture: Capture) -> dict[str, Any]:
         return min(case.values()) < 2, sum(case.values())
 
     case = min(reference.cases, key=size)
+    inputs = inputs_at(capture.signature, reference.inputs, case)
     return {
-        field.name: reference.inputs[field.collection][field.column.name][: case[field.rows]]
+        field.name: inputs[field.collection][field.column.name][: case[field.rows]]
         if field.rows
-        else reference.inputs[field.collection][field.column.name].reshape(1)
+        else inputs[field.collection][field.column.name].reshape(1)
         for field in fields(capture.signature, "input")
     }
 

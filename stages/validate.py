@@ -46,6 +46,7 @@ from stages.reference import (
     Reference,
     count_nonfinite,
     filled_collections,
+    inputs_at,
     label,
     read_set,
     windows,
@@ -322,6 +323,7 @@ def _validate_case(
     classifiers: frozenset[str],
 ) -> CaseReport:
     signature = session.signature
+    inputs = inputs_at(signature, inputs, case)
     try:
         first = _run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
         again = _run(session, inputs, case, _POISON[0], _POISON[0])

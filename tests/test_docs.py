@@ -167,7 +167,7 @@ def test_the_drawing_of_the_house_is_true() -> None:
 
 
 def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
-    (text,) = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
+    text, jagged = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
     for name in ("model.py", "weights.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "config.yaml").write_text(text)
@@ -189,6 +189,11 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
 
     for key in {*keys(config), *Config.model_fields}:
         assert re.search(rf"\b{key}:", text), key
+    tiny = "name: t\nmodel: {factory: model.py:build}\n"
+    tiny += "outputs: [{name: o, collection: t, columns: [y]}]\n"
+    t = "collections:\n  t: {columns: [{name: y, dtype: float32}]}\n"
+    (tmp_path / "config.yaml").write_text(tiny + jagged.replace("collections:\n", t))
+    assert load_config(tmp_path / "config.yaml").signature().jagged == {"jets": 16}
 
 
 def test_the_results_say_what_one_command_runs() -> None:

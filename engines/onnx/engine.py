@@ -58,7 +58,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
             device = torch.device("cpu" if target.device == "cpu" else "cuda")
             with tempfile.TemporaryDirectory() as folder:
                 optimised = Path(folder) / _MODEL
-                opened = OnnxExecutable(_session(out / _MODEL, device, 1, optimised), device)
+                opened = OnnxExecutable(open_session(out / _MODEL, device, 1, optimised), device)
                 facts |= copied(optimised, opened.outputs)
         (out / FACTS).write_text(json.dumps(facts))
         return [name for name in (_MODEL, _WEIGHTS, FACTS) if (out / name).is_file()]
@@ -66,7 +66,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
-        session = _session(file, device, threads)
+        session = open_session(file, device, threads)
         if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
             raise EngineError(f"{file.name} does not say which columns it writes: it is not ours")
         return OnnxExecutable(session, device, threads)
@@ -192,7 +192,9 @@ class OnnxCall:
             self._binding.bind_output(output.name, *self._device, kind, shape, address)
 
 
-def _session(file: Path, device: torch.device, threads: int, optimised: Path | None = None) -> Any:
+def open_session(
+    file: Path, device: torch.device, threads: int, optimised: Path | None = None
+) -> Any:
     """An inference session on `device` alone; `optimised` is where to write the graph that runs."""
     with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime

@@ -10,6 +10,7 @@ import click
 
 from pipeline.cli.building import build, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
+from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
 from pipeline.cli.options import say
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
@@ -66,6 +67,7 @@ def main() -> None:
 
     \b
     The usual way:
+      pipeline init model.py:build rows.root    write a config for a model of your own
       pipeline run configs/demo.yaml            build, validate, register a version
       pipeline promote NAME/1 --to production   let it through the gates
       python: pipeline.load("NAME@production")  run it on your own columns
@@ -78,7 +80,7 @@ def main() -> None:
 
 
 for _command in (
-    run, build, ls, show, diff, validate, bench, doctor, promote, approve, rollback, history,
+    init, run, build, ls, show, diff, validate, bench, doctor, promote, approve, rollback, history,
     policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
 ):  # fmt: skip
     main.add_command(_command)

@@ -3,9 +3,12 @@ from .assemble import reference_inputs as reference_inputs
 from .assemble import source_of as source_of
 from .assemble import tolerances_of as tolerances_of
 from .policy_file import load_policy as load_policy
+from .ranges import names_in as names_in
+from .schema import SCHEMA_FILE as SCHEMA_FILE
 from .schema import BuiltFrom as BuiltFrom
 from .schema import Config as Config
 from .schema import load_config as load_config
 from .site_file import find_site as find_site
 from .site_file import load_site as load_site
+from .yaml_lines import CoreLoader as CoreLoader
 from .yaml_lines import read_yaml as read_yaml

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipeline.config.expressions import features_of
-from pipeline.config.schema import Config
+from pipeline.config.schema import Config, InputConfig
 from runtime.checked import Tolerance, default_tolerance
 from soa.files import digest_of
-from soa.signature import Signature
+from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
-from stages.model import ModelSource, load_callable, precision_tolerance
-from stages.reference import Arrays, check_inputs, random_inputs
+from stages.model import ModelSource, Padding, load_callable, precision_tolerance
+from stages.reference import Arrays, check_inputs, random_inputs, read_rows
 
 
 def source_of(config: Config) -> ModelSource:
@@ -20,14 +20,34 @@ def source_of(config: Config) -> ModelSource:
         factory=files.factory,
         program=files.program,
         torchscript=files.torchscript,
+        onnx=files.onnx,
+        trees=files.trees,
         kwargs=config.model.kwargs,
         weights=files.weights,
         weights_prefix=config.model.weights_prefix,
         preprocess=tuple(
             features_of(block.preprocess, config.members(block)) if block.preprocess else None
             for block in config.inputs
-        ),
+            if not block.mask
+        )
+        + (None,) * len(config.signature().jagged),
+        padding=_padding(config),
     )
+
+
+def _padding(config: Config) -> tuple[int | Padding, ...]:
+    """Each input of the model by its place among the blocks; () where it has the blocks."""
+    signature = config.signature()
+    place = {bound.name: i for i, bound in enumerate(signature.inputs)}
+
+    def made(block: InputConfig) -> int | Padding:
+        if (jagged := config.jagged(block)) is None:
+            return place[block.name]
+        at, items = place[offsets_of(block.collection)], None if block.mask else place[block.name]
+        pad = block.preprocess.pad if block.preprocess and block.pad is None else block.pad or 0.0
+        return Padding(at, jagged.length, items, pad, block.shape, block.dtype or "float32")
+
+    return tuple(map(made, config.inputs)) if signature.jagged else ()
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
@@ -48,8 +68,10 @@ def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
-    """Inputs for the reference: the config's own factory's, else random ones."""
+    """Inputs for the reference: the config's own file's or factory's, else random ones."""
     factory = config.files.reference_factory
+    if config.files.reference_file is not None:
+        return read_rows(signature, config.files.reference_file)
     if factory is None:
         return random_inputs(signature, config.reference.seed, dict(config.reference.ranges))
     make = load_callable(factory)
@@ -64,8 +86,10 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
-    """What the reference inputs depend on: the settings, and the factory's code."""
+    """What the reference inputs depend on: the settings, the file, and the factory's code."""
     found = {"settings": config.reference.model_dump_json()}
+    if config.files.reference_file is not None:
+        found["file"] = digest_of(config.files.reference_file)
     factory = config.files.reference_factory
     if factory is not None:
         file = factory.rpartition(":")[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -16,13 +17,15 @@ from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
 from soa.errors import SoaPipelineError
 from soa.layout import IDENTIFIER
+from soa.signature import offsets_of
 
 if TYPE_CHECKING:
     from pipeline.config.schema import BlockConfig, Config
 
 T = TypeVar("T")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_PATHS = ("program", "torchscript", "weights")
+SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
+_PATHS = (*SOURCES[1:], "weights")
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,11 @@ class Files:
     factory: str | None = None
     program: Path | None = None
     torchscript: Path | None = None
+    onnx: Path | None = None
+    trees: Path | None = None
     weights: Path | None = None
     reference_factory: str | None = None
+    reference_file: Path | None = None
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
@@ -44,9 +50,10 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     for name, at, written in (
         *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
         ("reference_factory", ("reference", "factory"), config.reference.factory),
+        ("reference_file", ("reference", "file"), config.reference.file),
     ):
         if written is not None:
-            find = _file if name in _PATHS else _factory
+            find = _factory if name.endswith("factory") else _file
             try:
                 found[name] = find(folder, _expanded(written))
             except ValueError as error:
@@ -108,13 +115,16 @@ def check_config(config: Config) -> list[Problem]:
         layout = layouts.get(block.collection)
         if layout is None or not set(block.columns) <= layout.by_name.keys():
             continue
-        plan = tried(at, plan_block, block.block(), layout)
+        problems += _jagged(config, at, block)
+        if not block.columns:
+            continue
+        plan = tried(at, plan_block, config.block(block), layout)
         if plan and getattr(block, "classifier", False) and len(plan.components) < 2:
             text = "found true; a classifier has two or more columns"
             problems.append(((*at, "classifier"), text))
         if preprocess := getattr(block, "preprocess", None):
             at = (*at, "preprocess")
-            problems += check_preprocess(at, preprocess, block, config.members(block))
+            problems += check_preprocess(at, preprocess, config.block(block), config.members(block))
     if not problems:
         tried((), config.signature)
     return problems
@@ -137,11 +147,18 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         for i, name in enumerate(block.columns):
             if name not in have:
                 yield (*at, "columns", i), not_among(name, have)
+    used: set[str] = set()
     for name, collection in config.collections.items():
-        if collection.rows not in config.rows:
-            text = f"'rows' has no range for it: {not_among(collection.rows, config.rows)}"
-            yield ("collections", name, "rows"), text
-    used = {collection.rows for collection in config.collections.values()}
+        at = ("collections", name)
+        counted: dict[Key, str] = {(*at, "rows"): collection.rows}
+        if collection.jagged:
+            counted[*at, "jagged", "rows"] = collection.jagged.rows
+            if offsets_of(name) in config.collections:
+                yield at, f"its offsets are {offsets_of(name)!r}, which is another one: rename one"
+        for at, dim in counted.items():
+            if dim not in config.rows:
+                yield at, f"'rows' has no range for it: {not_among(dim, config.rows)}"
+            used.add(dim)
     for dim in config.rows.keys() - used:
         yield ("rows", dim), f"no collection has these rows: {not_among(dim, sorted(used))}"
     inputs = {block.collection for block in config.inputs} & config.collections.keys()
@@ -150,6 +167,23 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         if name not in columns:
             text = f"not a column of an input collection: {not_among(name, columns)}"
             yield ("reference", "ranges", name), text
+
+
+def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
+    """What a block says of padding, where its collection is jagged and where it is not."""
+    jagged, made = config.jagged(block), getattr(block, "preprocess", None)
+    mask, pad = getattr(block, "mask", False), getattr(block, "pad", None)
+    if jagged is None:
+        if mask or pad is not None:
+            text = f"collection {block.collection!r} is not jagged: nothing is padded"
+            yield (*at, "mask" if mask else "pad"), text
+    elif block.shape is not None:
+        extents = [math.prod(member.eigen or ()) for member in config.members(block)]
+        features = len(made.features) * max(extents) if made else sum(extents)
+        wanted = (jagged.length, features)
+        if math.prod(block.shape) != jagged.length if mask else block.shape != wanted:
+            allowed = f"{jagged.length} places" if mask else f"{list(wanted)}, or none to transpose"
+            yield (*at, "shape"), f"found {list(block.shape)}; expected {allowed}"
 
 
 def _without_tf32(config: Config) -> Iterator[Problem]:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
+from soa.block import Block
 from stages.model import BINARY, UNARY, Expression, Features, Operation
 
 if TYPE_CHECKING:
-    from pipeline.config.schema import BlockConfig, ColumnConfig, PreprocessConfig
+    from pipeline.config.schema import ColumnConfig, PreprocessConfig
 
 
 class _Mistake(Exception):
@@ -32,7 +33,7 @@ def features_of(block: PreprocessConfig, members: list[ColumnConfig]) -> Feature
 
 
 def check_preprocess(
-    at: Key, preprocess: PreprocessConfig, block: BlockConfig, members: list[ColumnConfig]
+    at: Key, preprocess: PreprocessConfig, block: Block, members: list[ColumnConfig]
 ) -> Iterator[Problem]:
     """Every contradiction of one block's `preprocess` with its columns."""
     names = [member.name for member in members]

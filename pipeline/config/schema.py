@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -27,7 +27,8 @@ from pydantic import (
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.checks import Files, check_config, find_files
+from pipeline.config.checks import SOURCES, Files, check_config, find_files
+from pipeline.config.ranges import written_out
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
@@ -37,9 +38,11 @@ from soa.block import Block
 from soa.files import as_record
 from soa.layout import IDENTIFIER, Column, Layout
 from soa.options import known_options
-from soa.signature import RowRange, Signature
+from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
 T = TypeVar("T")
+SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
+"""The JSON schema of configs, with a description of each key: for editors, and for people."""
 
 
 def _name(name: str) -> str:
@@ -106,14 +109,18 @@ class _Part(BaseModel):
 
 
 class ModelConfig(_Part):
-    """Where the model comes from: exactly one of `factory`, `program`, `torchscript`.
+    """Where the model comes from: exactly one of `SOURCES`.
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
     """
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": [key]} for key in SOURCES]})
+
     factory: str | None = None
     program: str | None = None
     torchscript: str | None = None
+    onnx: str | None = None
+    trees: str | None = None
     kwargs: dict[str, Any] = {}
     weights: str | None = None
     weights_prefix: str = ""
@@ -121,10 +128,10 @@ class ModelConfig(_Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        named = [k for k in ("factory", "program", "torchscript") if getattr(self, k) is not None]
+        named = [k for k in SOURCES if getattr(self, k) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
-            raise ValueError(f"found {found}; give exactly one of factory, program, torchscript")
+            raise ValueError(f"found {found}; give exactly one of {', '.join(SOURCES)}")
         if self.factory is None:
             extra = [k for k in ("kwargs", "weights", "weights_prefix") if getattr(self, k)]
             if extra:
@@ -157,11 +164,20 @@ class ColumnConfig(_Part):
         return self
 
 
+class JaggedConfig(_Part):
+    """The collection has items of rows `rows`; the model sees the first `length` of each."""
+
+    rows: str
+    length: PositiveInt
+    offsets: Literal["int32", "int64"] = "int64"
+
+
 class CollectionConfig(_Part):
     columns: Listed[ColumnConfig]
     alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
     rows: str = "n"
+    jagged: JaggedConfig | None = None
 
     def layout(self) -> Layout:
         """Raises LayoutError."""
@@ -178,16 +194,22 @@ class CollectionConfig(_Part):
 
 
 class BlockConfig(_Part):
-    """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row."""
+    """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
+
+    `broadcast`: scalars, which the model gets in every row.
+    """
 
     name: Identifier
     collection: str
     columns: Listed[str]
     dtype: Dtype | None = None
     shape: Shape | None = None
+    broadcast: bool = False
 
     def block(self) -> Block:
-        return Block(self.name, self.collection, self.columns, self.dtype, self.shape)
+        return Block(
+            self.name, self.collection, self.columns, self.dtype, self.shape, self.broadcast
+        )
 
 
 class PreprocessConfig(_Part):
@@ -202,7 +224,20 @@ class PreprocessConfig(_Part):
 
 
 class InputConfig(BlockConfig):
+    """Where a jagged row has no item the model gets `pad`; a `mask` is 1 where it has one."""
+
+    columns: Listed[str] = ()
     preprocess: PreprocessConfig | None = None
+    pad: Number | None = None
+    mask: bool = False
+
+    @model_validator(mode="after")
+    def _columns_or_mask(self) -> InputConfig:
+        if not self.columns and not self.mask:
+            raise ValueError("the key 'columns' is missing")
+        if self.mask and (self.columns or self.preprocess or self.pad is not None):
+            raise ValueError("found a mask with columns, preprocess or pad; it has none of them")
+        return self
 
 
 class ToleranceConfig(_Part):
@@ -234,20 +269,23 @@ class RowsConfig(_Part):
 
 
 class ReferenceConfig(_Part):
-    """How reference inputs are made: by a callable, else at random within `ranges`.
+    """How reference inputs are made: from the rows of a file (`collection/column` in an .npz), by a
+    callable, else at random within `ranges`.
 
     `nonfinite`: the fraction of an output's values there that may be NaN or infinite.
     """
 
     seed: NonNegativeInt = 1
+    file: str | None = None
     factory: str | None = None
     ranges: dict[str, Pair] = {}
     nonfinite: Annotated[float, Field(ge=0, lt=1)] = 0.01
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
-        if self.factory is not None and self.ranges:
-            raise ValueError("found ranges and a factory; a factory needs no ranges")
+        given = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
+        if len(given) > 1:
+            raise ValueError(f"found {given[0]} and a {given[1]}; a {given[1]} needs no {given[0]}")
         return self
 
 
@@ -306,13 +344,30 @@ class Config(_Part):
 
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
+        jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
+        offsets = {offsets_of(name): part for name, part in jagged.items()}
         return Signature.build(
-            {name: c.layout() for name, c in self.collections.items()},
-            [b.block() for b in self.inputs],
+            {name: c.layout() for name, c in self.collections.items()}
+            | {name: offsets_layout(part.offsets) for name, part in offsets.items()},
+            [self.block(b) for b in self.inputs if not b.mask]
+            + [Block(name, name, ("begin", "end")) for name in offsets],
             [b.block() for b in self.outputs],
             {dim: r.range() for dim, r in self.rows.items()},
-            {name: c.rows for name, c in self.collections.items()},
+            {name: c.rows for name, c in self.collections.items()}
+            | {name: part.rows for name, part in offsets.items()},
+            jagged={name: part.length for name, part in jagged.items()},
         )
+
+    def jagged(self, block: BlockConfig) -> JaggedConfig | None:
+        """How the rows of a block are padded; None where they are none, or it is of scalars."""
+        if any(member.scalar for member in self.members(block)):
+            return None
+        return self.collections[block.collection].jagged
+
+    def block(self, block: BlockConfig) -> Block:
+        """A block as it crosses the boundary: of a jagged one the items as they are."""
+        plain = block.block()
+        return replace(plain, shape=None) if self.jagged(block) else plain
 
     def members(self, block: BlockConfig) -> list[ColumnConfig]:
         """The columns of a block that was checked, in its order."""
@@ -367,7 +422,7 @@ class BuiltFrom:
 def load_config(path: str | Path) -> Config:
     """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     source = Path(path)
-    document = read_yaml(source)
+    document = written_out(read_yaml(source))
     config = validated(document, Config, "config")
     files, problems = find_files(config, source.resolve().parent)
     document.refuse(check_config(config) + problems, "config")

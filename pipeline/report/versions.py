@@ -133,6 +133,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
+        "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
     }

@@ -5,6 +5,7 @@ from .arguments import read_block as read_block
 from .collection import Collection as Collection
 from .foreign import import_bytes as import_bytes
 from .incoming import as_collection as as_collection
+from .jagged import from_jagged as from_jagged
 from .outgoing import to_arrow as to_arrow
 from .outgoing import to_awkward as to_awkward
 from .outgoing import to_numpy as to_numpy

@@ -59,4 +59,5 @@ def read_block(bound: BoundBlock, collection: Collection) -> torch.Tensor:
         for name in bound.block.columns
         for i in range(layout[name].components)
     ]
-    return torch.stack(parts, dim=1).reshape(bound.shape(n))
+    block = torch.stack(parts, dim=1).reshape(bound.shape(n))
+    return block.repeat(collection.n, *[1] * (block.dim() - 1)) if bound.block.broadcast else block

@@ -73,11 +73,11 @@ def why_not_exported(
         place, as_number = _draft_frame(model, arguments, shapes)
     where = f" at {place}" if place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
+        cure = next((said for file, said in _KNOWN.items() if file in place), _IN_TENSORS)
         return (
             f"the model takes a path that depends on the data{where}: a value out of a tensor "
             "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
-            "for all data. Keep it in tensors (torch.where for if), or write the number in the "
-            "code (as num_classes= of one_hot)"
+            f"for all data. {cure}"
         )
     if "Constraints violated" in text or "specialized" in text:
         detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
@@ -102,6 +102,18 @@ def why_not_exported(
             "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
         )
     return f"the model does not export{where or f' ({where_raised(error)})'}: {first_line(error)}"
+
+
+_IN_TENSORS = (
+    "Keep it in tensors (torch.where for if), or write the number in the code (as num_classes= of "
+    "one_hot)"
+)
+# What published networks have an option for.
+_KNOWN = {
+    "weaver/nn/model/ParticleTransformer.py": "Build it with trim=False and "
+    "pair_embed_sparse_eval=(False, False), which change no answer (trim=False alone before "
+    "weaver-core 0.5): model: kwargs: {trim: false, pair_embed_sparse_eval: [false, false]}",
+}
 
 
 def _draft_frame(

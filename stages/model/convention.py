@@ -55,7 +55,8 @@ class SoaProgram(torch.nn.Module):
         plan = bound.plan
         dtype = torch_dtype(plan.dtype)
         if plan.kind == "scalars":
-            return torch.cat([a.to(dtype) for a in given]).view(plan.feature_shape)
+            values = torch.cat([a.to(dtype) for a in given]).view(plan.feature_shape)
+            return values if bound.rowless else values.expand(n, *plan.feature_shape)
         if plan.kind == "columns":
             block = torch.stack([a.to(dtype) for a in given], dim=1)
         else:

@@ -15,7 +15,7 @@ import torch
 from engines.errors import TargetError
 from engines.target import Target
 from runtime.checked import Tolerance, default_tolerance
-from stages.model.preprocess import InFront, Preprocessed
+from stages.model.preprocess import InFront
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16"]
 
@@ -73,7 +73,7 @@ def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Modul
     """The model itself, or a copy in `precision`; what prepares its inputs stays as it is."""
     if DTYPES[precision] == "float32":
         return model
-    if isinstance(model, Preprocessed):
+    if isinstance(model, InFront):
         return model.around(in_precision(model.model, precision))
     dtype = getattr(torch, DTYPES[precision])
     return Reduced(copy.deepcopy(model).to(dtype), dtype)

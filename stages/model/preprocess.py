@@ -52,6 +52,20 @@ class Preprocessed(InFront):
         return Preprocessed(model, self.blocks)
 
 
+class Copied(InFront):
+    """A model that writes into the inputs `written`: it gets copies of these, made in the graph."""
+
+    def __init__(self, model: torch.nn.Module, written: Sequence[int]) -> None:
+        super().__init__(model)
+        self.written = tuple(written)
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [x.clone() if i in self.written else x for i, x in enumerate(inputs)]
+
+    def around(self, model: torch.nn.Module) -> Copied:
+        return Copied(model, self.written)
+
+
 def features(block: Features, given: torch.Tensor) -> torch.Tensor:
     """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
 
@@ -62,10 +76,9 @@ def features(block: Features, given: torch.Tensor) -> torch.Tensor:
     columns: dict[str, torch.Tensor] = {}
     at = 0
     for name, shape in block.columns:
-        part = flat.narrow(1, at, math.prod(shape))
-        at += math.prod(shape)
-        one = shape or (1,) * len(extents)
-        columns[name] = part.unflatten(1, one) if one else part.squeeze(1)
+        width, one = math.prod(shape), shape or (1,) * len(extents)
+        columns[name] = flat.narrow(1, at, width).unflatten(1, one) if one else flat.select(1, at)
+        at += width
     values = [evaluate(value, columns).expand(-1, *extents) for value in block.values]
     found = torch.stack(values, dim=1)
     if block.exists is None:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a factory with weights, an ExportedProgram, or a TorchScript file."""
+"""Where a model comes from: a factory with weights, or a file of a program, a network or trees."""
 
 from __future__ import annotations
 
@@ -23,28 +23,35 @@ from engines.exported import quiet_torch
 from soa.files import digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
+from stages.model.jagged import Padded, Padding
+from stages.model.onnx import OnnxModel, onnx_files
 from stages.model.preprocess import Preprocessed
+from stages.model.trees import load_trees
 
 _OWN_PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline", "tests")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Exactly one of `factory`, `program`, `torchscript`.
+    """Exactly one of `factory`, `program`, `torchscript`, `onnx`, `trees`.
 
     `factory` is "module:callable" or "file.py:callable" (an absolute path), called with `kwargs`,
     and returns a module. `weights` is a `.safetensors` file or a state dict that
     `torch.load(weights_only=True)` reads; `weights_prefix` is cut from its keys. `preprocess` has
-    an entry for each input block, or none at all.
+    an entry for each input block, or none at all; `padding` one for each input of the model, or
+    none where these are the blocks.
     """
 
     factory: str | None = None
     program: Path | None = None
     torchscript: Path | None = None
+    onnx: Path | None = None
+    trees: Path | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     weights: Path | None = None
     weights_prefix: str = ""
     preprocess: tuple[Features | None, ...] = ()
+    padding: tuple[int | Padding, ...] = ()
 
     def fingerprint(self) -> dict[str, str]:
         """What the model is made of, as digests: a change of any of them is another model.
@@ -60,13 +67,17 @@ class ModelSource:
                     found[f"code/{path.name}"] = _digest_of(path)
             else:
                 found["code"] = _module_fingerprint(file)
-        for name in ("program", "torchscript", "weights"):
+        for name in ("program", "torchscript", "trees", "weights"):
             path = getattr(self, name)
             if path is not None:
                 found[name] = _digest_of(path)
+        for path in onnx_files(self.onnx) if self.onnx else ():
+            found[f"onnx/{path.name}"] = _digest_of(path)
         found["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
             found["preprocess"] = repr(self.preprocess)
+        if self.padding:
+            found["padding"] = repr(self.padding)
         return found
 
 
@@ -151,12 +162,18 @@ def build_model(source: ModelSource) -> torch.nn.Module:
             "torch.jit.save",
             lambda: torch.jit.load(script, map_location="cpu"),
         )
+    elif source.onnx is not None:
+        model = OnnxModel(source.onnx)
+    elif source.trees is not None:
+        model = load_trees(source.trees)
     else:
-        raise SourceError("no model: give factory, program or torchscript")
+        raise SourceError("no model: give factory, program, torchscript, onnx or trees")
     if not isinstance(model, torch.fx.GraphModule):
         model.eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    if source.padding:
+        model = Padded(model, source.padding)
     return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
 
 

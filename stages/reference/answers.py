@@ -11,8 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+from zlib import error as Damaged
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -22,9 +25,10 @@ from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.files import as_record, parse_json
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory import Collection, Device
-from soa.signature import BoundBlock, Signature
+from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
+from stages.reference.jagged import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Case = dict[str, int]
@@ -133,6 +137,43 @@ def read_set(signature: Signature, path: Path) -> Arrays:
         raise ReferenceDataError(f"{path}: {error}") from error
 
 
+def read_rows(signature: Signature, path: Path) -> Arrays:
+    """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
+    shapes that `check_inputs` takes.
+
+    Where they are fewer than validation runs, the rows begin again. Raises
+    ReferenceDataError.
+    """
+    given: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            for key in stored.files:
+                collection, _, column = key.partition("/")
+                given.setdefault(collection, {})[column] = stored[key]
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, Damaged) as error:
+        raise ReferenceDataError(f"{path} is no file of numpy.savez: {error}") from error
+    for dim in signature.dims:
+        columns = [
+            (given[name], column.name)
+            for name in signature.input_collections
+            for column in signature.layouts[name].columns
+            if signature.rows_of[name] == dim and column.kind != "scalar"
+            and column.name in given.get(name, {})
+        ]  # fmt: skip
+        counts = {len(part[key]) if part[key].ndim else 0: key for part, key in columns}
+        if len(counts) > 1 or 0 in counts:
+            found = ", ".join(f"{key} has {n}" for n, key in sorted(counts.items()))
+            raise ReferenceDataError(f"{path}: columns need the same number of rows: {found}")
+        for n in counts:
+            again = np.arange(signature.ranges[dim].proven) % n
+            for part, key in columns:
+                part[key] = part[key][again]
+    try:
+        return check_inputs(signature, given)
+    except ReferenceDataError as error:
+        raise ReferenceDataError(f"{path}: {error}") from error
+
+
 def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
     """Pieces that the version can run, which together are all rows.
 
@@ -231,20 +272,22 @@ def random_inputs(
         high_int = 2 if column.dtype == "bool" else 100
         return torch.randint(0, high_int, shape, generator=generator).to(dtype)
 
-    return {
-        name: {
-            c.name: draw(c, signature.ranges[signature.rows_of[name]].proven)
-            for c in signature.layouts[name].numbers
-        }
+    most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
+    found: Arrays = {
+        name: {c.name: draw(c, most[name]) for c in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
+    for name in signature.jagged:
+        offsets = offsets_of(name)
+        found[offsets] = drawn_offsets(found[offsets], most[name], generator)
+    return with_every_kind(signature, found)
 
 
 def check_inputs(
     signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
     """Inputs from the user, checked against the layouts; `rows` are needed, by default as many
-    as validation runs."""
+    as validation runs. Of these the first jagged rows are overlong, empty and full."""
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
@@ -256,7 +299,7 @@ def check_inputs(
             )
         columns = {**_written_columns(signature, name, n), **given[name]}
         checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.numbers}
-    return checked
+    return with_every_kind(signature, checked) if rows is None else checked
 
 
 def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
@@ -299,6 +342,7 @@ def filled_collections(
     signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """Input collections with the first rows of the reference inputs, and zeroed output ones."""
+    inputs = inputs_at(signature, inputs, case)
     given: dict[str, Collection] = {}
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
@@ -314,7 +358,8 @@ def filled_collections(
 
 
 def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
-    """The model's own arguments for a case: ordinary contiguous tensors."""
+    """The blocks of a case as ordinary contiguous tensors: the model's arguments."""
+    arrays = inputs_at(signature, arrays, case)
     return [
         _row_major(bound, signature.layouts[bound.block.collection], arrays, case)
         for bound in signature.inputs
@@ -324,10 +369,10 @@ def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[t
 def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
     columns = arrays[bound.block.collection]
     dtype = torch_dtype(bound.plan.dtype)
+    n = case[bound.rows]
     if bound.plan.kind == "scalars":
         flat = torch.stack([columns[name].to(dtype) for name in bound.block.columns])
-        return flat.reshape(bound.plan.feature_shape).contiguous()
-    n = case[bound.rows]
+        return flat.reshape(bound.plan.feature_shape).expand(bound.shape(n)).contiguous()
     parts = [
         columns[name][:n].to(dtype).reshape(n, layout[name].components)
         for name in bound.block.columns
@@ -340,7 +385,7 @@ def eager_outputs(
 ) -> dict[str, torch.Tensor]:
     """Run the eager model; its outputs by block name, checked against the output blocks."""
     with torch.no_grad():
-        values = outputs_in_order(model(*inputs), signature)
+        values = outputs_in_order(by_rows(model)(*inputs), signature)
     found: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
         shape = bound.shape(case[bound.rows])

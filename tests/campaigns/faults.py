@@ -320,10 +320,16 @@ FAULTS = (
         ("test_an_answer_that_is_off",),
     ),
     Fault(
-        "a model that writes into its inputs is captured",
-        "    if mutated:\n",
-        "    if False:\n",
+        "a model that keeps state is captured",
+        "    if state := [name for name in mutated if name not in found.user_inputs]:\n",
+        "    if state := []:\n",
         ("test_the_refusal_names_the_line_of_the_model",),
+    ),
+    Fault(
+        "a model that writes into its inputs writes into the user's memory",
+        "return [x.clone() if i in self.written else x for i, x in enumerate(inputs)]",
+        "return list(inputs)",
+        ("test_a_model_that_writes_into_its_inputs_gets_copies",),
     ),
     Fault(
         "what was not verified runs in production",

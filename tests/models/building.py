@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from engines import DEFAULT_ENGINES, Executable, Portable, Target, engine
+from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from stages.capture import Capture, Route, capture
 from stages.compile import artifact_file
-from stages.reference.answers import Arrays, Case, random_inputs
+from stages.reference.answers import Arrays, Case, Reference, random_inputs
+from stages.validate import validate_session
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])
@@ -108,3 +110,13 @@ def reference_collections(
             signature.layouts[name], n, capacity=n + spare
         )
     return given, written
+
+
+def reasons(built: Built) -> dict[str, str | None]:
+    """Why each engine's artifact is refused; None where it is valid."""
+    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in built.signature.outputs}
+    reference = Reference.load(built.capture.reference)
+    return {
+        name: validate_session(built.session(name), name, reference, tolerances).reason
+        for name in built.files
+    }

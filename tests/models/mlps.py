@@ -47,13 +47,13 @@ class PointwiseFirst(Core):
 
 class MutatesInput(Core):
     def forward(self, x: Tensor) -> Tensor:
-        x.mul_(2)  # line: mutates input
+        x.mul_(2)
         return self.core(x)
 
 
 class MutatesInputByView(Core):
     def forward(self, x: Tensor) -> Tensor:
-        x[:, 0] = 0.0  # line: mutates by view
+        x[:, 0] = 0.0
         return self.core(x)
 
 

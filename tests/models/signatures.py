@@ -67,9 +67,9 @@ def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
         if name in signature.input_collections
     }
     model = AFFINE[len(inputs)](
-        [b.shape(1)[0 if b.plan.kind == "scalars" else 1 :] for b in signature.inputs],
+        [b.plan.feature_shape for b in signature.inputs],
         [b.plan.feature_shape for b in signature.outputs],
-        [b.plan.kind == "scalars" for b in signature.inputs],
+        [b.rowless for b in signature.inputs],
     )
     return Problem(model, signature, arrays, draw(ROWS), draw(st.sampled_from([0, 0, 1, 40])))
 
@@ -86,7 +86,9 @@ def _block(
         members = [c.name for c in layout.columns if c.kind != "scalar"]
     order = draw(st.permutations(members))
     columns = tuple(order[: draw(st.integers(1, len(order)))])
-    return Block(name, collection, columns, "float32", _shape(draw, layout, columns))
+    broadcast = layout[columns[0]].kind == "scalar" and draw(st.booleans())
+    shape = _shape(draw, layout, columns)
+    return Block(name, collection, columns, "float32", shape, broadcast)
 
 
 def _shape(draw: st.DrawFn, layout: Layout, columns: tuple[str, ...]) -> tuple[int, ...] | None:

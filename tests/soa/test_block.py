@@ -152,6 +152,7 @@ def test_the_models_dtype_and_shape() -> None:
             "block 'features' names 'event', which is uint64: .* no model gets",
         ),
         (("pt", "eta"), {"shape": (3,)}, r"block 'features': shape \[3\] .* 2 components"),
+        (("pt",), {"broadcast": True}, "block 'features' has broadcast, which is for scalars"),
         (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
     ],
 )

@@ -14,7 +14,7 @@ from soa.block import Block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.layout import Column, Layout, column, eigen, scalar
-from soa.signature import RowRange, Signature
+from soa.signature import RowRange, Signature, offsets_layout
 from tests.soa.strategies import layouts
 
 JETS = Layout(
@@ -107,6 +107,10 @@ def test_a_column_may_be_read_twice() -> None:
         (
             {"outputs": [SCORES, Block("more", "tags", ("c",))]},
             "column 'c' of 'tags' is written by 'scores' and 'more'",
+        ),
+        (
+            {"outputs": [SCORES, Block("run", "jets", ("run",), broadcast=True)]},
+            "output 'run' has broadcast, which is for inputs",
         ),
         ({"ranges": {}}, "collection 'jets': no range for its rows 'n'"),
         ({"rows_of": {"jets": "m"}}, "collection 'jets': no range for its rows 'm'"),
@@ -217,3 +221,21 @@ def test_an_altered_signature_is_refused(alter: Any) -> None:
 def test_what_is_no_stored_signature(data: dict[str, Any]) -> None:
     with pytest.raises(SignatureError, match="not a stored signature"):
         Signature.from_dict(data)
+
+
+def test_a_jagged_collection_is_stored_and_needs_its_offsets() -> None:
+    layouts = {"jets": JETS, "tags": TAGS, "jets_offsets": offsets_layout("int32")}
+    how: dict[str, Any] = {
+        "inputs": [KINEMATICS, Block("offsets", "jets_offsets", ("begin", "end"))],
+        "ranges": {"n": RowRange(0, 100), "jet": RowRange(0, 1000)},
+        "rows_of": {"jets": "jet"},
+    }
+    signature = build(layouts=layouts, jagged={"jets": 16}, **how)
+    stored = json.loads(json.dumps(signature.to_dict()))
+    assert Signature.from_dict(stored) == signature
+    assert stored["jagged"] == {"jets": 16}
+    assert "jagged" not in build().to_dict()
+    with pytest.raises(SignatureError, match="'jets' needs 'jets_offsets', of another row dim"):
+        build(layouts=layouts, jagged={"jets": 16}, **{**how, "rows_of": {}})
+    with pytest.raises(SignatureError, match="'tags' needs 'tags_offsets'"):
+        build(layouts=layouts, jagged={"tags": 16}, **how)

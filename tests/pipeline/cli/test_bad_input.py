@@ -111,7 +111,7 @@ PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensor
         ("missing", (), "has no callable 'missing'"),
         ("broken", (), "kwargs do not fit"),
         ("NOT_CALLABLE", (), "has no callable 'NOT_CALLABLE'"),
-        ("MutatesInput", PLAIN, "writes into"),  # and so it cannot be captured
+        ("CountsCalls", PLAIN, "writes into"),  # and so it cannot be captured
         ("Raises", PLAIN, "no detector, no answer"),
     ],
 )

@@ -9,9 +9,10 @@ import pytest
 from pipeline.config import assemble
 from pipeline.config.schema import Config, load_config
 from runtime.checked.comparison import default_tolerance
-from soa.signature import RowRange
+from soa.signature import RowRange, offsets_layout
 from stages.errors import ReferenceDataError
 from stages.model.expressions import Expression, Features, Operation
+from stages.model.jagged import Padding
 from stages.reference.answers import Arrays
 
 CONFIG = """
@@ -189,3 +190,26 @@ def test_random_reference_follows_the_seed_and_the_ranges(folder: Path) -> None:
     assert one == drawn("{seed: 1}")
     assert one != drawn("{seed: 2}")
     assert all(20 <= e <= 30 for e in drawn("{ranges: {e: [20.0, 30.0]}}"))
+
+
+def test_jagged_blocks_become_items_offsets_and_padding(folder: Path) -> None:
+    config = write(folder, (Path(__file__).parent / "jagged.yaml").read_text())
+    signature = config.signature()
+    assert [(b.name, b.rows, b.plan.feature_shape) for b in signature.inputs] == [
+        ("features", "jet", (2,)),
+        ("logs", "jet", (1,)),
+        ("run", "jet", (1,)),
+        ("jets_offsets", "n", (2,)),
+    ]
+    assert signature.jagged == {"jets": 16}
+    assert signature.layouts["jets_offsets"] == offsets_layout("int32")
+    source = assemble.source_of(config)
+    assert source.padding == (
+        Padding(3, 16, 0, -1.0, (16, 2)),
+        Padding(3, 16, None),
+        Padding(3, 16, 1, 7.0),
+        2,
+    )
+    assert [block is not None for block in source.preprocess] == [False, True, False, False]
+    assert source.fingerprint()["padding"]
+    assert assemble.source_of(write(folder, CONFIG)).fingerprint().get("padding") is None

@@ -94,6 +94,8 @@ def test_other_sources_of_a_model(folder: Path) -> None:
     assert load(folder, MINIMAL).files.program == folder / "model.pt2"
     for source, found in (
         ("torchscript: model.ts", ("torchscript", folder / "model.ts")),
+        ("onnx: model.pt2", ("onnx", folder / "model.pt2")),
+        ("trees: model.pt2", ("trees", folder / "model.pt2")),
         ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module stays as it is
     ):
         files = load(folder, MINIMAL.replace("program: model.pt2", source)).files
@@ -164,8 +166,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         return {"name": of["name"], "dtype": of["dtype"], **more}
 
     def blocks(role: str) -> list[dict[str, Any]]:
-        keys = ("name", "collection", "columns", "dtype", "shape")
-        return [{k: b[k] for k in keys if b[k] is not None} for b in signature[role]]
+        keys = ("name", "collection", "columns", "dtype", "shape", "broadcast")
+        return [{k: b[k] for k in keys if b.get(k) is not None} for b in signature[role]]
 
     tolerance = {name: draw(st.floats(0, 1e6)) for name in ("atol", "rtol")}
     collections: dict[str, Any] = signature["collections"]

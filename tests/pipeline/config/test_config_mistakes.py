@@ -270,3 +270,29 @@ def test_a_mistake_in_an_expression_is_named_with_its_place(
 def test_an_output_is_not_preprocessed(folder: Path) -> None:
     [problem] = refused(folder, MINIMAL.replace("[y]}]", "[y], preprocess: {features: [y]}}]"))
     assert "outputs[0].preprocess: unknown key" in problem
+
+
+JAGGED = (Path(__file__).parent / "jagged.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("rows: n, length", "rows: m, length", "8: collections.jets.jagged.rows: 'rows' has"),
+        ("rows: n, length", "rows: jet, length", "1: config: jagged collection 'jets' needs"),
+        ("length: 16", "length: 0", "8: collections.jets.jagged.length: found 0; it should"),
+        ("  out: {", "  jets_offsets: {", "4: collections.jets: its offsets are 'jets_offsets"),
+        ("[16, 2]", "[2, 16]", "11: inputs[0].shape: found [2, 16]; expected [16, 2], or none"),
+        ("mask: true", "mask: true, shape: [2, 9]", "12: inputs[1].shape: found [2, 9]"),
+        ("mask: true", "mask: true, pad: 1", "12: inputs[1]: found a mask with columns,"),
+        ("mask: true", "mask: false", "12: inputs[1]: the key 'columns' is missing"),
+        ("mask, collection: jets", "mask, collection: out", "12: inputs[1].mask: collection 'out'"),
+        ("[run]}", "[run], pad: 1}", "14: inputs[3].pad: collection 'jets' is not jagged: nothing"),
+    ],
+)  # fmt: skip
+def test_a_mistake_with_jagged_rows_has_its_place(
+    folder: Path, old: str, new: str, says: str
+) -> None:
+    assert JAGGED.count(old) == 1, f"{JAGGED.count(old)} places"
+    problems = refused(folder, JAGGED.replace(old, new))
+    assert any(p.startswith(says) for p in problems), problems

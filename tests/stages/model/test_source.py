@@ -102,7 +102,9 @@ def test_a_file_that_fails_names_the_place_and_is_read_again(
 
 
 def test_no_source_at_all() -> None:
-    with pytest.raises(SourceError, match="no model: give factory, program or torchscript"):
+    with pytest.raises(
+        SourceError, match="no model: give factory, program, torchscript, onnx or trees"
+    ):
         build_model(ModelSource())
 
 

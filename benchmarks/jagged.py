@@ -1,0 +1,163 @@
+"""Jagged columns: padded inside the artifact, or before it: `python -m benchmarks.jagged [N ...]`.
+
+Jets of events as uproot gives them, eight float32 columns, on average six of an event; the network
+sees the first sixteen. Ours takes items and offsets as they lie. The others pad first, with NumPy
+or with Awkward, and run the same network on padded rows. All end in the columns of the answer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.subject import Subject
+from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
+from engines.exported import quiet_torch
+from soa import Block, Layout, RowRange, Signature, column
+from soa.memory import from_jagged
+from soa.signature import offsets_layout
+from stages.benchmark import Timing, race
+from stages.capture import capture
+from stages.model.jagged import Padded, Padding
+from stages.reference.answers import random_inputs
+
+LENGTH, MEAN = 16, 6
+NAMES = tuple(f"x{i}" for i in range(8))
+CAPTION = f"DeepSets of up to {LENGTH} jets, from jagged columns.\nx: to ours; {SPREAD}."
+_OURS = "ours, padded inside"
+
+
+class Sets(nn.Module):
+    """(n, 8, 16) and a mask (n, 1, 16) -> (n, 3)."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.each = nn.Conv1d(len(NAMES), hidden, 1)
+        self.last = nn.Linear(hidden, 3)
+
+    def forward(self, jets: Tensor, mask: Tensor) -> Tensor:
+        return torch.softmax(self.last((torch.relu(self.each(jets)) * mask).sum(dim=2)), dim=1)
+
+
+def main(sizes: list[int]) -> None:
+    torch.set_num_threads(1)
+    print_machine()
+    panels = []
+    for hidden in (4, 64):
+        made = subject(max(sizes), hidden)
+        races = {n: measure(made, n, seconds=2.0) for n in sizes}
+        panels.append(race_panel(f"{hidden} hidden", "events", races, _OURS))
+    print_panels(CAPTION, panels)
+
+
+def subject(highest: int, hidden: int) -> Subject:
+    signature = Signature.build(
+        {
+            "jets": Layout([column(name, "float32") for name in NAMES], 1, "columns"),
+            "jets_offsets": offsets_layout(),
+            "scores": Layout([column(name, "float32") for name in "pqr"]),
+        },
+        [
+            Block("jets", "jets", NAMES),
+            Block("jets_offsets", "jets_offsets", ("begin", "end")),
+        ],
+        [Block("scores", "scores", ("p", "q", "r"))],
+        {"n": RowRange(0, max(highest, 64)), "jet": RowRange(0, 2 * MEAN * max(highest, 64))},
+        {"jets": "jet"},
+        jagged={"jets": LENGTH},
+    )
+    network = Sets(hidden).eval().requires_grad_(False)
+    model = Padded(network, [Padding(1, LENGTH, 0), Padding(1, LENGTH, None)])
+    inputs = random_inputs(signature, 1, {})
+    folder = Path(tempfile.mkdtemp(prefix="soa-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Subject(model, signature, inputs, capture(model, signature, inputs, folder), folder)
+
+
+def measure(made: Subject, n: int, seconds: float) -> dict[str, Timing]:
+    rng = np.random.default_rng(n)
+    counts = rng.poisson(MEAN, n)
+    columns = {x: rng.normal(size=counts.sum()).astype(np.float32) for x in NAMES}
+    events = ak.unflatten(ak.Array(columns), counts)
+    session = made.session()
+    given = from_jagged(events, made.signature, "jets")
+    scores, others = session.collection("scores", n), session.collection("scores", n)
+    runs: dict[str, Callable[[], object]] = {_OURS: session.bind(given, scores)}
+    network = made.model.model
+    assert isinstance(network, Sets)
+    models = {"AOTI": _on_rows(network, made.folder), "eager": network}
+    places = [others.tensor(name) for name in "pqr"]
+    for padding, pad in {"NumPy": _by_numpy(given), "Awkward": lambda: _by_awkward(events)}.items():
+        for name, model in models.items():
+            runs[f"{padding}, then {name}"] = _copying(pad, model, places)
+            runs[f"{padding}, then {name}"]()
+            assert all(
+                torch.allclose(mine, scores.tensor(name), atol=1e-5)
+                for mine, name in zip(places, "pqr", strict=True)
+                if runs[_OURS]() is None
+            )
+    runs["padding alone, NumPy"] = _by_numpy(given)
+    return race(runs, seconds)
+
+
+def _copying(pad: Callable[[], Any], model: Any, places: list[Tensor]) -> Callable[[], None]:
+    def run() -> None:
+        with torch.no_grad():
+            jets, mask = map(torch.from_numpy, pad())
+            for place, answer in zip(places, model(jets, mask).unbind(1), strict=True):
+                place.copy_(answer)
+
+    return run
+
+
+def _by_numpy(given: Any) -> Callable[[], Any]:
+    """Gathered all at once, as fast as NumPy does it."""
+    columns = [given["jets"][name] for name in NAMES]
+    begin, end = given["jets_offsets"]["begin"], given["jets_offsets"]["end"]
+
+    def pad() -> Any:
+        index = begin[:, None] + np.arange(LENGTH)
+        mask = index < end[:, None]
+        index[~mask] = 0
+        rows = np.empty((len(begin), len(NAMES), LENGTH), np.float32)
+        for k, values in enumerate(columns):
+            np.multiply(values[index], mask, out=rows[:, k])
+        return rows, mask[:, None].astype(np.float32)
+
+    return pad
+
+
+def _by_awkward(events: Any) -> Any:
+    there = ak.pad_none(events, LENGTH, clip=True)
+    rows = [ak.to_numpy(ak.fill_none(there[name], np.float32(0))) for name in NAMES]
+    mask = np.arange(LENGTH) < ak.to_numpy(ak.num(events))[:, None]
+    return np.stack(rows, axis=1).astype(np.float32), mask[:, None].astype(np.float32)
+
+
+def _on_rows(network: nn.Module, folder: Path) -> Any:
+    """The network alone, compiled on padded rows."""
+    path = folder / "rows.pt2"
+    if not path.exists():
+        rows = {0: torch.export.Dim("n", min=0)}
+        example = torch.rand(5, len(NAMES), LENGTH), torch.ones(5, 1, LENGTH)
+        with quiet_torch():
+            exported = torch.export.export(network, example, dynamic_shapes=(rows, rows))
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=str(path), inductor_configs={"cpp.threads": 1}
+            )
+    return torch._inductor.aoti_load_package(str(path))
+
+
+if __name__ == "__main__":
+    main([int(text) for text in sys.argv[1:]] or [1, 100, 10_000])

@@ -1,0 +1,1 @@
+"""Whole events of a file with jagged jets and muons, scored where uproot left them."""

@@ -1,0 +1,35 @@
+"""Score every event of the HZZ file, with its jets and muons where uproot read them.
+
+pipeline run configs/hzz.yaml
+pipeline promote hzz-events --to staging
+python -m examples.hzz.run hzz-events@staging
+"""
+
+from __future__ import annotations
+
+import sys
+
+import uproot
+
+import pipeline
+from examples.nanoaod.data import locate
+from soa.memory import from_jagged
+
+FILE = "uproot-HZZ.root"
+
+
+def main(model: str) -> None:
+    session = pipeline.load(model, mode="test")
+    with uproot.open(locate(FILE)) as file:
+        events = file["events"].arrays(filter_name=["Jet_*", "Muon_*"])
+    jets = from_jagged(events, session.signature, "jets")
+    muons = from_jagged(events, session.signature, "muons")
+    scores = session.collection("scores", len(events))
+    session.run({**jets, **muons}, scores)
+    for event in scores["signal"].argsort()[::-1][:5]:
+        found = len(events[event]["Jet_Px"]), len(events[event]["Muon_Px"])
+        print(f"event {event}: {scores['signal'][event]:.3f} ({found[0]} jets, {found[1]} muons)")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

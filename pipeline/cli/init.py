@@ -1,0 +1,77 @@
+"""The command that writes a first config."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import Answer, command
+
+if TYPE_CHECKING:
+    from pipeline.init import Ask
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@command(registry=False)
+@click.argument("model", metavar="MODEL")
+@click.argument("data", type=_FILE, required=False)
+@click.option("--out", type=_FILE, default="config.yaml", show_default=True, help="The config.")
+@click.option("--name", help="The registered model's name.")
+@click.option("--weights", type=_FILE, help="Weights for a factory's model.")
+@click.option("--kwargs", default="{}", metavar="JSON", help="What the factory is called with.")
+@click.option("--weaver", type=_FILE, help="weaver's data config (YAML) or preprocess.json.")
+@click.option("--tree", help="The tree of a ROOT file.")
+@click.option(
+    "--input", "inputs", multiple=True, metavar="NAME=COLUMN,…",
+    help="The columns of an argument of forward; ranges a0 .. a9, patterns a*; `mask` is that of "
+    "jagged ones. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--output", "outputs", multiple=True, metavar="NAME=COLUMN,…",
+    help="Names for the columns of an output. May be repeated.",
+)  # fmt: skip
+@click.option("--flatten", is_flag=True, help="A row for each item of jagged columns.")
+@click.option("--length", type=click.IntRange(1), help="Items of a jagged row that the model sees.")
+@click.option("--rows", type=click.IntRange(2), help="The most rows of a call.")
+@click.option("--engine", "engines", multiple=True, help="Only this engine; may be repeated.")
+@click.option("--yes", is_flag=True, help="Ask nothing: take what each question suggests.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+def init(kwargs: str, yes: bool, **given: Any) -> Answer:
+    """Look at MODEL, and at DATA with rows for it, and write a config that `run` accepts.
+
+    MODEL is file.py:callable or module:callable, which returns a torch module, or a file: .pt2,
+    TorchScript (.ts, .pt), .onnx, boosted trees (.json, .ubj, .txt). DATA is .root, .parquet, .h5
+    or .npz. What neither says is asked on a terminal; elsewhere each question has an option.
+    """
+    from pipeline.init import Request
+    from pipeline.init import init as write
+    from soa.files import parse_json
+
+    try:
+        values = parse_json(kwargs)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict):
+        raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
+    with redirect_stdout(sys.stderr):  # the user's own factories may print
+        files = write(Request(kwargs=values, **given), _asker(yes))
+    lines = [*(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
+    return Answer({"files": [str(path) for path in files]}, lines)
+
+
+def _asker(yes: bool) -> Ask:
+    from pipeline.errors import InitError
+
+    def ask(flag: str, question: str, default: str | None) -> str:
+        if sys.stdin.isatty() and not yes:
+            return str(click.prompt(question, default=default, err=True))
+        if default is None:
+            raise InitError(f"nothing says {question}: give {flag}")
+        return default
+
+    return ask

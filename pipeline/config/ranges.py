@@ -1,0 +1,104 @@
+"""Names written together: `part0 .. part15` is sixteen columns, `part*` all that are called so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from pipeline.config.wording import not_among, shown
+from pipeline.config.yaml_lines import Document, Key, Problem
+
+_MOST = 1 << 16
+_DOTS = re.compile(r"\s*(?:…|\.{2,3})\s*")
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
+    """The names of a range, those of `have` that fit a pattern with `*` or `?`, or the one name.
+
+    ValueError for a range that is none, and for a pattern that nothing fits.
+    """
+    if _DOTS.search(written):
+        return _range(written)
+    if have is None or not {"*", "?"} & set(written):
+        return [written]
+    found = [name for name in have if fnmatchcase(name, written)]
+    if not found:
+        raise ValueError(f"no column fits it: {not_among(written, have)}")
+    return found
+
+
+def _range(written: str) -> list[str]:
+    ends = [_NUMBER.split(end) for end in _DOTS.split(written)]
+    if len(ends) == 2 and len(ends[0]) == len(ends[1]):
+        first, last = ends
+        differ = [i for i, part in enumerate(first) if part != last[i]]
+        if (
+            len(differ) == 1 and differ[0] % 2 and len(last[differ[0]]) < 10
+        ):  # numbers at odd places
+            i = differ[0]
+            numbers = range(int(first[i]), int(last[i]) + 1)
+            if len(numbers) > _MOST:
+                raise ValueError(f"found {shown(written)}; at most {_MOST} names in a range")
+            width = len(first[i])
+            names = ["".join([*first[:i], f"{k:0{width}}", *first[i + 1 :]]) for k in numbers]
+            if names[-1:] == ["".join(last)]:
+                return names
+    raise ValueError(
+        f"found {shown(written)}; a range is its first and its last name, which differ in one "
+        "number that grows: part0 .. part15"
+    )
+
+
+def written_out(document: Document) -> Document:
+    """A config's document with the names that ranges and patterns of columns stand for.
+
+    They have the line where they were written. ConfigError for what stands for nothing.
+    """
+    lines, problems = dict(document.lines), list[Problem]()
+
+    def expand(at: Key, part: dict[str, Any], have: Sequence[str] | None) -> None:
+        written, at = part.get("columns"), (*at, "columns")
+        if not isinstance(written, list):
+            return
+        made: list[tuple[int, Any]] = []
+        for i, entry in enumerate(written):
+            try:
+                made += [(i, each) for each in _entries(entry, have)]
+            except ValueError as error:
+                problems.append(((*at, i), str(error)))
+        part["columns"] = [each for _, each in made]
+        if len(made) == len(written):
+            return
+        under: dict[Any, dict[Key, int]] = {}
+        for key in [key for key in lines if key[: len(at)] == at and key != at]:
+            under.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
+        for place, (i, _) in enumerate(made):
+            lines.update({(*at, place, *rest): line for rest, line in under[i].items()})
+
+    have: dict[str, list[str]] = {}
+    for name, collection in _mappings(document.data.get("collections")):
+        expand(("collections", name), collection, None)
+        have[name] = [str(each.get("name")) for _, each in _mappings(collection.get("columns"))]
+    for kind in ("inputs", "outputs"):
+        for i, block in _mappings(document.data.get(kind)):
+            expand((kind, i), block, have.get(str(block.get("collection")), []))
+    document.refuse(problems, "config")
+    return replace(document, lines=lines)
+
+
+def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
+    """What one entry stands for: a column's declaration, or a name in a block."""
+    if isinstance(entry, str) and have is not None:
+        return [*names_in(entry, have)]
+    name = entry.get("name") if isinstance(entry, dict) else None
+    return [entry | {"name": each} for each in names_in(name)] if isinstance(name, str) else [entry]
+
+
+def _mappings(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    entries = part if isinstance(part, list) else []
+    pairs = part.items() if isinstance(part, dict) else enumerate(entries)
+    return ((key, value) for key, value in pairs if isinstance(value, dict))

@@ -1,0 +1,3 @@
+from .feeds import Ask as Ask
+from .writing import Request as Request
+from .writing import init as init

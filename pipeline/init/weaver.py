@@ -1,0 +1,122 @@
+"""The inputs of a network trained with weaver: its data config (YAML) or preprocess.json.
+
+Variables, their formulas and their standardisation become columns and `preprocess:` expressions.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import read_yaml
+from pipeline.errors import InitError
+
+_CALLS = ("log", "log1p", "abs", "sqrt", "square")
+_BINARY: Mapping[type, str] = {
+    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "ratio",
+}  # fmt: skip
+_FAR = 1e30  # weaver writes a bound of 1e32 where there is none
+
+
+@dataclass(frozen=True)
+class WeaverInput:
+    """`features`: an expression of `columns` for each, as a config has it. `mask`: the only one is
+    above zero where there is an item; `exists` is the column that says so, where one does."""
+
+    features: tuple[list[Any], ...]
+    columns: tuple[str, ...]
+    mask: bool
+    exists: str | None = None
+
+
+def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInput], list[str]]:
+    """The inputs by name, and the labels. Columns that the file has (`have`) need no formula.
+
+    Raises InitError, ConfigError.
+    """
+    data = read_yaml(path).data
+    try:
+        if "input_names" in data:  # preprocess.json
+            keys = ("median", "norm_factor", "lower_bound", "upper_bound")
+            entries = {
+                name: [[v, *(i[key] for key in keys)] for v, i in data[name]["var_infos"].items()]
+                for name in data["input_names"]
+            }
+            labels = data["output_names"]
+        else:
+            entries = {name: each["vars"] for name, each in data["inputs"].items()}
+            labels = data["labels"]["value"]
+        found = {name: _input(name, each, data, have) for name, each in entries.items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        said = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
+        raise InitError(said) from error
+    except (ValueError, SyntaxError) as error:
+        raise InitError(f"{path}: {error}") from error
+    for exists in [each.features[0][0] for each in found.values() if each.mask][:1]:
+        for name, each in found.items():
+            columns = tuple(dict.fromkeys((*each.columns, exists)))
+            found[name] = replace(each, columns=columns, exists=exists)
+    return found, [str(label).removeprefix("label_") for label in labels]
+
+
+def _input(own: str, entries: Any, data: Mapping[str, Any], have: Collection[str]) -> WeaverInput:
+    formulas = data.get("new_variables") or {}
+    prepared = {"method": "manual", "params": None, **(data.get("preprocess") or {})}
+    automatic = str(prepared["method"]).startswith("auto")
+    columns: dict[str, None] = {}
+    features = []
+    for entry in entries:
+        name, *said = entry if isinstance(entry, list) else [entry]
+        numbers = [*said, *["auto" if automatic else None, 1, -5, 5][len(said) :]]
+        if stored := (prepared["params"] or {}).get(name):
+            numbers = [stored[key] for key in ("center", "scale", "min", "max")]
+        centre, scale, low, high = numbers[:4]
+        if centre == "auto":
+            raise ValueError(
+                f"it does not have the numbers that standardise {name}: give the file that "
+                "training wrote, *.auto.yaml or preprocess.json"
+            )
+        value = _formula(name, formulas, have, columns)
+        if centre is not None:  # clip((x - centre) * scale, low, high)
+            value += [{"standardise": [centre, scale]}] if (centre, scale) != (0, 1) else []
+            value += [{"clip": [low, high]}] if low > -_FAR and high < _FAR else []
+        features.append(value)
+    mask = len(features) == 1 and own.endswith("mask")
+    return WeaverInput(tuple(features), tuple(columns), mask)
+
+
+def _formula(
+    name: str, formulas: Mapping[str, str], have: Collection[str], columns: dict[str, None]
+) -> list[Any]:
+    """A variable as an expression of columns, to which it adds those that it takes."""
+    if name in have or name not in formulas:
+        columns[name] = None
+        return [name]
+    others = {key: text for key, text in formulas.items() if key != name}
+
+    def read(node: ast.expr) -> list[Any]:
+        match node:
+            case ast.Name(id=other):
+                return _formula(other, others, have, columns)
+            case ast.BinOp(op=op, left=left, right=ast.Constant(value=int() | float() as number)):
+                if isinstance(op, ast.Pow) and number == 2:
+                    return [*read(left), "square"]
+                if type(op) in _BINARY:
+                    return [*read(left), {_BINARY[type(op)]: number}]
+            case ast.BinOp(op=op, left=left, right=right) if type(op) in _BINARY:
+                return [*read(left), {_BINARY[type(op)]: read(right)}]
+            case ast.Call(func=ast.Attribute(attr="ones_like"), args=[x]):
+                return [*read(x), {"above": 0}]
+            case ast.Call(func=ast.Attribute(attr="hypot"), args=[x, y]):
+                return [*read(x), "square", {"add": [*read(y), "square"]}, "sqrt"]
+            case ast.Call(func=ast.Attribute(attr=call), args=[x]) if call in _CALLS:
+                return [*read(x), call]
+        raise ValueError(
+            f"new_variables: {name}: {ast.unparse(node)} is no operation of preprocess: "
+            f"do it in the model, or give the data a column {name}"
+        )
+
+    return read(ast.parse(formulas[name], mode="eval").body)

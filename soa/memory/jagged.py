@@ -1,0 +1,86 @@
+"""Jagged arrays of Awkward and Arrow as the two collections of a signature, without a copy.
+
+Both libraries keep the lists of all rows as content and offsets. The content is the items' columns;
+where the items of a row begin and end are two views of the offsets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from soa.errors import CollectionError
+from soa.memory.collection import Collection
+from soa.memory.incoming import as_collection
+from soa.memory.span import Array
+from soa.signature import Signature, offsets_of
+
+
+def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
+    """Read-only collections of the items of `data` and of their offsets, by name, to be bound.
+
+    `data` is an Awkward array of lists of records, or of records of lists as uproot reads them, or
+    whatever of Arrow `ak.from_arrow` takes. The columns of the model's layout are looked up by name
+    and used where they are. Offsets are made anew where the data has none (lists of one size) or
+    has another dtype, and where the first item is not the content's (a slice). Raises
+    CollectionError for columns that are not cut into the same rows, and as `as_collection` does.
+    """
+    import awkward as ak
+
+    if name not in signature.jagged:
+        raise CollectionError(f"{name!r} is not jagged in the model: {', '.join(signature.jagged)}")
+    array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
+    rows = _rows(ak.materialize(array).layout)
+    layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
+    columns = {c.name: _lists(c.name, rows) for c in layout.columns}
+    begin, end, _ = next(iter(columns.values()))
+    for column, (first, last, _) in columns.items():
+        if not (np.array_equal(begin, first) and np.array_equal(end, last)):
+            raise CollectionError(
+                f"columns {next(iter(columns))!r}, {column!r} are cut differently"
+            )
+    filled = end > begin
+    low = int(begin[filled].min()) if filled.any() else 0
+    high = int(end[filled].max()) if filled.any() else 0
+    if low or (begin < 0).any() or (end > high).any():  # an empty row may lie anywhere
+        begin, end = np.where(filled, (begin - low, end - low), 0)
+    items = [content[low:high] for _, _, content in columns.values()]
+    records = ak.contents.RecordArray(items, [*columns], length=high - low)
+    dtype = offsets["end"].dtype
+    spans = {"begin": begin.astype(dtype, copy=False), "end": end.astype(dtype, copy=False)}
+    return {
+        name: as_collection(ak.Array(records), layout),
+        offsets_of(name): Collection.from_columns(offsets, spans, readonly=True),
+    }
+
+
+def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
+    """Where the items of each row begin and end, and the content that is this column of them."""
+    if name not in rows.fields:
+        raise CollectionError(f"no column {name!r}, there are: {', '.join(rows.fields)}")
+    lists = _rows(rows.content(name)) if rows.is_record else rows
+    if lists.is_option or not lists.is_list:
+        raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")
+    content = _unmasked(lists.content)
+    if not rows.is_record:
+        if not content.is_record:
+            kind = type(content).__name__
+            raise CollectionError(
+                f"the lists hold {kind}, not records of the columns: ak.to_packed copies together "
+                "what an index picks"
+            )
+        content = _unmasked(content.content(name))
+    begin = np.asarray(lists.starts.data)
+    return begin, np.asarray(lists.stops.data)[: len(begin)], content
+
+
+def _rows(content: Any) -> Any:
+    """Rows as they are; where an index picks them, it picks their offsets."""
+    content = _unmasked(content)
+    return content.project() if content.is_indexed and not content.is_option else content
+
+
+def _unmasked(content: Any) -> Any:
+    """Without the mask that Arrow's columns have, where it is empty."""
+    return content.content if type(content).__name__ == "UnmaskedArray" else content

@@ -1,0 +1,76 @@
+"""Jagged rows inside the model: items and offsets in, rows padded to one width out.
+
+It is part of the captured graph, where a compiler reads each item where it lies in the user's
+columns and writes it once, to its place in the padded rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from soa.dtypes import torch_dtype
+from stages.model.preprocess import InFront
+
+
+@dataclass(frozen=True)
+class Padding:
+    """An input of the model that is made of the first `length` items of each row.
+
+    `items` and `offsets` are places among the blocks: (m, ...) and (n, 2), begin and end. The model
+    gets (n, ..., length), with a `shape` (n, length, ...), and `value` where there is no item.
+    Without `items` it is a mask of `dtype`, 1 where there is one: (n, 1, length), or (n, *shape).
+    """
+
+    offsets: int
+    length: int
+    items: int | None
+    value: float = 0.0
+    shape: tuple[int, ...] | None = None
+    dtype: str = "float32"
+
+
+class Padded(InFront):
+    """A model of padded rows that takes items and offsets; `inputs` are its own: blocks as they
+    are, by their places, or made of jagged ones.
+
+    Whatever the offsets hold, nothing outside the items is read. A row whose offsets are not
+    0 <= begin <= end <= m has no right answer: its floating-point features are NaN.
+    """
+
+    steps: torch.Tensor
+
+    def __init__(self, model: torch.nn.Module, inputs: Sequence[int | Padding]) -> None:
+        super().__init__(model)
+        self.inputs = tuple(inputs)
+        longest = max(one.length for one in inputs if isinstance(one, Padding))
+        self.register_buffer("steps", torch.arange(longest))
+
+    def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.inputs]
+
+    def around(self, model: torch.nn.Module) -> Padded:
+        return Padded(model, self.inputs)
+
+    def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        offsets = inputs[one.offsets]
+        begin, end = (offsets.select(1, k).to(torch.int64).unsqueeze(1) for k in (0, 1))
+        index = begin + self.steps[: one.length]
+        exists = index < end
+        if one.items is None:
+            return exists.view(-1, *(one.shape or (1, one.length))).to(torch_dtype(one.dtype))
+        items = inputs[one.items]
+        count, flat = items.shape[0], items.flatten(1)
+        wrong = (begin < 0) | (end < begin) | (end > count)
+        # Behind the last item lies one more, for the places without: also where there is no item.
+        index = torch.where(exists & ~wrong, index, count)
+        columns = [flat.select(1, k) for k in range(flat.shape[1])]
+        features = [pad(column, (0, 1), value=one.value)[index] for column in columns]
+        if items.is_floating_point():
+            features = [feature.masked_fill(wrong, torch.nan) for feature in features]
+        if one.shape is not None:
+            return torch.stack(features, dim=2)
+        return torch.stack(features, dim=1).view(-1, *items.shape[1:], one.length)

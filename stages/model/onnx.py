@@ -1,0 +1,403 @@
+"""An ONNX file as a model: ONNX Runtime gives its answers, torch operations its program.
+
+The nodes are read one by one as what torch calls them, and torch.export makes one program of them
+for every engine. Sizes (what `Shape` gives, and small integer constants) stay Python's own, in
+NumPy arrays of ints and of torch's symbols, so that no row count is baked in.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.errors import EngineError, first_line
+from engines.onnx import open_session
+from soa.errors import needs_extra
+from stages.errors import CaptureError, SourceError
+from stages.model.preprocess import InFront
+
+_DTYPES = {"float": "float32", "double": "float64"}
+_MOST_SIZES = 256  # entries of an integer constant that may be sizes
+
+
+class OnnxModel(torch.nn.Module):
+    """A network that ONNX Runtime runs, with one thread inside.
+
+    Raises SourceError for a file that it cannot open, CaptureError for inputs that do not fit.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.training = False
+        self.path = path
+        try:
+            self.session = open_session(path, torch.device("cpu"), 1)
+        except EngineError as error:
+            raise SourceError(f"{path}: {error}") from error
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = self.session.get_inputs()
+        if len(given) != len(inputs):
+            names = ", ".join(one.name for one in given)
+            raise CaptureError(f"{self.path} has the inputs {names}; found {len(inputs)} blocks")
+        for one, x in zip(given, inputs, strict=True):
+            kind = one.type.removeprefix("tensor(").removesuffix(")")
+            sizes = zip(one.shape, x.shape, strict=False)
+            wrong = [i for i, (a, b) in enumerate(sizes) if type(a) is int and a != b]
+            same = str(x.dtype) == f"torch.{_DTYPES.get(kind, kind)}" and len(one.shape) == x.dim()
+            if wrong or not same:
+                cure = "write dtype: or shape: for the block"
+                if same and wrong == [0]:
+                    cure = "export it with a symbolic first dimension (dynamic_shapes)"
+                raise CaptureError(
+                    f"{self.path}: the input {one.name!r} is {kind} {list(one.shape)}, its block "
+                    f"gives {x.dtype} {list(x.shape)}: {cure}"
+                )
+        feed = {one.name: x.numpy() for one, x in zip(given, inputs, strict=True)}
+        return tuple(map(torch.from_numpy, self.session.run(None, feed)))
+
+
+def as_torch(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, with torch operations for what ONNX Runtime runs. Raises SourceError."""
+    if isinstance(model, InFront):
+        return model.around(as_torch(model.model))
+    return OnnxGraph(model.path) if isinstance(model, OnnxModel) else model
+
+
+def onnx_files(path: Path) -> list[Path]:
+    """The file, and those beside it that hold its weights. Raises SourceError."""
+    weights = [t.external_data for t in _read(path, weights=False).graph.initializer]
+    names = {entry.value for each in weights for entry in each if entry.key == "location"}
+    return [path, *(path.parent / name for name in sorted(names))]
+
+
+def _read(path: Path, weights: bool = True) -> Any:
+    with needs_extra("onnx", SourceError):
+        import onnx
+    try:
+        return onnx.load(path, load_external_data=weights)
+    except Exception as error:  # protobuf's and onnx's have no common base
+        raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
+
+
+class _Node:
+    """A node; called, it gives an attribute. `read` are those asked for, or that say nothing."""
+
+    def __init__(self, node: Any) -> None:
+        import onnx
+
+        self.kind, self.given, self.made = node.op_type, list(node.input), list(node.output)
+        self.name = f"node {node.name or self.made[0]!r} ({self.kind})"
+        self.read = {"momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "sorted"}
+        self.attributes: dict[str, Any] = {}
+        for each in node.attribute:
+            value = onnx.helper.get_attribute_value(each)
+            if isinstance(value, onnx.TensorProto):
+                value = onnx.numpy_helper.to_array(value)
+            elif each.name == "to":
+                value = onnx.TensorProto.DataType.Name(value).lower()
+            self.attributes[each.name] = value.decode() if isinstance(value, bytes) else value
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return self.attributes.get(name, default)
+
+    def check(self, made: int) -> None:
+        """Refuse an attribute that would have changed the answer, or outputs that are missing."""
+        for name, value in self.attributes.items():
+            if name not in self.read and value not in _SAYS_NOTHING:
+                raise CaptureError(f"{self.name}: {name} = {value} is not known here")
+        if made < len(self.made):
+            raise CaptureError(f"{self.name}: its second output is not known here")
+
+
+class OnnxGraph(torch.nn.Module):
+    """The same network as torch operations; constants are buffers.
+
+    Raises SourceError naming each operator that is not known here, with a node.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        model = _read(path)
+        import onnx.inliner
+        import onnx.version_converter
+
+        self.training = False
+        try:
+            model = onnx.inliner.inline_local_functions(model)
+            if min(o.version for o in model.opset_import if o.domain in _DOMAINS) < 13:
+                model = onnx.version_converter.convert_version(model, 13)
+        except Exception as error:  # whatever its C++ raises
+            raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
+        graph, known = model.graph, {*_OPERATORS, *_ON_SIZES, "Constant", "Shape"}
+        odd = [n for n in graph.node if n.domain not in _DOMAINS or n.op_type not in known]
+        if odd:
+            named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
+            listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
+            raise SourceError(f"{path} has operators that have no torch form here: {listed}")
+        self.constants: dict[str, Any] = {}
+        for tensor in graph.initializer:
+            self._keep(tensor.name, onnx.numpy_helper.to_array(tensor))
+        self.nodes = [_Node(node) for node in graph.node if node.op_type != "Constant"]
+        for node in (_Node(node) for node in graph.node if node.op_type == "Constant"):
+            ((kind, value),) = node.attributes.items()
+            dtype = np.float32 if kind.startswith("value_float") else None
+            self._keep(node.made[0], np.asarray(value, dtype))
+        self.given = [i.name for i in graph.input if i.name not in self.constants]
+        self.returned = [o.name for o in graph.output]
+
+    def _keep(self, name: str, value: Any) -> None:
+        if value.dtype == np.int64 and value.ndim < 2 and value.size <= _MOST_SIZES:
+            self.constants[name] = value.astype(object)
+        else:
+            self.constants[name] = f"constant_{len(self.constants)}"
+            self.register_buffer(self.constants[name], torch.from_numpy(np.array(value)))
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        values: dict[str, Any] = {"": None, **dict(zip(self.given, inputs, strict=True))}
+        for name, value in self.constants.items():
+            values[name] = getattr(self, value) if isinstance(value, str) else value
+        for node in self.nodes:
+            found = _run(node, [values[name] for name in node.given])
+            several = found if isinstance(found, tuple | list) else (found,)
+            node.check(len(several))
+            values.update(zip(node.made, several, strict=True))
+        return tuple(_tensor(values[name]) for name in self.returned)
+
+
+def _run(a: _Node, given: list[Any]) -> Any:
+    """What a node gives: a tensor or several, or sizes."""
+    if a.kind == "Shape":
+        return _array(list(given[0].shape)[a("start", 0) : a("end")])
+    if a.kind in _ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in given):
+        found = _ON_SIZES[a.kind](a, *given)
+        if found is not None:
+            return np.asarray(found, object)
+    places = _SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
+    if a.kind == "Gather" and isinstance(given[1], np.ndarray) and given[1].ndim == 0:
+        places = "1"
+    for i, value in enumerate(given):
+        if str(i) not in places:
+            given[i] = _tensor(value)
+        elif isinstance(value, Tensor):
+            raise CaptureError(f"{a.name} takes a size out of the data, which no artifact can do")
+        elif value is not None:
+            given[i] = value.tolist()
+    if a.kind not in _OPERATORS:
+        raise CaptureError(f"{a.name} is known for sizes alone; here it works on data")
+    return _OPERATORS[a.kind](a, *given)
+
+
+def _array(sizes: list[Any]) -> Any:
+    found = np.empty(len(sizes), object)
+    found[:] = sizes
+    return found
+
+
+def _tensor(value: Any) -> Any:
+    """Sizes as a tensor; what is none stays."""
+    if not isinstance(value, np.ndarray):
+        return value
+    if all(type(size) is int for size in value.flat):
+        return torch.tensor(value.tolist(), dtype=torch.int64)
+    made = [torch.scalar_tensor(size, dtype=torch.int64) for size in value.flat]
+    return torch.stack(made).reshape(value.shape)
+
+
+def _is(size: Any, number: int) -> bool:
+    """Whether it is that number. A symbol is none, and is not asked, which would bind it."""
+    return type(size) is int and size == number
+
+
+def _symbol(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _reshape(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
+    copy = not a("allowzero")
+    shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
+    left, over = list(x.shape), 1
+    for size in shape:  # what is on both sides cancels: a row count of 0 must not divide
+        same = [i for i, have in enumerate(left) if _symbol(have) == _symbol(size)]
+        if same:
+            del left[same[0]]
+        elif not _is(size, -1):
+            over = over * size
+    return x.reshape([math.prod(left) // over if _is(s, -1) else s for s in shape])
+
+
+def _expand(a: _Node, x: Tensor, shape: list[Any]) -> Tensor:
+    x = x[(None,) * (len(shape) - x.dim())]
+    shape = [1] * (x.dim() - len(shape)) + shape
+    return x.expand([h if _is(s, 1) else s for h, s in zip(x.shape, shape, strict=True)])
+
+
+def _slice(a: _Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: Any = None) -> Tensor:
+    for i, start in enumerate(starts):
+        axis, step = axes[i] if axes else i, by[i] if by else 1
+        if step < 0:
+            raise CaptureError(f"{a.name} goes backwards, which is not known here")
+        x = x[(slice(None),) * (axis % x.dim()) + (slice(start, ends[i], step),)]
+    return x
+
+
+def _unsqueeze(a: _Node, x: Tensor, axes: list[int]) -> Tensor:
+    for axis in sorted(each % (x.dim() + len(axes)) for each in axes):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+    ones = [i for i, size in enumerate(x.shape) if _is(size, 1)]
+    return x.squeeze(tuple(ones if axes is None else axes))
+
+
+def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
+    """Of equal values the first, which torch.topk does not promise."""
+    axis, largest = a("axis", -1), bool(a("largest", 1))
+    values, places = x.sort(dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
+
+
+def _gemm(a: _Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
+    x = x.t() if a("transA") else x
+    turned, alpha, beta = a("transB"), a("alpha", 1.0), a("beta", 1.0)
+    if turned and alpha == beta == 1 and (c is None or c.dim() == 1):
+        return F.linear(x, w, c)
+    product: Tensor = alpha * (x @ (w.t() if turned else w))
+    return product if c is None else product + beta * c
+
+
+def _window(a: _Node, x: Tensor, *weights: Any) -> Any:
+    """A convolution or a pool, in one to three dimensions."""
+    dims = x.dim() - 2
+    pads = a("pads", [0] * 2 * dims)
+    if pads[:dims] != pads[dims:]:
+        raise CaptureError(f"{a.name} pads its two ends differently, which is not known here")
+    more: dict[str, Any] = {"stride": a("strides", 1), "padding": pads[:dims]}
+    if a.kind == "AveragePool":
+        more["count_include_pad"] = bool(a("count_include_pad"))
+    else:
+        more["dilation"] = a("dilations", 1)
+    if a.kind == "Conv":
+        return getattr(F, f"conv{dims}d")(x, *weights, groups=a("group", 1), **more)
+    run = getattr(F, f"{'max' if a.kind == 'MaxPool' else 'avg'}_pool{dims}d")
+    return run(x, a("kernel_shape"), ceil_mode=bool(a("ceil_mode")), **more)
+
+
+def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def reduced(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+        axes, keep = a("axes", axes), bool(a("keepdims", 1))
+        if a("noop_with_empty_axes") and not axes:
+            return x
+        return run(x, axes or list(range(x.dim())), keep).to(x.dtype)
+
+    return reduced
+
+
+def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda a, *given: run(*given)
+
+
+def _filled(a: _Node, shape: Any) -> Any:
+    """Integers as sizes, where they are few."""
+    value = a("value", np.zeros(1, np.float32))
+    few = all(type(size) is int for size in shape) and math.prod(shape) <= _MOST_SIZES
+    return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
+
+
+_DOMAINS = ("", "ai.onnx")
+# Values of an attribute, whatever its name, that are the default where nobody asks for it.
+_SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
+# Which inputs of an operator are sizes. Those of Reduce… are axes.
+_SIZES_AT = {
+    "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
+    "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
+}  # fmt: skip
+# On sizes alone; None where the result is none.
+_ON_SIZES: dict[str, Callable[..., Any]] = {
+    "Identity": lambda a, x: x, "Cast": lambda a, x: x if "int" in a("to") else None,
+    "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),
+    "Div": _plain(operator.floordiv), "Equal": _plain(operator.eq),
+    "Where": lambda a, c, x, y: np.where(c.astype(np.bool_), x, y),
+    "Gather": lambda a, x, i: x[i.astype(np.int64)], "Concat": lambda a, *x: np.concatenate(x),
+    "Slice": lambda a, x, s, e, axes=None, by=(1,): x[s[0] : e[0] : by[0]],
+    "Unsqueeze": lambda a, x, axes: x.reshape(-1), "Squeeze": lambda a, x, axes=None: x.reshape(()),
+    "Reshape": lambda a, x, shape: x.reshape(shape.astype(np.int64)),
+    "ReduceProd": lambda a, x, axes=None: np.prod(x, keepdims=bool(a("keepdims", 1))),
+    "ConstantOfShape": _filled,
+}  # fmt: skip
+_NAMED_ALIKE = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal "
+    "Relu Round Sigmoid Sign Sin Sinh Sqrt Tan Tanh Add Sub Mul Where MatMul"
+)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(torch, name.lower()) for name in _NAMED_ALIKE.split()},
+    "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "GreaterOrEqual": torch.ge,
+    "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
+    "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus, "Mish": F.mish,
+    "Softsign": F.softsign, "HardSwish": F.hardswish, "Identity": lambda x: x,
+    "Dropout": lambda x, ratio=None: x, "PRelu": lambda x, w: torch.where(x < 0, x * w, x),
+    "Pow": lambda x, y: x.pow(y).to(x.dtype), "Range": torch.arange, "CastLike": Tensor.type_as,
+    "Div": lambda x, y: x / y if x.is_floating_point() else x.div(y, rounding_mode="trunc"),
+    "Min": lambda *x: reduce(torch.minimum, x), "Max": lambda *x: reduce(torch.maximum, x),
+    "Sum": lambda *x: reduce(torch.add, x), "Mean": lambda *x: reduce(torch.add, x) / len(x),
+    "Clip": lambda x, low=None, high=None: x if low is high is None else x.clamp(low, high),
+    "Tile": Tensor.repeat, "GatherND": lambda x, i: x[tuple(i.unbind(-1))],
+    "ScatterND": lambda x, i, y: x.index_put(tuple(i.unbind(-1)), y),
+    "CumSum": lambda x, axis: x.cumsum(axis if isinstance(axis, int) else axis[0]),
+    "GlobalAveragePool": lambda x: x.mean(list(range(2, x.dim())), keepdim=True),
+    "GlobalMaxPool": lambda x: x.amax(list(range(2, x.dim())), keepdim=True),
+}  # fmt: skip
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "Sum": torch.sum, "Mean": torch.mean, "Max": torch.amax, "Min": torch.amin,
+    "LogSumExp": torch.logsumexp, "L1": lambda x, axes, keep: x.abs().sum(axes, keep),
+    "L2": lambda x, axes, keep: x.square().sum(axes, keep).sqrt(),
+    "SumSquare": lambda x, axes, keep: x.square().sum(axes, keep),
+}  # fmt: skip
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    **{name: _plain(run) for name, run in _FUNCTIONS.items()},
+    **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
+    "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
+    "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _window, "MaxPool": _window,
+    "AveragePool": _window, "Concat": lambda a, *x: torch.cat(x, a("axis")),
+    "Transpose": lambda a, x: x.permute(*a("perm", range(x.dim())[::-1])),
+    "Flatten": lambda a, x: x.reshape([math.prod(x.shape[: a("axis", 1)]),
+                                       math.prod(x.shape[a("axis", 1) :])]),
+    "Split": lambda a, x, sizes=None: x.split(sizes or -(-x.shape[a("axis", 0)] // len(a.made)),
+                                              a("axis", 0)),
+    "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
+    "GatherElements": lambda a, x, i: x.gather(
+        a("axis", 0), torch.where(i < 0, i + x.shape[a("axis", 0)], i)),
+    "Cast": lambda a, x: x.to(getattr(torch, _DTYPES.get(a("to"), a("to")))),
+    "ConstantOfShape": lambda a, shape: torch.from_numpy(
+        np.array(a("value", np.zeros(1, np.float32)))).expand(shape),
+    "Mod": lambda a, x, y: (torch.fmod if a("fmod") else torch.remainder)(x, y),
+    "Gelu": lambda a, x: F.gelu(x, approximate=a("approximate", "none")),
+    "LeakyRelu": lambda a, x: F.leaky_relu(x, a("alpha", 0.01)),
+    "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)),
+    "Selu": lambda a, x: a("gamma", 1.05070102) * F.elu(x, a("alpha", 1.67326319)),
+    "HardSigmoid": lambda a, x: (x * a("alpha", 0.2) + a("beta", 0.5)).clamp(0, 1),
+    "Softmax": lambda a, x: x.softmax(a("axis", -1)),
+    "LogSoftmax": lambda a, x: x.log_softmax(a("axis", -1)),
+    "BatchNormalization": lambda a, x, w, b, mean, var: F.batch_norm(
+        x, mean, var, w, b, eps=a("epsilon", 1e-5)),
+    "LayerNormalization": lambda a, x, w, b=None: F.layer_norm(
+        x, x.shape[a("axis", -1) :], w, b, a("epsilon", 1e-5)),
+    "InstanceNormalization": lambda a, x, w, b: F.instance_norm(
+        x, weight=w, bias=b, eps=a("epsilon", 1e-5)),
+    "Einsum": lambda a, *x: torch.einsum(a("equation"), *x),
+    "ArgMax": lambda a, x: x.argmax(a("axis", 0), bool(a("keepdims", 1))),
+    "ArgMin": lambda a, x: x.argmin(a("axis", 0), bool(a("keepdims", 1))),
+    "Trilu": lambda a, x, k=0: (torch.triu if a("upper", 1) else torch.tril)(x, k or 0),
+}  # fmt: skip

@@ -1,0 +1,263 @@
+"""Boosted trees of XGBoost and LightGBM, from their own files, as one torch module.
+
+The nodes of all trees lie in one array each, and a row goes down all trees at once, a level at a
+step: gathers and comparisons, which every engine compiles. Which way a row goes at a node is each
+library's own rule: `GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
+`NumericalDecision` of LightGBM's include/LightGBM/tree.h (float64, x <= threshold).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engines.errors import first_line
+from soa.files import parse_json, read_plain
+from stages.errors import CaptureError, SourceError
+
+Array = npt.NDArray[Any]
+
+# What a library makes of its sums of leaves, and its objectives that do so. `binary:logitraw` is
+# left out: what its base_score is depends on xgboost's version.
+_LINKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: torch.softmax(x, dim=1),
+    "argmax": lambda x: x.argmax(dim=1, keepdim=True).to(x.dtype),
+    "exp": torch.exp,
+    "step": lambda x: (x > 0).to(x.dtype),
+    "log1p_exp": lambda x: torch.log1p(torch.exp(x)),
+    "signed_square": lambda x: torch.sign(x) * x * x,
+}
+_OBJECTIVES = {
+    "identity": "reg:squarederror reg:linear reg:squaredlogerror reg:pseudohubererror rank:map "
+    "reg:absoluteerror rank:pairwise rank:ndcg regression regression_l1 huber fair quantile mape "
+    "lambdarank rank_xendcg custom",
+    "sigmoid": "binary:logistic reg:logistic binary multiclassova cross_entropy",
+    "softmax": "multi:softprob multiclass",
+    "argmax": "multi:softmax",
+    "exp": "count:poisson reg:gamma reg:tweedie survival:cox survival:aft poisson gamma tweedie",
+    "step": "binary:hinge",
+    "log1p_exp": "cross_entropy_lambda",
+    "signed_square": "regression-sqrt",
+}
+_LINK_OF = {objective: link for link, all in _OBJECTIVES.items() for objective in all.split()}
+_ZERO = float(np.float32(1e-35))  # LightGBM: what is no larger is 0
+_CATEGORIES = "categorical splits are not known here: train on numbers, or one-hot"
+
+
+class Tree(NamedTuple):
+    """The N nodes of a tree, the root first. `children` is (N, 2); a leaf is its own child.
+
+    `missing_left`: whether a row goes left whose feature is NaN. `value` is that of a leaf.
+    """
+
+    children: Array
+    feature: Array
+    threshold: Array
+    missing_left: Array
+    value: Array
+
+
+class Trees(torch.nn.Module):
+    """(n, F) -> (n,), or (n, K) for K outputs, as the library's Booster predicts with all trees.
+
+    `outputs[i]` is the output that tree i adds to; sums begin at `base`, (K,). NaN is a missing
+    value. `names` are the features' in the model's order, where the file has them. `zero` is
+    LightGBM's alone: what it takes a zero for, 0 or NaN. Raises ValueError for what is no tree.
+    """
+
+    below: torch.Tensor
+    feature: torch.Tensor
+    threshold: torch.Tensor
+    missing_left: torch.Tensor
+    value: torch.Tensor
+    roots: torch.Tensor
+    base: torch.Tensor
+
+    def __init__(
+        self,
+        trees: Sequence[Tree],
+        outputs: Sequence[int],
+        base: Array,
+        features: int,
+        names: tuple[str, ...],
+        link: str,
+        scale: float = 1.0,
+        zero: float | None = None,
+    ) -> None:
+        super().__init__()
+        if not trees:
+            raise ValueError("there is no tree in it")
+        self.features, self.names, self.link = features, names, link
+        self.scale, self.zero = scale, zero
+        for tree in trees:
+            inside = (tree.children >= 0) & (tree.children < len(tree.value))
+            if not inside.all() or not ((tree.feature >= 0) & (tree.feature < features)).all():
+                raise ValueError("a node names a child or a feature that is not there")
+        self.depth = max(map(_depth, trees))
+        starts = np.cumsum([0, *(len(tree.value) for tree in trees)])[:-1]
+        order = np.argsort(outputs, kind="stable")  # the trees of one output side by side
+        each = np.repeat(np.arange(len(base)), len(trees) // len(base))
+        if not np.array_equal(np.asarray(outputs)[order], each):
+            raise ValueError("its outputs have different numbers of trees")
+        children = [tree.children + start for tree, start in zip(trees, starts, strict=True)]
+        _, feature, threshold, missing_left, value = map(np.concatenate, zip(*trees, strict=True))
+        real = np.float32 if zero is None else np.float64
+        for name, array, dtype in (
+            ("below", np.concatenate(children).reshape(-1), np.int64),
+            ("feature", feature, np.int64),
+            ("threshold", threshold, real),
+            ("missing_left", missing_left, np.bool_),
+            ("value", value, np.float64),
+            ("roots", starts[order], np.int64),
+            ("base", base, np.float64),
+        ):
+            self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array, dtype)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dim() != 2 or x.shape[1] != self.features:
+            shape = ", ".join(map(str, x.shape[1:]))
+            raise CaptureError(f"the trees take (n, {self.features}); the block is (n, {shape})")
+        x = x.to(self.threshold.dtype)
+        if self.zero is not None:
+            x = torch.where(x.abs() <= _ZERO, self.zero, x)
+        at = self.roots.expand(x.shape[0], -1)
+        for _ in range(self.depth):
+            value, threshold = x.gather(1, self.feature[at]), self.threshold[at]
+            left = value < threshold if self.zero is None else value <= threshold
+            left = left | (value.isnan() & self.missing_left[at])
+            at = self.below[2 * at + (~left).to(at.dtype)]
+        # In float64, though xgboost adds float32 one by one: nearer to the exact sum.
+        sums = self.value[at].unflatten(1, (self.base.shape[0], -1)).sum(dim=2) + self.base
+        found = _LINKS[self.link]((sums * self.scale).to(x.dtype))
+        return found.squeeze(1) if found.shape[1] == 1 else found
+
+
+def load_trees(path: Path) -> Trees:
+    """The trees in a file of XGBoost (.json, .ubj) or LightGBM (.txt). Raises SourceError."""
+    try:
+        content: bytes | bytearray = read_plain(path, links=True, largest=None)
+        if path.suffix == ".txt":
+            return _lightgbm(content.decode())
+        if path.suffix == ".ubj":
+            import xgboost  # knows its own binary form
+
+            content = xgboost.Booster(model_file=path).save_raw("json")
+        elif path.suffix != ".json":
+            raise ValueError("a file of XGBoost ends in .json or .ubj, one of LightGBM in .txt")
+        return _xgboost(parse_json(bytes(content)))
+    except ImportError as error:
+        raise SourceError(
+            f"{path} is read by xgboost, which cannot be imported ({error}): pip install xgboost, "
+            "or save the model as .json"
+        ) from error
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        said = f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise SourceError(f"{path} holds no boosted trees that are known here: {said}") from error
+
+
+def _xgboost(document: Any) -> Trees:
+    """From the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
+    learner = document["learner"]
+    booster = learner["gradient_booster"]
+    if booster["name"] == "gblinear":
+        raise ValueError("booster gblinear has no trees")
+    model = booster.get("gbtree", booster)["model"]  # dart had them one level down
+    drop = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
+    trees = []
+    for tree, weight in zip(model["trees"], drop, strict=True):
+        if np.any(tree.get("split_type", 0)):
+            raise ValueError(_CATEGORIES)
+        if int(tree["tree_param"]["size_leaf_vector"]) > 1:
+            raise ValueError("leaves of vectors (multi_output_tree) are not known here")
+        below = np.stack([tree["left_children"], tree["right_children"]], axis=1)
+        leaf = below < 0
+        value = np.asarray(tree["split_conditions"], np.float32)
+        below = np.where(leaf, np.arange(len(leaf))[:, None], below)
+        feature = np.where(leaf[:, 0], 0, tree["split_indices"])
+        trees.append(
+            Tree(
+                below, feature, value, np.asarray(tree["default_left"]), value * np.float32(weight)
+            )
+        )
+    link = _link_of(learner["objective"]["name"])
+    param = learner["learner_model_param"]
+    outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
+    # Before 3.1 there is one for all outputs. It is what the link gives.
+    base = np.asarray(param["base_score"].strip("[]").split(","), np.float32)
+    base = -np.log(1 / base - 1) if link == "sigmoid" else np.log(base) if link == "exp" else base
+    names = tuple(learner.get("feature_names") or ())
+    base, features = np.broadcast_to(base, outputs), int(param["num_feature"])
+    return Trees(trees, model["tree_info"], base, features, names, link)
+
+
+def _lightgbm(text: str) -> Trees:
+    """From the text that `Booster.save_model` writes, LightGBM 3 and 4."""
+    head, *parts = re.split(r"^Tree=\d+$", text.partition("\nend of trees")[0], flags=re.MULTILINE)
+    header = _fields(head)
+    outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
+    objective, *options = header.get("objective", "custom").split()
+    link = _link_of("regression-sqrt" if "sqrt" in options else objective)
+    scale = next((float(o.partition(":")[2]) for o in options if o.startswith("sigmoid:")), 1.0)
+    trees, zeros, mixed = [], False, False
+    for fields in map(_fields, parts):
+        if int(fields.get("is_linear", 0)):
+            raise ValueError("linear trees (linear_tree) are not known here")
+        names = ("split_feature", "left_child", "right_child", "decision_type")
+        feature, left, right, decision = (_read(fields, name, int) for name in names)
+        threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
+        if (decision & 1).any():
+            raise ValueError(_CATEGORIES)
+        # Missing is nothing (0: NaN is taken for 0), zero (1) or NaN (2), node by node.
+        missing, default, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
+        zeros, mixed = (
+            zeros or 1 in missing,
+            mixed or ((missing == 2) & (default != zero_left)).any(),
+        )
+        inner, pad = len(feature), np.zeros_like(leaves)
+        own = np.arange(inner, inner + len(leaves))
+        below = np.stack([np.append(left, own), np.append(right, own)], axis=1)
+        below = np.where(below < 0, inner + ~below, below)  # leaves are counted ~0, ~1, …
+        goes_left = np.append(np.where(missing == 0, zero_left, default), pad)
+        feature, threshold = np.append(feature, pad).astype(int), np.append(threshold, pad)
+        trees.append(Tree(below, feature, threshold, goes_left, np.append(0 * left, leaves)))
+    if zeros and mixed:
+        raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
+    if "average_output" in header:
+        scale /= len(trees) // outputs
+    known = tuple(header["feature_names"].split(" "))
+    order, zero = [i % outputs for i in range(len(trees))], np.nan if zeros else 0.0
+    return Trees(trees, order, np.zeros(outputs), features, known, link, scale, zero)
+
+
+def _read(fields: dict[str, str], name: str, kind: type) -> Array:
+    return np.array(fields.get(name, "").split(), kind)
+
+
+def _fields(text: str) -> dict[str, str]:
+    return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
+
+
+def _link_of(objective: str) -> str:
+    if objective not in _LINK_OF:
+        raise ValueError(f"objective {objective!r} is none of {', '.join(_LINK_OF)}")
+    return _LINK_OF[objective]
+
+
+def _depth(tree: Tree) -> int:
+    """Steps from the root until every row is in a leaf."""
+    at, depth = np.array([0]), 0
+    while (tree.children[at] != at[:, None]).any():
+        at, depth = np.unique(tree.children[at]), depth + 1
+        if depth > len(tree.value):
+            raise ValueError("the nodes of a tree go in a circle")
+    return depth

@@ -1,0 +1,76 @@
+"""The reference of jagged rows: padded in a loop, with nothing of the code that an artifact has.
+
+Of the pool of inputs a case takes the first n rows and the first m items: a row whose items lie
+beyond has fewer there, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from soa.dtypes import torch_dtype
+from soa.signature import Signature, offsets_of
+from stages.errors import CaptureError
+from stages.model import InFront, Padded, Padding
+
+Columns = dict[str, torch.Tensor]
+
+
+class ByRows(Padded):
+    """The same, row by row. It raises CaptureError for wrong offsets."""
+
+    def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        spans: list[list[int]] = inputs[one.offsets].tolist()
+        most = max((0, *(end for _, end in spans)))
+        items = torch.ones(most) if one.items is None else inputs[one.items]
+        found = torch.full((len(spans), one.length, *items.shape[1:]), one.value, dtype=items.dtype)
+        for row, (begin, end) in enumerate(spans):
+            if not 0 <= begin <= end <= len(items):
+                raise CaptureError(f"reference row {row} has items {begin}-{end} of {len(items)}")
+            there = min(end - begin, one.length)
+            found[row, :there] = items[begin : begin + there]
+        if one.items is None:
+            found = found.reshape(len(spans), *(one.shape or (1, one.length)))
+            return found.to(torch_dtype(one.dtype))
+        return found.movedim(1, -1).contiguous() if one.shape is None else found
+
+
+def by_rows(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, its jagged inputs padded row by row."""
+    if isinstance(model, Padded):
+        return ByRows(model.model, model.inputs)
+    return model.around(by_rows(model.model)) if isinstance(model, InFront) else model
+
+
+def inputs_at(
+    signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
+) -> dict[str, Columns]:
+    """The pool with no offset beyond the items of a case."""
+    found = dict(inputs)
+    for name in signature.jagged:
+        m, at = case[signature.rows_of[name]], offsets_of(name)
+        found[at] = {key: values.clamp(max=m) for key, values in inputs[at].items()}
+    return found
+
+
+def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
+    """In place of these, random cuts of the items into rows: many are empty, or long."""
+    n, dtype = len(columns["end"]), columns["end"].dtype
+    end = torch.randint(0, items + 1, (n,), generator=generator).sort().values.to(dtype)
+    return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
+
+
+def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
+    """The first rows of each jagged collection are overlong, empty and exactly full, which padding
+    may get wrong. They take items that other rows have too, so that the rest stays as it is.
+    """
+    found = dict(inputs)
+    for name, length in signature.jagged.items():
+        m, at = signature.ranges[signature.rows_of[name]].proven, offsets_of(name)
+        spans = {"begin": [0, m, 1], "end": [length + 1, m, length + 1]}
+        for key, values in inputs[at].items():
+            first = torch.tensor(spans[key], dtype=values.dtype)[: len(values)].clamp(max=m)
+            found[at] = {**found[at], key: torch.cat([first, values[3:]])}
+    return found

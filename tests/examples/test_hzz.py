@@ -1,0 +1,123 @@
+"""A real file with jagged columns: scored where uproot left them, equal to eager on padded rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+import torch
+
+from examples.hzz.model import build
+from examples.hzz.run import FILE
+from examples.nanoaod import data
+from pipeline.building.runner import run
+from pipeline.config.schema import Config, load_config
+from pipeline.loading import load
+from registry.store.registry import Registry
+from runtime.session.session import Session
+from soa.memory import from_jagged
+
+CONFIG = Path(__file__).parents[2] / "configs" / "hzz.yaml"
+
+
+@pytest.fixture(scope="module")
+def events() -> Any:
+    uproot = pytest.importorskip("uproot", reason="reading the file needs uproot")
+    try:
+        path = data.locate(FILE)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    with uproot.open(path) as file:
+        return file["events"].arrays(filter_name=["Jet_*", "Muon_*"])
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """The config as it is, with two of the engines."""
+    folder = tmp_path_factory.mktemp("hzz")
+    text = CONFIG.read_text().replace("../examples", str(CONFIG.parents[1] / "examples"))
+    (folder / "hzz.yaml").write_text(
+        text + "\ntargets: [cpu/x86-64-v3]\nengines: [aoti, exported]\ncompile: {benchmark_s: 1}\n"
+    )
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    made = run(folder / "hzz.yaml", registry, folder / "work")
+    record = made.bundle.manifest.targets["cpu/x86-64-v3"]
+    assert {name: c.status for name, c in record.candidates.items()} == {
+        "aoti": "valid",
+        "exported": "valid",
+    }
+    return load(str(made.bundle.path), mode="test")
+
+
+def padded(events: Any, name: str, length: int) -> torch.Tensor:
+    """(n, length) float32 by Awkward, zero where there is nothing."""
+    filled = ak.fill_none(ak.pad_none(events[name], length, clip=True), 0)
+    return torch.from_numpy(ak.to_numpy(filled).astype(np.float32))
+
+
+def expected(events: Any) -> torch.Tensor:
+    """The eager network on padded rows, its features by hand."""
+    x, y, e, btag = (padded(events, f"Jet_{name}", 4) for name in ("Px", "Py", "E", "btag"))
+    features = [
+        (torch.log1p(x * x + y * y) - 7.0) * 0.5,
+        torch.log1p(e) - 4.5,
+        btag.clamp(-1, 5),
+    ]
+    there = torch.arange(4) < torch.from_numpy(ak.to_numpy(ak.num(events["Jet_Px"])))[:, None]
+    jets = torch.where(there.unsqueeze(1), torch.stack(features, dim=1), 0.0)
+    names = ("Px", "Py", "Pz", "Charge")
+    muons = torch.stack([padded(events, f"Muon_{name}", 3) for name in names], dim=2)
+    exists = torch.arange(3) < torch.from_numpy(ak.to_numpy(ak.num(events["Muon_Px"])))[:, None]
+    with torch.no_grad():
+        found: torch.Tensor = build()(jets, there.unsqueeze(1).float(), muons, exists)
+    return found
+
+
+def scored(session: Session, events: Any) -> torch.Tensor:
+    given: dict[str, Any] = {}
+    for name in ("jets", "muons"):
+        given |= from_jagged(events, session.signature, name)
+    scores = session.collection("scores", len(events))
+    session.run(given, scores)
+    return torch.stack([scores.tensor("signal"), scores.tensor("background")], dim=1)
+
+
+def test_whole_events_are_scored_where_uproot_left_them(session: Session, events: Any) -> None:
+    found = scored(session, events)
+    assert found.shape == (2421, 2)
+    torch.testing.assert_close(found, expected(events), atol=1e-6, rtol=1e-5)
+    counts = ak.num(events["Jet_Px"])
+    assert ak.min(counts) == 0 and ak.max(counts) > 4 and ak.any(counts == 4)
+    jets = from_jagged(events, session.signature, "jets")
+    layout = events["Jet_E"].layout
+    assert jets["jets"]["Jet_E"].ctypes.data == layout.content.data.ctypes.data
+    offsets = events["Jet_Px"].layout.offsets.data
+    begin, end = (jets["jets_offsets"][name] for name in ("begin", "end"))
+    assert begin.ctypes.data == offsets.ctypes.data
+    assert end.ctypes.data == offsets.ctypes.data + 8
+
+
+@pytest.mark.parametrize("kind", ["slice", "picked", "backwards", "one", "without jets"])
+def test_a_part_of_the_events_is_scored_as_it_lies(
+    session: Session, events: Any, kind: str
+) -> None:
+    few = ak.num(events["Jet_Px"]) == 0
+    part = {
+        "slice": events[700:1300],
+        "picked": events[few | (ak.num(events["Muon_Px"]) > 2)],
+        "backwards": events[::-1],
+        "one": events[5:6],
+        "without jets": events[few],
+    }[kind]
+    torch.testing.assert_close(scored(session, part), expected(part), atol=1e-6, rtol=1e-5)
+
+
+def test_the_config_says_what_the_model_sees() -> None:
+    config: Config = load_config(CONFIG)
+    signature = config.signature()
+    assert signature.jagged == {"jets": 4, "muons": 3}
+    assert signature.input_collections == ("jets", "muons", "jets_offsets", "muons_offsets")
+    assert signature.rows_of["jets_offsets"] == "event"

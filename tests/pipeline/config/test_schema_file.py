@@ -1,0 +1,64 @@
+"""The published JSON schema takes what load_config takes, and refuses what people get wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.yaml_lines import CoreLoader
+from tests.pipeline.config.schema_file import bare, stored, structure
+
+jsonschema = pytest.importorskip("jsonschema", reason="the extra `test` has it")
+ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).parent
+CONFIGS = [*sorted((ROOT / "configs").rglob("*.yaml")), *sorted(HERE.glob("*.yaml"))]
+FULL = (HERE / "full.yaml").read_text()
+
+
+def mistakes(text: str) -> list[str]:
+    found = jsonschema.Draft202012Validator(stored()).iter_errors(yaml.load(text, CoreLoader))
+    return [error.json_path for error in found]
+
+
+def test_it_is_that_of_the_models() -> None:
+    """If not: python -m tests.pipeline.config.schema_file"""
+    assert bare(stored()) == structure()
+
+
+def test_each_key_has_a_description() -> None:
+    def keys(node: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, dict):
+            yield from node.get("properties", {}).items()
+            for inner in node.values():
+                yield from keys(inner)
+
+    assert [name for name, key in keys(stored()) if not key["description"]] == []
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_our_configs_are_of_it(path: Path) -> None:
+    assert mistakes(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "at"),
+    [
+        ("description:", "descriptoin:", "$"),
+        ("max: 4096", "max: many", "$.rows.n.max"),
+        ("  factory: model.py:build", "  factory: model.py:build\n  program: model.pt2", "$.model"),
+        ("dtype: float16", "dtype: flot16", "$.inputs[0].dtype"),
+        ("alignment: 64", "alignement: 64", "$.collections.jets"),
+        ("storage: columns", "storage: column", "$.collections.jets.storage"),
+        ("name: jet-tagger\n", "", "$"),
+        ("columns: [run]", "columns: []", "$.inputs[2].columns"),
+        ("[exported, aoti]", "[exported, aot]", "$.engines[1]"),
+    ],
+)
+def test_typical_mistakes(old: str, new: str, at: str) -> None:
+    assert FULL.count(old) == 1
+    assert mistakes(FULL) == []
+    assert [one for one in mistakes(FULL.replace(old, new)) if one.startswith(at)]

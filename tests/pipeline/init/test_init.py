@@ -1,0 +1,355 @@
+"""`pipeline init`: a config that `run` accepts, from a model and a file as people have them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from pipeline.cli.main import main
+from pipeline.config.schema import Config, load_config
+from pipeline.errors import InitError
+from pipeline.init.writing import Request, init
+from registry.bundle.bundle import Bundle
+from tests.models.project import cli, refusal
+
+ROOT = Path(__file__).resolve().parents[3]
+DATA = [
+    Path(os.environ.get("SKHEP_DATA", "none")),
+    ROOT.parent / "shared/data",
+    ROOT.parents[1] / "shared/data",
+]
+MODEL = '''
+import torch
+from torch import Tensor, nn
+
+
+class Flat(nn.Module):
+    def __init__(self, hidden: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, hidden), nn.Linear(hidden, 3))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.softmax(self.layers(features), 1)
+
+
+class Sets(nn.Module):
+    """(n, 4, P) and a mask (n, 1, P)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.all = nn.Conv1d(4, 8, 1), nn.Linear(8, 2)
+
+    def forward(self, points: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        found = self.all((torch.relu(self.each(points)) * mask).sum(2))
+        return torch.sigmoid(found), found.sum(1)
+
+
+class Last(nn.Module):
+    """(n, P, 4), as many have it"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.all = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.all(torch.relu(self.each(points)).amax(1))
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.kinds = nn.Linear(3, 2), nn.Embedding(50, 2)
+
+    def forward(self, x: Tensor, kind: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
+        return {"sum": (self.a(x) + self.kinds(kind).sum(1)) * scale}
+
+
+class Anything(nn.Module):
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return inputs[0] + inputs[1].sum(1, keepdim=True)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(2, -1)
+
+
+def unread(width):
+    raise RuntimeError("no licence")
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a model's code, and with rows in a file of each kind."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "model.py").write_text(MODEL)
+    draw = np.random.default_rng(1)
+    columns: dict[str, Any] = {name: draw.normal(size=90).astype("f4") for name in "abcd"}
+    np.savez(folder / "flat.npz", **columns)
+    return folder
+
+
+def written(place: Path, model: str, *given: object, engine: str = "exported") -> Config:
+    """What init wrote into `place`, with every file that it names. Nothing was asked."""
+    where = ("--out", place / "config.yaml", "--engine", engine)
+    answer = json.loads(
+        cli("init", place / model if "." in model else model, *given, *where, "--json").stdout
+    )
+    assert all(Path(file).is_file() for file in answer["files"])
+    assert not list(place.glob(".*"))
+    for line in (place / "config.yaml").read_text().splitlines()[2:]:
+        assert "#" in line or line.lstrip().startswith("- "), line
+    return load_config(place / "config.yaml")
+
+
+def refused(place: Path, model: str, *given: object) -> str:
+    """The one line; nothing was written."""
+    before = sorted(place.rglob("*"))
+    line = refusal(
+        "init", place / model if "." in model else model, *given, "--out", place / "config.yaml"
+    )
+    after = [path for path in sorted(place.rglob("*")) if "__pycache__" not in path.parts]
+    assert after == [path for path in before if "__pycache__" not in path.parts]
+    return line
+
+
+def real(name: str) -> Path:
+    for folder in DATA:
+        if (folder / name).is_file():
+            return folder / name
+    pytest.skip(f"{name} is not in $SKHEP_DATA, nor in ../shared/data")
+
+
+def reference(place: Path) -> dict[str, Any]:
+    with np.load(place / "reference.npz") as stored:
+        return dict(stored)
+
+
+def test_the_file_has_just_the_columns(place: Path) -> None:
+    config = written(place, "model.py:Flat", place / "flat.npz")
+    (block,) = config.inputs
+    assert (block.name, block.columns) == ("features", ("a", "b", "c", "d"))
+    (output,) = config.outputs
+    assert output.classifier
+    assert output.columns == ("output0", "output1", "output2")
+    assert config.files.factory == f"{place / 'model.py'}:Flat"
+    assert set(reference(place)) == {f"events/{name}" for name in "abcd"}
+    assert config.rows["n"].max == 4096  # the 90 rows come again
+
+
+def test_it_runs(place: Path, tmp_path: Path) -> None:
+    """With nothing edited; validated on the rows of the file."""
+    written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
+    where = ("--work", tmp_path / "work", "--registry", f"sqlite:///{tmp_path}/store/registry.db")
+    answer = json.loads(cli("run", place / "config.yaml", *where, "--json").stdout)
+    (target,) = answer["targets"].values()
+    assert target == {"status": "verified", "chosen": "exported"}
+    kept = Bundle.open(answer["bundle"]).manifest.provenance.config
+    assert kept["reference"]["file"] == "reference.npz"
+    assert kept["outputs"][0]["columns"] == ["output0", "output1", "output2"]
+    # Other rows are another model's reference: nothing is taken from before.
+    np.savez(place / "reference.npz", **{k: v[::-1] for k, v in reference(place).items()})
+    again = json.loads(cli("run", place / "config.yaml", *where, "--json").stdout)
+    assert again["worked"]
+
+
+def test_weights_and_names(place: Path) -> None:
+    state = written_model(place, "Flat").state_dict()
+    save_file({f"net.{key}": value for key, value in state.items()}, place / "w.safetensors")
+    names = (
+        "--weights",
+        place / "w.safetensors",
+        "--output",
+        "p=p_b,p_c,p_light",
+        "--name",
+        "tagger",
+    )
+    config = written(place, "model.py:Flat", place / "flat.npz", *names)
+    assert (config.model.weights, config.model.weights_prefix) == ("w.safetensors", "net.")
+    assert (config.outputs[0].name, config.outputs[0].columns) == ("p", ("p_b", "p_c", "p_light"))
+    assert config.name == "tagger"
+
+
+def written_model(place: Path, name: str) -> Any:
+    from stages.model import load_callable
+
+    return load_callable(f"{place / 'model.py'}:{name}")().eval()
+
+
+@pytest.mark.parametrize("kind", ["pt2", "ts"])
+def test_without_data(place: Path, kind: str) -> None:
+    """Widths are found by trying; the columns get names, as a range."""
+    model = written_model(place, "Flat")
+    if kind == "ts":
+        torch.jit.script(model).save(place / "net.ts")
+    else:
+        rows = torch.export.Dim("n", min=2, max=512)
+        shapes = {"features": {0: rows}}
+        program = torch.export.export(model, (torch.rand(5, 4),), dynamic_shapes=shapes)
+        torch.export.save(program, place / "net.pt2")
+    config = written(place, f"net.{kind}")
+    assert config.inputs[0].columns == ("features0", "features1", "features2", "features3")
+    assert "features0 .. features3" in (place / "config.yaml").read_text()
+    if kind == "pt2":  # what it was exported for
+        assert (config.rows["n"].min, config.rows["n"].max) == (0, 256)
+
+
+def test_two_inputs_of_two_kinds(place: Path) -> None:
+    draw = np.random.default_rng(1)
+    ints = draw.integers(0, 50, (90, 2)).astype("i4")
+    np.savez(
+        place / "more.npz",
+        allow_pickle=False,
+        m=draw.normal(size=(90, 3)),
+        **{f"k{i}": ints[:, i] for i in (0, 1)},
+    )
+    config = written(
+        place, "model.py:Two", place / "more.npz", "--input", "x=m", "--input", "kind=k*"
+    )
+    x, kind = config.inputs
+    assert (x.dtype, kind.dtype, kind.columns) == ("float32", "int64", ("k0", "k1"))
+    assert config.collections["events"].columns[0].eigen == (3,)
+    assert config.outputs[0].name == "sum"  # the model's own name of it
+
+
+def test_forward_that_names_nothing(place: Path) -> None:
+    line = refused(place, "model.py:Anything", place / "flat.npz")
+    assert "forward names no inputs: give --input" in line
+    config = written(
+        place, "model.py:Anything", place / "flat.npz", "--input", "x=a", "--input", "y=b,c"
+    )
+    assert [block.columns for block in config.inputs] == [("a",), ("b", "c")]
+
+
+def test_parquet(place: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    draw = np.random.default_rng(1)
+    flat = {name: draw.normal(size=50) for name in "abcd"}
+    pq.write_table(pa.table(flat), place / "rows.parquet")
+    config = written(place, "model.py:Flat", place / "rows.parquet")
+    assert {c.dtype for c in config.collections["events"].columns} == {"float64"}
+    for file in ("config.yaml", "reference.npz"):
+        (place / file).unlink()
+    holes = pa.array([None, *flat["a"][1:]])
+    pq.write_table(pa.table({**flat, "a": holes}), place / "nulls.parquet")
+    assert "a has 1 nulls: fill them" in refused(place, "model.py:Flat", place / "nulls.parquet")
+    text = pa.array(["x"] * 50)
+    pq.write_table(pa.table({**flat, "a": text}), place / "text.parquet")
+    assert ": a is ?string" in refused(place, "model.py:Flat", place / "text.parquet")
+    pq.write_table(pa.table(flat).slice(0, 0), place / "empty.parquet")
+    assert "has no rows" in refused(place, "model.py:Flat", place / "empty.parquet")
+
+
+def test_hdf5(place: Path) -> None:
+    h5py = pytest.importorskip("h5py", reason="the extra `data` has it")
+    draw = np.random.default_rng(1)
+    with h5py.File(place / "rows.h5", "w") as file:
+        file["jets/kin"] = draw.normal(size=(50, 4)).astype(">f4")
+        pairs = np.zeros(50, [("x", "f4"), ("y", "f4")])
+        file["jets/pairs"] = pairs
+    config = written(place, "model.py:Flat", place / "rows.h5", "--input", "features=jets/kin")
+    assert [c.name for c in config.collections["events"].columns] == ["jets_kin"]
+    assert config.inputs[0].columns == ("jets_kin",)
+
+
+def test_nanoaod(place: Path) -> None:
+    """A row for each jet of all events, in the branches' own dtypes."""
+    pytest.importorskip("uproot", reason="the extra `data` has it")
+    file = real("nanoAOD_2015_CMS_Open_Data_ttbar.root")
+    example = ROOT / "examples/nanoaod"
+    words = "pt,eta,mass,area,chHEF,neEmEF,btagCSVV2,qgl,puIdDisc,jetId,nMuons,nConstituents"
+    columns = ",".join(f"Jet_{name}" for name in words.split(","))
+    given = ("--weights", example / "weights.safetensors", "--input", f"jets={columns}")
+    model = f"{example / 'model.py'}:build"
+    line = refused(place, model, file, *given)
+    assert "--flatten makes a row of each item" in line
+    config = written(place, model, file, *given, "--flatten")
+    (name,) = config.collections.keys() - {"outputs"}
+    dtypes = {c.name: c.dtype for c in config.collections[name].columns}
+    assert (name, dtypes["Jet_jetId"], dtypes["Jet_nConstituents"]) == ("Jet", "int32", "uint8")
+    assert len(reference(place)["Jet/Jet_pt"]) == 537
+    assert "has no 'Jet_pT'" in refused(place / "..", model, file, "--input", "jets=Jet_pT")
+
+
+def test_asked_on_a_terminal(place: Path) -> None:
+    questions = []
+
+    def ask(flag: str, question: str, default: str | None) -> str:
+        questions.append(flag.split("=")[0])
+        return {"--name": "asked", "--output output": "x, y, z"}.get(
+            flag.split("=")[0], default or ""
+        )
+
+    init(Request(f"{place / 'model.py'}:Flat", place / "flat.npz", place / "c.yaml"), ask)
+    assert questions == ["--input features", "--output output", "--name"]
+    config = load_config(place / "c.yaml")
+    assert (config.name, config.outputs[0].columns) == ("asked", ("x", "y", "z"))
+    assert config.reference.file == "c.reference.npz"
+
+
+def test_files_that_are_there_stay(place: Path) -> None:
+    written(place, "model.py:Flat", place / "flat.npz")
+    (place / "config.yaml").write_text("mine")
+    line = refused(place, "model.py:Flat", place / "flat.npz")
+    assert "config.yaml is there already: --force replaces it" in line
+    assert (place / "config.yaml").read_text() == "mine"
+    written(place, "model.py:Flat", place / "flat.npz", "--force")
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "given", "says"),
+    [
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "it takes features (n, 4)"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
+        ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),
+        ("model.py:Flat", "flat.npz", ("--input", "features"), "expected NAME=COLUMN"),
+        ("model.py:Flat", "flat.npz", ("--output", "p=a,b"), "found 2 names for 3 columns"),
+        ("model.py:Flat", "none.npz", (), "none.npz cannot be read: No such file"),
+        ("model.py:Flat", "model.py", (), "files that are read are .root, .parquet"),
+        ("model.py:Flat", "broken.npz", (), "broken.npz is no .npz file"),
+        ("model.py:Flat", "broken.root", (), "broken.root is no .root file"),
+        ("model.py:Flat", "broken.parquet", (), "broken.parquet is no .parquet file"),
+        ("model.py:Flat", "nan.npz", (), "a is NaN or infinite 2 times"),
+        ("model.py:Flat", "lengths.npz", (), "name columns that have the same"),
+        ("model.py:Flat", "kinds.npz", (), "a is text: a column is one of"),
+        ("model.py:Two", "flat.npz", (), "nothing says the columns of 'x'"),
+        ("model.py:Fixed", "flat.npz", (), "it has to be a tensor with a row for each"),
+        ("model.py:unread", "flat.npz", (), "missing a required argument: 'width'"),
+        ("model.py:unread", "flat.npz", ("--kwargs", '{"width": 1}'), "no licence"),
+        ("model.py:None", "flat.npz", (), "has no callable 'None'"),
+        ("model.py", "flat.npz", (), "a model is file.py:callable"),
+        ("weights.pt", "flat.npz", (), "weights alone go to --weights"),
+        ("weights.safetensors", "flat.npz", (), "weights alone go to --weights"),
+        ("model.py:Flat", "flat.npz", ("--name", "a b"), "config.yaml:3: name: found 'a b'"),
+    ],
+)  # fmt: skip
+def test_one_line(place: Path, model: str, data: str, given: tuple[str, ...], says: str) -> None:
+    with np.load(place / "flat.npz") as stored:
+        flat = dict(stored)
+    for ending in ("npz", "root", "parquet"):
+        (place / f"broken.{ending}").write_bytes(b"PAR1 or PK or root")
+    np.savez(place / "nan.npz", **{**flat, "a": np.append(flat["a"][:-2], [np.nan, np.inf])})
+    np.savez(place / "lengths.npz", **{**flat, "a": flat["a"][:-1]})
+    np.savez(place / "kinds.npz", **{**flat, "a": np.array(["x"] * 90)})
+    torch.save(nn.Linear(2, 2).state_dict(), place / "weights.pt")
+    save_file(nn.Linear(2, 2).state_dict(), place / "weights.safetensors")
+    assert says in refused(place, model, place / data, *given)
+
+
+def test_nothing_is_asked_without_a_terminal(place: Path) -> None:
+    assert "init" in main.commands
+    line = refused(place, "model.py:Two", place / "flat.npz", "--yes")
+    assert "give --input x=COLUMN" in line
+    assert issubclass(InitError, Exception)
+    assert isinstance(Tensor, type)

@@ -1,0 +1,205 @@
+"""`pipeline init` of what other programs made: ONNX, boosted trees, weaver; and of jagged rows."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.config.schema import CollectionConfig, ModelConfig
+from pipeline.errors import InitError
+from pipeline.init.weaver import read_weaver
+from soa.errors import SoaPipelineError
+from tests.pipeline.init.test_init import (
+    ROOT,
+    place,
+    real,
+    reference,
+    refused,
+    written,
+    written_model,
+)
+
+__all__ = ["place"]  # a fixture
+WEAVER = """\
+new_variables:
+  part_mask: ak.ones_like(part_energy)
+  part_pt_log: np.log(part_pt)
+  part_e_log: np.log(part_energy)
+  part_logptrel: np.log(part_pt/jet_pt)
+  part_logerel: np.log(part_energy/jet_energy)
+  part_deltaR: np.hypot(part_deta, part_dphi)
+preprocess: {method: manual}
+inputs:
+  pf_points:
+    length: 128
+    vars: [[part_deta, null], [part_dphi, null]]
+  pf_features:
+    length: 128
+    vars:
+      - [part_pt_log, 1.7, 0.7]
+      - [part_e_log, 2.0, 0.7]
+      - [part_logptrel, -4.7, 0.7]
+      - [part_logerel, -4.7, 0.7]
+      - [part_deltaR, 0.2, 4.0]
+      - [part_deta, null]
+      - [part_dphi, null]
+  pf_mask:
+    length: 128
+    vars: [[part_mask, null]]
+labels:
+  type: simple
+  value: [label_QCD, label_Hbb, label_Hcc, label_Hgg, label_H4q, label_Hqql, label_Zqq, label_Wqq,
+    label_Tbqq, label_Tbl]
+"""
+
+
+def needs(part: type, key: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(key not in part.model_fields, reason=f"no {key} yet")  # type: ignore[attr-defined]
+
+
+@needs(ModelConfig, "onnx")
+def test_onnx(place: Path) -> None:
+    """Names and widths are the file's own."""
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the older exporter, which is deprecated
+        torch.onnx.export(
+            written_model(place, "Flat"),
+            (torch.rand(5, 4),),
+            str(place / "net.onnx"),
+            dynamo=False,
+            input_names=["my.features"],
+            output_names=["p"],
+            dynamic_axes={"my.features": {0: "n"}, "p": {0: "n"}},
+        )
+    config = written(place, "net.onnx", place / "flat.npz")
+    assert (config.inputs[0].name, config.inputs[0].columns) == ("my_features", tuple("abcd"))
+    assert (config.outputs[0].name, config.model.onnx) == ("p", "net.onnx")
+    (place / "broken.onnx").write_bytes(b"no graph")
+    assert "broken.onnx" in refused(place, "broken.onnx", "--force")
+
+
+@needs(ModelConfig, "trees")
+def test_trees(place: Path) -> None:
+    """Columns by the names that the trees were trained with; NaN is a missing value."""
+    xgboost = pytest.importorskip("xgboost")
+    draw = np.random.default_rng(1)
+    values = draw.normal(size=(200, 3)).astype("f4")
+    names = ["c", "a", "d"]
+    table = xgboost.DMatrix(values, values.sum(1) > 0, feature_names=names)
+    settings = {"objective": "binary:logistic", "max_depth": 2}
+    xgboost.train(settings, table, 3).save_model(place / "trees.json")
+    assert written(place, "trees.json").inputs[0].columns == ("c", "a", "d")
+    holes: dict[str, Any] = {name: draw.normal(size=50).astype("f4") for name in "abcd"}
+    holes["a"][::7] = np.nan
+    np.savez(place / "holes.npz", **holes)
+    config = written(place, "trees.json", place / "holes.npz", "--force")
+    assert config.inputs[0].columns == ("c", "a", "d")
+    assert np.isnan(reference(place)["events/a"][0])
+
+
+@needs(CollectionConfig, "jagged")
+def test_jagged_rows(place: Path) -> None:
+    """Of the HZZ file: offsets and items are the reference; a mask is found by its name."""
+    pytest.importorskip("uproot", reason="the extra `data` has it")
+    file = real("uproot-HZZ.root")
+    points = ("--input", "points=Jet_Px,Jet_Py,Jet_Pz,Jet_E")
+    config = written(place, "model.py:Sets", file, *points)
+    jets, (block, mask) = config.collections["Jet"], config.inputs
+    assert (jets.storage, jets.rows) == ("columns", "n_Jet")
+    assert jets.jagged is not None
+    assert (jets.jagged.rows, jets.jagged.length) == ("n", 5)
+    assert (block.collection, block.shape, mask.mask) == ("Jet", None, True)
+    rows = reference(place)
+    assert len(rows["Jet_offsets/end"]) == 2421
+    assert rows["Jet_offsets/end"][-1] == len(rows["Jet/Jet_Px"]) == 2773
+    last = written(place, "model.py:Last", file, *points, "--length", 4, "--force")
+    assert last.inputs[0].shape == (4, 4)
+    line = refused(
+        place, "model.py:Flat", file, "--input", points[1].replace("points", "features"), "--force"
+    )
+    assert "--flatten makes a row of each item" in line
+    mixed = "points=Jet_Px,Jet_Py,Jet_Pz,NJet"
+    assert "Jet_Pz, which is jagged, beside NJet" in refused(
+        place, "model.py:Sets", file, "--input", mixed, "--force"
+    )
+    apart = "points=Jet_Px,Jet_Py,Muon_Px,Muon_Py"
+    assert "an input is of one" in refused(
+        place, "model.py:Sets", file, "--input", apart, "--force"
+    )
+
+
+def test_particlenet_of_weaver(place: Path) -> None:
+    """The real one, from its data config: what configs/particlenet_raw.yaml has by hand."""
+    pytest.importorskip("weaver")
+    weights = real("ParticleNet_kin.pt")
+    (place / "JetClass_kin.yaml").write_text(WEAVER)
+    from examples.particlenet.model import reference as jets
+
+    columns = jets({"n": 20}, 1)["jets"]
+    columns |= {"jet_pt": columns.pop("pt"), "jet_energy": columns.pop("energy")}
+    np.savez(place / "jets.npz", allow_pickle=False, **columns)
+    model = f"{ROOT}/examples/particlenet/model.py:network"
+    given = ("--weights", weights, "--weaver", place / "JetClass_kin.yaml", "--rows", 16)
+    config = written(place, model, place / "jets.npz", *given)
+    assert config.model.weights_prefix == "mod."
+    assert [block.name for block in config.inputs] == ["points", "features", "mask"]
+    assert config.outputs[0].columns[:2] == ("QCD", "Hbb")
+    features = config.inputs[1].preprocess
+    assert features is not None
+    assert features.exists == "part_energy"
+    assert features.features[2] == [
+        "part_pt",
+        {"ratio": ["jet_pt"]},
+        "log",
+        {"standardise": [-4.7, 0.7]},
+        {"clip": [-5, 5]},
+    ]
+
+
+def test_weaver_files(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text(WEAVER)
+    inputs, labels = read_weaver(tmp_path / "data.yaml", ())
+    assert labels[-1] == "Tbl"
+    assert [one.mask for one in inputs.values()] == [False, False, True]
+    assert inputs["pf_points"].features == (["part_deta"], ["part_dphi"])
+    radius = inputs["pf_features"].features[4]
+    assert radius[:4] == ["part_deta", "square", {"add": ["part_dphi", "square"]}, "sqrt"]
+    given, _ = read_weaver(tmp_path / "data.yaml", ["part_deltaR"])  # the file has it
+    assert given["pf_features"].features[4][0] == "part_deltaR"
+    info = {"median": 1.5, "norm_factor": 2, "lower_bound": -5, "upper_bound": 5}
+    plain = {"median": 0, "norm_factor": 1, "lower_bound": "-1e32", "upper_bound": "1e32"}
+    text = str({
+        "output_names": ["label_b"],
+        "input_names": ["x"],
+        "x": {"var_names": ["a", "b"], "var_length": 8, "var_infos": {"a": info, "b": plain}},
+    }).replace("'-1e32'", "-1e32").replace("'1e32'", "1e32")  # fmt: skip
+    (tmp_path / "preprocess.json").write_text(text.replace("'", '"'))
+    inputs, labels = read_weaver(tmp_path / "preprocess.json", ())
+    assert inputs["x"].features == (["a", {"standardise": [1.5, 2]}, {"clip": [-5, 5]}], ["b"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("np.log(part_pt)", "np.tanh(part_pt)", "np.tanh(part_pt) is no operation of preprocess"),
+        ("np.log(part_pt)", "np.log(", "data.yaml: "),
+        ("method: manual", "method: auto", "standardise part_deltaR"),
+        ("  pf_points:\n    length", "  pf_points:\n    lengths: [", "not YAML"),
+        ("inputs:", "outputs:", "neither a data config of weaver nor a preprocess.json"),
+    ],
+)
+def test_weaver_files_that_are_none(tmp_path: Path, old: str, new: str, says: str) -> None:
+    text = WEAVER.replace(old, new).replace("[part_deltaR, 0.2, 4.0]", "part_deltaR")
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(SoaPipelineError) as caught:
+        read_weaver(tmp_path / "data.yaml", ())
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, InitError) or "YAML" in says

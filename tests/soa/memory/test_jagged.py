@@ -1,0 +1,143 @@
+"""Jagged arrays of Awkward and Arrow: the same addresses on both sides, or a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from soa import Block, Layout, RowRange, Signature, column
+from soa.errors import CollectionError
+from soa.memory import Collection, from_jagged
+from soa.signature import offsets_layout
+
+PT = np.array([10, 11, 12, 20, 40, 41], "float32")
+Q = np.array([1, -1, 1, 1, -1, -1], "int8")
+OFFSETS = np.array([0, 3, 4, 4, 6])
+ROWS = [[10, 11, 12], [20], [], [40, 41]]
+
+
+def signature(dtype: str = "int64") -> Signature:
+    return Signature.build(
+        {
+            "jets": Layout([column("q", "int8"), column("pt", "float32")], 1, "columns"),
+            "jets_offsets": offsets_layout(dtype),
+            "out": Layout([column("y", "float32")]),
+        },
+        [Block("jets", "jets", ("pt",)), Block("jets_offsets", "jets_offsets", ("begin", "end"))],
+        [Block("y", "out", ("y",))],
+        {"n": RowRange(0, 10), "jet": RowRange(0, 100)},
+        {"jets": "jet"},
+        jagged={"jets": 2},
+    )
+
+
+def lists(content: Any, offsets: Any = OFFSETS) -> Any:
+    return ak.contents.ListOffsetArray(ak.index.Index64(offsets), content)
+
+
+def of_records() -> Any:
+    columns = [ak.contents.NumpyArray(PT), ak.contents.NumpyArray(Q)]
+    return ak.Array(lists(ak.contents.RecordArray(columns, ["pt", "q"])))
+
+
+def of_lists(offsets: Any = OFFSETS) -> Any:
+    columns = [lists(ak.contents.NumpyArray(PT)), lists(ak.contents.NumpyArray(Q), offsets)]
+    return ak.Array(ak.contents.RecordArray(columns, ["pt", "q"]))
+
+
+def arrow(kind: Any = pa.ListArray, dtype: Any = None) -> Any:
+    offsets = pa.array(OFFSETS, dtype or pa.int32())
+    return pa.table(
+        {"pt": kind.from_arrays(offsets, pa.array(PT)), "q": kind.from_arrays(offsets, pa.array(Q))}
+    )
+
+
+def rows_of(found: dict[str, Collection], name: str = "pt") -> list[list[float]]:
+    begin, end = found["jets_offsets"]["begin"], found["jets_offsets"]["end"]
+    return [found["jets"][name][b:e].tolist() for b, e in zip(begin, end, strict=True)]
+
+
+@pytest.mark.parametrize("make", [of_records, of_lists])
+def test_awkward_lists_are_seen_in_place(make: Any) -> None:
+    array = make()
+    found = from_jagged(array, signature(), "jets")
+    assert [c.n for c in found.values()] == [6, 4]
+    assert found["jets"]["pt"].ctypes.data == PT.ctypes.data
+    assert found["jets"]["q"].ctypes.data == Q.ctypes.data
+    assert found["jets_offsets"]["begin"].ctypes.data == OFFSETS.ctypes.data
+    assert found["jets_offsets"]["end"].ctypes.data == OFFSETS.ctypes.data + 8
+    assert rows_of(found) == ROWS
+    assert all(collection.readonly for collection in found.values())
+
+
+@pytest.mark.parametrize("make", [of_records, of_lists])
+def test_rows_of_any_choice_keep_their_content_where_it_is(make: Any) -> None:
+    for rows in (slice(1, 4), np.array([3, 0, 2, 0]), np.array([False, True, True, False]), [2]):
+        found = from_jagged(make()[rows], signature(), "jets")
+        assert rows_of(found) == make()[rows]["pt"].to_list()
+        assert rows_of(found, "q") == make()[rows]["q"].to_list()
+        inside = found["jets"]["pt"].ctypes.data - PT.ctypes.data
+        assert not found["jets"].n or 0 <= inside < PT.nbytes
+    assert from_jagged(make()[:0], signature(), "jets")["jets_offsets"].n == 0
+
+
+def test_lists_of_one_size() -> None:
+    array = ak.to_regular(ak.zip({"pt": PT.reshape(3, 2), "q": Q.reshape(3, 2)}))
+    found = from_jagged(array, signature(), "jets")
+    assert rows_of(found) == PT.reshape(3, 2).tolist()
+    assert found["jets"]["pt"].ctypes.data == PT.ctypes.data
+
+
+def test_arrow_lists_are_seen_in_place() -> None:
+    table = arrow()
+    one = table["pt"].chunk(0)
+    found = from_jagged(table, signature("int32"), "jets")
+    assert rows_of(found) == ROWS
+    assert found["jets"]["pt"].ctypes.data == one.values.buffers()[1].address
+    assert found["jets_offsets"]["begin"].ctypes.data == one.buffers()[1].address
+    assert rows_of(from_jagged(table, signature(), "jets")) == ROWS  # with offsets of its own
+    large = arrow(pa.LargeListArray, pa.int64())
+    found = from_jagged(large, signature(), "jets")
+    assert found["jets_offsets"]["end"].ctypes.data == large["q"].chunk(0).buffers()[1].address + 8
+    struct = pa.StructArray.from_arrays([pa.array(PT), pa.array(Q)], ["pt", "q"])
+    whole = pa.ListArray.from_arrays(pa.array(OFFSETS, pa.int32()), struct)
+    assert rows_of(from_jagged(whole, signature("int32"), "jets")) == ROWS
+    assert rows_of(from_jagged(whole.slice(1, 3), signature("int32"), "jets")) == ROWS[1:]
+
+
+@pytest.mark.parametrize(
+    "data, says",
+    [
+        (of_lists(np.array([0, 2, 4, 4, 6])), "'q', 'pt' are cut differently"),
+        (ak.Array([{"pt": 1.0, "q": 1}]), "column 'q' has no list in every row"),
+        (ak.Array([{"pt": [1.0]}]), "no column 'q', there are: pt"),
+        (ak.Array([[1.0, 2.0], []]), "no column 'q', there are: "),
+        (ak.mask(of_records(), np.array([True, False, True, True])), "has no list in every row"),
+        (ak.Array([[{"pt": 1.0, "q": None}]]), "column 'q' has 1 missing value"),
+        (ak.Array([[{"pt": 1.0, "q": 1}]]), "column 'q' is int64, the layout says int8"),
+        (pa.table({"pt": [1.0], "q": [1]}), "column 'q' has no list in every row"),
+    ],
+)
+def test_what_is_not_jagged_alike_is_refused(data: Any, says: str) -> None:
+    with pytest.raises(CollectionError, match=says):
+        from_jagged(data, signature(), "jets")
+
+
+def test_items_that_an_index_picks_are_refused_by_advice() -> None:
+    array = of_records()
+    sorted_items = array[ak.argsort(array.pt, ascending=False)]
+    try:
+        found = from_jagged(sorted_items, signature(), "jets")
+    except CollectionError as error:
+        assert "to_packed" in str(error)
+        found = from_jagged(ak.to_packed(sorted_items), signature(), "jets")
+    assert rows_of(found) == [row[::-1] for row in ROWS]
+
+
+def test_a_collection_that_is_not_jagged_is_named() -> None:
+    with pytest.raises(CollectionError, match=r"'out' is not jagged in the model: jets"):
+        from_jagged(of_records(), signature(), "out")

@@ -1,0 +1,278 @@
+"""Jagged rows: padded inside the graph as Awkward pads them, and the same in every engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from runtime.checked.comparison import Tolerance
+from soa import Block, Layout, RowRange, Signature, column
+from soa.layout import Storage
+from soa.signature import offsets_layout
+from stages.errors import CaptureError
+from stages.model.expressions import Expression, Features, Operation
+from stages.model.jagged import Padded, Padding
+from stages.model.precision import in_precision
+from stages.model.preprocess import Preprocessed
+from stages.reference.answers import Reference, random_inputs
+from stages.reference.jagged import by_rows
+from stages.validate import validate_session
+from tests.models.building import ENGINES, build
+
+LENGTH = 6
+
+
+class Echo(nn.Module):
+    """What it is given."""
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return inputs
+
+
+def echoed(paddings: list[int | Padding], *blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The padded inputs by the graph's code and by the reference's."""
+    model = Padded(Echo(), paddings)
+    return list(model(*blocks)), list(by_rows(model)(*blocks))
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), max_size=12),
+    length=st.integers(1, 7),
+    value=st.sampled_from([0.0, -1.5]),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    order=st.randoms(),
+)
+def test_padding_is_awkwards(
+    counts: list[int], length: int, value: float, dtype: torch.dtype, order: Any
+) -> None:
+    array = ak.unflatten(
+        np.arange(1.0, sum(counts) + 1, dtype=np.float32), np.array(counts, np.int64)
+    )
+    ends = np.cumsum([0, *counts])
+    rows = order.sample(range(len(counts)), len(counts))  # as Awkward's starts and stops may lie
+    offsets = torch.tensor([[ends[row], ends[row + 1]] for row in rows], dtype=dtype).reshape(-1, 2)
+    flat = torch.arange(1.0, sum(counts) + 1)
+    items = torch.stack([flat, -flat], dim=1)
+    wanted = ak.fill_none(ak.pad_none(array[np.array(rows, np.int64)], length, clip=True), value)
+    one = torch.from_numpy(ak.to_numpy(wanted).astype(np.float32)).reshape(-1, length)
+    there = torch.arange(length) < torch.tensor(counts)[rows].unsqueeze(1)
+    other = torch.where(there, -one, value)
+    for found in echoed(
+        [
+            Padding(1, length, 0, value),
+            Padding(1, length, 0, value, (length, 2)),
+            Padding(1, length, None),
+            Padding(1, length, None, 0.0, (length,), "bool"),
+            0,
+        ],
+        items,
+        offsets,
+    ):
+        assert torch.equal(found[0], torch.stack([one, other], dim=1))
+        assert torch.equal(found[1], torch.stack([one, other], dim=2))
+        assert torch.equal(found[2], there.unsqueeze(1).float())
+        assert torch.equal(found[3], there)
+        assert found[4] is items
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
+def test_items_keep_their_dtype_and_shape(dtype: torch.dtype) -> None:
+    items = torch.tensor([[[1, 0]], [[1, 1]], [[0, 1]]]).to(dtype)
+    for (found,) in echoed([Padding(1, 3, 0)], items, torch.tensor([[0, 2], [3, 3], [2, 3]])):
+        assert found.dtype == dtype and found.shape == (3, 1, 2, 3)
+        assert found.long().tolist() == [
+            [[[1, 1, 0], [0, 1, 0]]],
+            [[[0, 0, 0], [0, 0, 0]]],
+            [[[0, 0, 0], [1, 0, 0]]],
+        ]
+
+
+WRONG = [(-1, 2), (2, 1), (0, 4), (5, 9), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))]
+
+
+@pytest.mark.parametrize("begin, end", WRONG)
+def test_a_row_with_wrong_offsets_has_no_answer_and_spoils_no_other(begin: int, end: int) -> None:
+    items = torch.tensor([[1.0], [2.0], [3.0]])
+    offsets = torch.tensor([[0, 2], [begin, end], [2, 3]])
+    model = Padded(Echo(), [Padding(1, 2, 0)])
+    (found,) = model(items, offsets)
+    assert found[1].isnan().all()
+    assert found[[0, 2]].tolist() == [[[1, 2]], [[3, 0]]]
+    with pytest.raises(CaptureError):  # a reference has none
+        by_rows(model)(items, offsets)
+    (whole,) = Padded(Echo(), [Padding(1, 2, 0)])(items.long(), offsets)
+    assert whole[1].tolist() == [[0, 0]]
+
+
+# -- inside an artifact ----------------------------------------------------------------------------
+
+
+class Sets(nn.Module):
+    """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum, and a maximum, over those there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.each, self.last = nn.Conv1d(3, 8, 1), nn.Linear(17, 2)
+
+    def forward(self, jets: Tensor, exists: Tensor, energy: Tensor) -> Tensor:
+        there = exists.unsqueeze(1)
+        each = torch.relu(self.each(jets))
+        pooled = [torch.where(there, each, 0.0).sum(dim=2), (each * there).amax(dim=2)]
+        found: Tensor = self.last(torch.cat([*pooled, energy], dim=1))
+        return found
+
+
+JETS = [column("pt", "float32"), column("eta", "float32"), column("charge", "int8")]
+PADDED: list[int | Padding] = [
+    Padding(2, LENGTH, 0, 0.25),
+    Padding(2, LENGTH, None, 0.0, (LENGTH,), "bool"),
+    1,
+]
+LOG = Features(
+    (("pt", ()), ("eta", ()), ("charge", ())),
+    (
+        Expression("pt", (Operation("log"),)),
+        Expression("eta"),
+        Expression("charge", (Operation("multiply", operand=Expression("eta")),)),
+    ),
+    "pt",
+    0.25,
+)
+
+
+def signature(storage: Storage = "columns", events: int = 70, jets: int = 500) -> Signature:
+    return Signature.build(
+        {
+            "jets": Layout(JETS, 64 if storage == "buffer" else 1, storage),
+            "events": Layout([column("energy", "float32")]),
+            "jets_offsets": offsets_layout(),
+            "scores": Layout([column("a", "float32"), column("b", "float32")]),
+        },
+        [
+            Block("jets", "jets", ("pt", "eta", "charge"), "float32"),
+            Block("energy", "events", ("energy",)),
+            Block("jets_offsets", "jets_offsets", ("begin", "end")),
+        ],
+        [Block("scores", "scores", ("a", "b"))],
+        {"n": RowRange(0, events), "jet": RowRange(0, jets)},
+        {"jets": "jet"},
+        jagged={"jets": LENGTH},
+    )
+
+
+def model() -> nn.Module:
+    return Preprocessed(Padded(Sets().eval(), PADDED), (LOG, None, None))
+
+
+def by_hand(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
+    """The network on rows that Awkward padded, from the pool of inputs."""
+    jets, offsets = inputs["jets"], inputs["jets_offsets"]
+    begin, end = (offsets[key][:n].clamp(max=m).numpy() for key in ("begin", "end"))
+    pt, eta, charge = (jets[name][:m].float() for name in ("pt", "eta", "charge"))
+    columns = [torch.where(pt > 0, f, 0.25) for f in (pt.log(), eta, charge * eta)]
+    content = ak.contents.RecordArray([ak.contents.NumpyArray(f.numpy()) for f in columns], None)
+    starts, stops = ak.index.Index64(begin), ak.index.Index64(end)
+    rows = ak.pad_none(ak.Array(ak.contents.ListArray(starts, stops, content)), LENGTH, clip=True)
+    padded = [ak.to_numpy(ak.fill_none(rows[str(k)], 0.25)) for k in range(3)]
+    there = torch.from_numpy(end - begin).unsqueeze(1) > torch.arange(LENGTH)
+    features = torch.from_numpy(np.stack(padded, axis=1).astype(np.float32))
+    with torch.no_grad():
+        found: Tensor = Sets()(features, there, inputs["events"]["energy"][:n].unsqueeze(1))
+    return found
+
+
+def test_every_engine_gives_the_answers_of_padded_rows(tmp_path: Path) -> None:
+    given_to = signature()
+    built = build(model(), given_to, tmp_path, tuple(e for e in ENGINES if e != "aoti-autotune"))
+    reference = Reference.load(built.capture.reference, given_to)
+    begin, end = reference.inputs["jets_offsets"].values()
+    counts = end - begin
+    assert (counts == 0).any() and (counts == LENGTH).any() and (counts > LENGTH).any()
+    assert any(case["jet"] == 0 and case["n"] > 1 for case in reference.cases)
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        expected = by_hand(reference.inputs, case["n"], case["jet"])
+        torch.testing.assert_close(outputs["scores"], expected, atol=1e-5, rtol=1e-4)
+    for name in built.files:
+        report = validate_session(
+            built.session(name), name, reference, {"scores": Tolerance(1e-5, 1e-4)}
+        )
+        assert report.valid, report.reason
+        assert_wrong_offsets_show(built.session(name), given_to)
+
+
+def assert_wrong_offsets_show(session: Any, given_to: Signature) -> None:
+    """NaN in the rows whose offsets are wrong, and the other rows as they were."""
+    inputs = {name: session.collection(name, n) for name, n in
+              (("jets", 10), ("events", 8), ("jets_offsets", 8))}  # fmt: skip
+    for name in ("pt", "eta"):
+        inputs["jets"][name][:] = np.arange(1, 11)
+    right = [(0, 2), (2, 2), (2, 9), (9, 10), (0, 10), (5, 5), (3, 6), (10, 10)]
+    answers = []
+    wrong = [(-1, 2), (2, 1), (0, 11), (12, 15), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))]
+    for spans in (right, [*right[:2], *wrong]):
+        for i, key in enumerate(("begin", "end")):
+            inputs["jets_offsets"][key][:] = [span[i] for span in spans]
+        scores = session.collection("scores", 8)
+        session.run(inputs, scores)
+        answers.append(scores["a"].copy())
+    assert np.isfinite(answers[0]).all()
+    assert (answers[1][:2] == answers[0][:2]).all()
+    assert np.isnan(answers[1][2:]).all()
+
+
+def test_one_buffer_of_items_will_do_and_less_precision(tmp_path: Path) -> None:
+    given_to = signature("buffer")
+    built = build(model(), given_to, tmp_path, ("exported",))
+    reference = Reference.load(built.capture.reference, given_to)
+    report = validate_session(
+        built.session("exported"), "exported", reference, {"scores": Tolerance(1e-5, 1e-4)}
+    )
+    assert report.valid, report.reason
+    half = in_precision(model(), "bf16")
+    blocks = [torch.rand(9, 3), torch.rand(4, 1), torch.tensor([[0, 9], [2, 3], [4, 4], [1, 7]])]
+    found = half(*blocks)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), model()(*blocks), atol=0.05, rtol=0.05)
+
+
+class FromBehind(Padded):
+    """It keeps the last items of an overlong row."""
+
+    def around(self, model: nn.Module) -> FromBehind:
+        return FromBehind(model, self.inputs)
+
+    def padded(self, one: Padding, inputs: Any) -> Tensor:
+        begin, end = inputs[one.offsets].unbind(1)
+        first = torch.maximum(begin, end - one.length)
+        changed = [*inputs]
+        changed[one.offsets] = torch.stack([first, end], dim=1)
+        return super().padded(one, changed)
+
+
+def test_a_mistake_in_the_padding_is_found(tmp_path: Path) -> None:
+    given_to = signature()
+    wrong = Preprocessed(FromBehind(Sets().eval(), PADDED), (LOG, None, None))
+    built = build(wrong, given_to, tmp_path, ("exported",), route="none")
+    reference = Reference.load(built.capture.reference, given_to)
+    report = validate_session(
+        built.session("exported"), "exported", reference, {"scores": Tolerance(1e-5, 1e-4)}
+    )
+    assert not report.valid
+
+
+def test_reference_rows_are_consistent_at_every_size() -> None:
+    for rows, items in ((2, 2), (70, 500), (70, 3), (500, 70)):
+        inputs = random_inputs(signature("columns", rows, items), 1, {})
+        begin, end = inputs["jets_offsets"]["begin"], inputs["jets_offsets"]["end"]
+        assert len(begin) == len(end) == rows
+        assert ((begin >= 0) & (begin <= end) & (end <= items)).all()
+        assert end[0] - begin[0] == min(LENGTH + 1, items)

@@ -1,0 +1,222 @@
+"""An ONNX file is run by ONNX Runtime, and read as torch operations that give the same answers."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.case.node import collect_testcases
+from torch import Tensor, nn
+
+from engines.exported import quiet_torch
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.capture import capture
+from stages.errors import CaptureError, SourceError
+from stages.model import ModelSource, as_torch, build_model
+from stages.model.onnx import OnnxGraph
+from stages.reference.answers import random_inputs
+from tests.models.building import build, reasons
+
+TYPES = {
+    np.dtype(t) for t in ("bool", "uint8", "int8", "int16", "int32", "int64", "f2", "f4", "f8")
+}
+# Those whose every example in ONNX's own tests is read.
+WHOLE = (
+    "Abs Add And Ceil Clip Concat Cos Div Equal Erf Exp Expand Flatten Floor Gather Gemm "
+    "Greater LeakyRelu Less Log LogSoftmax MatMul Max Mean Min Mul Neg Not Or PRelu "
+    "Pow Reciprocal ReduceMean ReduceSum Relu Reshape Round Shape Sigmoid Sign Sin Softmax "
+    "Split Sqrt Squeeze Sub Sum Tanh Tile Transpose Unsqueeze Where Xor"
+)
+
+
+def test_operators_give_what_onnx_says(tmp_path: Path) -> None:
+    """ONNX's own examples: each gives the right answer or is refused, and these are all read."""
+    read, refused, wrong = set[str](), set[str](), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = collect_testcases()
+    for case in cases:
+        assert case.model is not None and case.data_sets is not None
+        (node, *more), (given, expected) = case.model.graph.node, case.data_sets[0]
+        types = {getattr(x, "dtype", object) for x in (*given, *expected)}
+        if more or not types <= TYPES or case.name.endswith("_expanded"):
+            continue
+        # Sizes are inputs there, and constants in networks.
+        names = [i.name for i in case.model.graph.input]
+        fixed = [x.dtype == np.int64 and x.ndim < 2 and i > 0 for i, x in enumerate(given)]
+        for name, x, constant in zip(names, given, fixed, strict=True):
+            if constant:
+                case.model.graph.initializer.append(numpy_helper.from_array(x, name))
+        onnx.save(case.model, tmp_path / "case.onnx")
+        try:
+            graph = OnnxGraph(tmp_path / "case.onnx")
+            arrays = [x for x, constant in zip(given, fixed, strict=True) if not constant]
+            found = graph(*(torch.from_numpy(np.array(x)) for x in arrays))
+        except Exception:  # ours, or torch's, as where it has no uint16
+            refused.add(node.op_type)
+            continue
+        read.add(node.op_type)
+        for one, other in zip(found, expected, strict=True):
+            same = one.shape == other.shape and np.allclose(
+                one.numpy(), other, rtol=1e-3, atol=1e-6, equal_nan=True
+            )
+            if not same or one.numpy().dtype != other.dtype:
+                wrong.append(case.name)
+    assert not wrong
+    assert set(WHOLE.split()) <= read - refused
+
+
+class Network(nn.Module):
+    """Convolution, attention with a class token, norms, sizes from the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.convolution, self.batch = nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8)
+        self.batch.running_mean.normal_()  # type: ignore[union-attr]
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.last = nn.LayerNorm(8), nn.Linear(8, 2)
+
+    def forward(self, features: Tensor, mask: Tensor) -> Tensor:
+        n = features.shape[0]
+        x = torch.relu(self.batch(self.convolution(features))).transpose(1, 2) * mask.unsqueeze(2)
+        x = torch.cat([self.token.expand(n, 1, 8), x], dim=1)
+        found, _ = self.attention(x, x, x, need_weights=False)
+        found = nn.functional.gelu(self.norm(found + x)).reshape(n, -1)[:, :8]
+        return torch.softmax(self.last(found), dim=1)
+
+
+PARTICLES = Signature.build(
+    {
+        "jets": Layout(
+            [*(eigen(name, "float32", 4) for name in "abc"), eigen("mask", "float32", 4)]
+        ),
+        "tags": Layout([column("x", "float32"), column("y", "float32")]),
+    },
+    [Block("features", "jets", ("a", "b", "c"), shape=(3, 4)), Block("mask", "jets", ("mask",))],
+    [Block("probabilities", "tags", ("x", "y"))],
+    {"n": RowRange(0, 100)},
+)
+
+
+def exported(model: nn.Module, file: Path, *given: Tensor, **more: Any) -> Path:
+    shapes = tuple({0: "n"} for _ in given)
+    with quiet_torch():
+        torch.onnx.export(
+            model.eval(), given, file, dynamo=True, dynamic_shapes=shapes, verbose=False, **more
+        )
+    return file
+
+
+def test_a_network_on_every_engine(tmp_path: Path) -> None:
+    network = Network().eval()
+    given = torch.randn(5, 3, 4), torch.rand(5, 4)
+    file = exported(network, tmp_path / "net.onnx", *given, external_data=True)
+    source = ModelSource(onnx=file)
+    model = build_model(source)
+    with torch.no_grad():
+        (found,) = model(*given)
+        torch.testing.assert_close(found, network(*given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(as_torch(model)(*given)[0], found, atol=1e-5, rtol=1e-5)
+    before = source.fingerprint()
+    made = build(model, PARTICLES, tmp_path, ("exported", "onnxruntime"), route="none")
+    assert reasons(made) == dict.fromkeys(made.files)
+    weights = tmp_path / "net.onnx.data"
+    weights.write_bytes(b"\0" + weights.read_bytes()[1:])
+    assert ModelSource(onnx=file).fingerprint() != before
+
+
+def by_hand(folder: Path, *nodes: Any, rows: int | str = "n", **constants: Any) -> Path:
+    """x: (rows, 3) float32 -> y."""
+    file = folder / "net.onnx"
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [rows, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [rows, None])],
+        [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()],
+    )
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), file
+    )
+    return file
+
+
+def node(kind: str, given: str, made: str, **more: Any) -> Any:
+    return helper.make_node(kind, given.split(), made.split(), name=f"{kind} to {made}", **more)
+
+
+def from_rows(lowest: int) -> Signature:
+    layouts = {
+        "jets": Layout([column(name, "float32") for name in "abc"]),
+        "tags": Layout([column(name, "float32") for name in "uvw"]),
+    }
+    inputs = [Block("features", "jets", ("a", "b", "c"))]
+    outputs = [Block("found", "tags", ("u", "v", "w"))]
+    return Signature.build(layouts, inputs, outputs, {"n": RowRange(lowest, 100)})
+
+
+def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
+    """As exporters write `expand` and `view` where rows are counted at run time.
+
+    ONNX Runtime itself fails there at n = 0.
+    """
+    file = by_hand(
+        tmp_path,
+        node("Shape", "x", "shape"),
+        node("Gather", "shape zero", "rows", axis=0),
+        node("Unsqueeze", "rows first", "size"),
+        node("Concat", "size minus three", "wanted", axis=0),
+        node("Reshape", "x wanted", "cube"),
+        node("ConstantOfShape", "two_", "ones", value=numpy_helper.from_array(np.array([1]))),
+        node("Mul", "ones minus", "marks"),
+        node("Concat", "size three", "target", axis=0),
+        node("Equal", "target marks", "same"),
+        node("Where", "same ones target", "spread"),
+        node("Expand", "row spread", "rest"),
+        node("Squeeze", "cube one", "flat"),
+        node("Add", "flat rest", "y"),
+        zero=0, first=[0], one=[1], minus=[-1], three=[3], two_=[2],
+        row=np.array([[1.0, 2.0, 4.0]], np.float32),
+    )  # fmt: skip
+    model = build_model(ModelSource(onnx=file))
+    made = build(model, from_rows(1), tmp_path, ("exported",), route="none")
+    assert reasons(made) == {"exported": None}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rows", "says"),
+    [
+        ([node("Relu", "x", "y")], 5, "'x' is float [5, 3], its block gives torch.float32 [37"),
+        ([node("NonZero", "x", "z"), node("Cast", "z", "y", to=1)], "n",
+         "NonZero (node 'NonZero to z')"),
+        ([node("ReduceSum", "x first", "s", keepdims=0), node("Cast", "s", "i", to=7),
+          node("Tile", "x i", "y")], "n", "node 'Tile to y' (Tile) takes a size out of the data"),
+        ([node("CumSum", "x axis", "y", reverse=1)], "n", "reverse = 1 is not known here"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(nodes: list[Any], rows: Any, says: str, tmp_path: Path) -> None:
+    file = by_hand(tmp_path, *nodes, rows=rows, first=[0], axis=1)
+    signature = from_rows(0)
+    model = build_model(ModelSource(onnx=file))
+    with pytest.raises((CaptureError, SourceError), match=re.escape(says)) as caught:
+        if "Tile" in says or "node 'NonZero to z'" in says:
+            as_torch(model)(torch.ones(2, 3))  # its eager answers have other shapes already
+        capture(model, signature, random_inputs(signature, 1, {}), tmp_path, "none")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(b"none")
+    with pytest.raises(SourceError, match=r"net\.onnx"):
+        build_model(ModelSource(onnx=tmp_path / "net.onnx"))
+    with pytest.raises(SourceError, match=r"net\.onnx"):
+        ModelSource(onnx=tmp_path / "net.onnx").fingerprint()

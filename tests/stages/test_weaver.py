@@ -1,0 +1,82 @@
+"""The networks of weaver-core as they are published: captured, or refused with what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from examples.particlenet.model import network
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.capture import capture
+from stages.errors import CaptureError
+from stages.reference.answers import Arrays
+from tests.models.building import build, reasons
+
+pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.cuda.amp.autocast:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning"),
+]
+PARTICLES, ROWS = 20, 40
+SCORES = tuple(f"p{i}" for i in range(10))
+
+
+def signature(**blocks: int) -> Signature:
+    """Blocks of so many features for each particle, and the mask."""
+    members = [eigen(name, "float32", rows, PARTICLES) for name, rows in blocks.items()]
+    layouts = {
+        "jets": Layout([*members, eigen("mask", "float32", PARTICLES)]),
+        "tags": Layout([column(name, "float32") for name in SCORES]),
+    }
+    inputs = [Block(name, "jets", (name,)) for name in blocks]
+    mask = Block("exists", "jets", ("mask",), shape=(1, PARTICLES))
+    outputs = [Block("scores", "tags", SCORES)]
+    return Signature.build(layouts, [*inputs, mask], outputs, {"n": RowRange(0, ROWS)})
+
+
+def jets(**blocks: int) -> Arrays:
+    torch.manual_seed(1)
+    columns = {name: torch.randn(ROWS, rows, PARTICLES) for name, rows in blocks.items()}
+    if "vectors" in columns:
+        columns["vectors"][:, 3] = 4 * columns["vectors"].norm(dim=1)  # energy
+    number = torch.randint(5, PARTICLES + 1, (ROWS, 1))
+    return {"jets": {**columns, "mask": (torch.arange(PARTICLES) < number).float()}}
+
+
+def test_particle_net_writes_into_its_inputs(tmp_path: Path) -> None:
+    made = build(
+        network(),
+        signature(points=2, features=7),
+        tmp_path,
+        ("exported",),
+        jets(points=2, features=7),
+        "none",
+    )
+    assert reasons(made) == {"exported": None}
+
+
+def transformer(**more: Any) -> torch.nn.Module:
+    from weaver.nn.model.ParticleTransformer import ParticleTransformer
+
+    torch.manual_seed(1)
+    sizes = {"embed_dims": [16, 16], "pair_embed_dims": [8], "num_heads": 2, "num_layers": 1}
+    made = ParticleTransformer(input_dim=7, num_classes=10, num_cls_layers=1, **sizes, **more)
+    return made.eval()  # type: ignore[no-any-return]
+
+
+def test_particle_transformer_is_told_what_to_change(tmp_path: Path) -> None:
+    blocks = {"features": 7, "vectors": 4}
+    with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .*trim: false"):
+        capture(transformer(), signature(**blocks), jets(**blocks), tmp_path, "none")
+    made = build(
+        transformer(trim=False),
+        signature(**blocks),
+        tmp_path,
+        ("exported",),
+        jets(**blocks),
+        "none",
+    )
+    assert reasons(made) == {"exported": None}
