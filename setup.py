@@ -34,7 +34,7 @@ if platform.machine() == "x86_64":
         "engines.native.libsoa_shim",
         sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
         depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
-        extra_compile_args=[*FLAGS, "-O3", "-mavx2", "-mfma", "-ffp-contract=off"],
+        extra_compile_args=[*FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off"],
         extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
         language="c++",
     )
