@@ -165,7 +165,8 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
                 candidate.status,
                 "" if worst is None else f"{worst:.2e}",
                 ", ".join(
-                    f"n={n}: {microseconds(t.median_us)}" for n, t in candidate.benchmark.items()
+                    f"{'' if '=' in n else 'n='}{n}: {microseconds(t.median_us)}"
+                    for n, t in candidate.benchmark.items()
                 ),
             )
         yield table

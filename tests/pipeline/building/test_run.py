@@ -142,7 +142,9 @@ def test_changed_tolerance_is_judged_again_but_not_compiled(
         ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
     )
     answer = heavy.project.run(config, registry.uri)
-    assert answer["worked"] == [f"validate exported on {TARGET}", "package", "register"]
+    # Where tiles were faster, they are judged again too.
+    worked = [step for step in answer["worked"] if " in tiles of " not in step]
+    assert worked == [f"validate exported on {TARGET}", "package", "register"]
     assert answer["version"] == "jets/2"
     assert answer["digest"] != heavy.answer["digest"]
     assert heavy.project.run()["worked"] == []

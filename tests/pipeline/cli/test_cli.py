@@ -20,7 +20,7 @@ from tests.models.project import PASSED, TARGET, Built, answer, cli, described, 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
     "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
-    "serve", "doctor", "cache",
+    "serve", "doctor", "cache", "init",
 )  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ def test_help_says_what_each_command_does() -> None:
         own = cli(command, "--help").stdout
         assert own.startswith(f"Usage: main {command} ")
         assert own.count("--json") == 1
-        assert own.count("--registry") == (command != "cache")  # it is the host's
+        assert own.count("--registry") == (command not in ("cache", "init"))  # of the host alone
 
 
 def test_help_waits_for_no_heavy_import() -> None:
