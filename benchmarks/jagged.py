@@ -28,7 +28,7 @@ from soa.memory import from_jagged
 from soa.signature import offsets_layout
 from stages.benchmark import Timing, race
 from stages.capture import capture
-from stages.model.jagged import Padded, Padding
+from stages.model.padding import Padded, Padding
 from stages.reference.answers import random_inputs
 
 LENGTH, MEAN = 16, 6

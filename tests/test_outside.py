@@ -69,7 +69,7 @@ OWN_SERVER = {  # its log, and what was built for it
 }  # fmt: skip
 SYSTEM = {"engines/kinds/cpu.py"}  # /proc/cpuinfo
 OURS = {  # schemas, templates, the source
-    "pipeline/init/text.py", "pipeline/init/writing.py", "serving/cluster/files.py",
+    "pipeline/init/commented.py", "pipeline/init/writing.py", "serving/cluster/files.py",
     "soa/declared.py",
 }  # fmt: skip
 

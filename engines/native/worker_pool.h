@@ -34,7 +34,10 @@ class WorkerPool {
   // workers of its own.
   void run(int helpers, const std::function<void()> &work) {
     if (helpers < 1 || at_work_) return work();
-    std::unique_lock<std::mutex> turn(turns_);  // one job at a time
+    // One job at a time: another caller does its work alone. It may hold the lock of a model for which the
+    // first one's workers wait, so it must not wait for them.
+    std::unique_lock<std::mutex> turn(turns_, std::try_to_lock);
+    if (!turn.owns_lock()) return work();
     {
       std::lock_guard<std::mutex> lock(mutex_);
       while (static_cast<int>(workers_.size()) < helpers) {

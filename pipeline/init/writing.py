@@ -18,11 +18,12 @@ import torch
 
 from pipeline.config import SCHEMA_FILE, load_config, names_in, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
+from pipeline.init.commented import text_of
 from pipeline.init.data import Array, FileColumn, open_data
 from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
-from pipeline.init.text import text_of
 from pipeline.init.weaver import read_weaver
+from soa.files import write_whole
 from stages.model import build_model
 from stages.reference import eager_outputs, row_major_inputs
 
@@ -60,8 +61,8 @@ _Part = dict[str, FileColumn]
 def init(request: Request, ask: Ask) -> list[Path]:
     """Write the config, its JSON schema and, of data, the rows of the reference beside it.
 
-    They are there whole or not at all, and nothing is replaced without `force`. Raises InitError,
-    and whatever a model or a config is refused by.
+    The config comes last, so where one is there all is; neither it nor the rows are replaced
+    without `force`. Raises InitError, and whatever a model or a config is refused by.
     """
     out, folder = request.out, request.out.parent
     stored = "reference.npz" if out.stem == "config" else f"{out.stem}.reference.npz"
@@ -133,9 +134,9 @@ def init(request: Request, ask: Ask) -> list[Path]:
                 *(one.replace(new.name, out.name) for one in error.problems)
             ) from error
         new.write_text(text, encoding="utf-8")
+        write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
         if data:
             rows_file.replace(folder / stored)
-        (folder / SCHEMA_FILE.name).write_bytes(SCHEMA_FILE.read_bytes())
         new.replace(out)
     finally:
         new.unlink(missing_ok=True)

@@ -11,9 +11,9 @@ from .expressions import UNARY as UNARY
 from .expressions import Expression as Expression
 from .expressions import Features as Features
 from .expressions import Operation as Operation
-from .jagged import Padded as Padded
-from .jagged import Padding as Padding
 from .onnx import as_torch as as_torch
+from .padding import Padded as Padded
+from .padding import Padding as Padding
 from .precision import Precision as Precision
 from .precision import check_precision as check_precision
 from .precision import in_precision as in_precision

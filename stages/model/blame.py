@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
@@ -128,8 +130,10 @@ def _draft_frame(
     from torch._logging.structured import INTERN_TABLE
 
     try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
+            gc.collect()  # its log, which torch leaves open
     except Exception as error:
         return _user_frame(str(error)), False
     names = {number: name for name, number in INTERN_TABLE.items()}

@@ -23,8 +23,8 @@ from engines.exported import quiet_torch
 from soa.files import digest_of
 from stages.errors import SourceError
 from stages.model.expressions import Features
-from stages.model.jagged import Padded, Padding
 from stages.model.onnx import OnnxModel, onnx_files
+from stages.model.padding import Padded, Padding
 from stages.model.preprocess import Preprocessed
 from stages.model.trees import load_trees
 

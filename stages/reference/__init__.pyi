@@ -13,7 +13,7 @@ from .answers import read_rows as read_rows
 from .answers import read_set as read_set
 from .answers import row_major_inputs as row_major_inputs
 from .answers import windows as windows
-from .jagged import inputs_at as inputs_at
+from .offsets import inputs_at as inputs_at
 from .proof import Nonfinite as Nonfinite
 from .proof import count_nonfinite as count_nonfinite
 from .proof import proof_of as proof_of

@@ -28,7 +28,7 @@ from soa.memory import Collection, Device
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
-from stages.reference.jagged import by_rows, drawn_offsets, inputs_at, with_every_kind
+from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Case = dict[str, int]

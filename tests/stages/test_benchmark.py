@@ -62,7 +62,7 @@ def test_the_fastest_is_the_fastest() -> None:
 
 class Slow(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        time.sleep(0.003)
+        time.sleep(0.002)
         return x[:, :3]
 
 
@@ -73,8 +73,7 @@ def test_nobody_is_hopeless_beside_the_copies_alone() -> None:
     sessions = {"candidate": Session(signature, rogues.Waits(0.002))}
     report = benchmark(signature, sessions, inputs, Slow(), seconds=0.05)
     for rows in report.timings.values():
-        assert rows["candidate"].median_us > 2 * rows[COPIES].median_us
-        assert rows["candidate"].rounds == rows[EAGER].rounds >= 7
+        assert rows["candidate"].rounds >= 7  # who is hopeless leaves after three
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def require_close(found: Collection, names: Sequence[str], expected: torch.Tenso
     torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.long  # `make demo` builds it too
 def test_the_demo_model(live: Live) -> None:
     session = production(live("demo.yaml"), {"aoti", "torchscript", "exported"})
     model = jet_tagger.build().eval()

@@ -12,7 +12,7 @@ from runtime.checked.comparison import default_tolerance
 from soa.signature import RowRange, offsets_layout
 from stages.errors import ReferenceDataError
 from stages.model.expressions import Expression, Features, Operation
-from stages.model.jagged import Padding
+from stages.model.padding import Padding
 from stages.reference.answers import Arrays
 
 CONFIG = """

@@ -19,11 +19,11 @@ from soa.layout import Storage
 from soa.signature import offsets_layout
 from stages.errors import CaptureError
 from stages.model.expressions import Expression, Features, Operation
-from stages.model.jagged import Padded, Padding
+from stages.model.padding import Padded, Padding
 from stages.model.precision import in_precision
 from stages.model.preprocess import Preprocessed
 from stages.reference.answers import Reference, random_inputs
-from stages.reference.jagged import by_rows
+from stages.reference.offsets import by_rows
 from stages.validate import validate_session
 from tests.models.building import ENGINES, build
 
