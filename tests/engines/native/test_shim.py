@@ -228,7 +228,7 @@ def test_attention(
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    return ulps.build(tmp_path_factory.mktemp("shim"))
+    return sanitize.build_functions(tmp_path_factory.mktemp("shim"))
 
 
 def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:
