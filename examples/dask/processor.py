@@ -20,6 +20,12 @@ import pipeline
 from examples.dask.jets import flavours
 
 
+class Schema(NanoAODSchema):  # type: ignore[misc]
+    """For files that lack some of the references between their collections."""
+
+    warn_missing_crossrefs = False
+
+
 class Flavours(processor.ProcessorABC):  # type: ignore[misc]
     """Counts jets, and how their scores of `b` are distributed in 20 bins."""
 
@@ -40,7 +46,7 @@ def run(files: list[str], session: pipeline.Session, client: Any = None, chunk: 
     """What all chunks of `chunk` events add up to; on the workers of a Dask client, if given."""
     here = processor.IterativeExecutor(status=False)
     executor = processor.DaskExecutor(client=client, status=False) if client else here
-    runner = processor.Runner(executor, pre_executor=here, chunksize=chunk, schema=NanoAODSchema)
+    runner = processor.Runner(executor, pre_executor=here, chunksize=chunk, schema=Schema)
     return runner({"jets": files}, Flavours(session), treename="Events")
 
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from pipeline.applying.on_dask import on_dask
+from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score

@@ -90,7 +90,7 @@ def test_another_process_gives_the_same_bits_of_the_same_version(
 def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
     pulled = tmp_path / "pulled"
     pull(registry, "jets@production", pulled)
-    kinds = {
+    kinds: dict[type[Session], Any] = {
         Session: load(pulled, engine_name="exported"),
         CheckedSession: load("jets/1", mode="test", registry=registry, engine_name="exported"),
         MultiDeviceSession: load("jets", device="auto", registry=registry),
