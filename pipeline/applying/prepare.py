@@ -84,16 +84,20 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
     session.close()
     return Plan(
         reopening,
-        _columns(opened, source, columns),
+        model_columns(
+            opened.signature,
+            source,
+            {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns},
+        ),
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
         _batch(opened.signature, len(kept)),
     )
 
 
-def _columns(opened: Opened, source: Source, columns: Mapping[str, str]) -> dict[str, str]:
-    """Of each column that the model reads, the column of the file."""
-    signature = opened.signature
+def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
+    """Of each column that the model reads, the column of the file: the one that is given for it, or
+    of its name. Raises ApplyError, DataError."""
     found: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
     read = {
@@ -103,7 +107,6 @@ def _columns(opened: Opened, source: Source, columns: Mapping[str, str]) -> dict
         if b.block.collection not in offsets
     }
     guessed: dict[str, str] = {}
-    given = {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns}
     for key in given:
         if key not in read and key.partition("/")[1:] != ("/", "*"):
             raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
@@ -117,7 +120,7 @@ def _columns(opened: Opened, source: Source, columns: Mapping[str, str]) -> dict
             have = ", ".join(source.columns[:20]) + ", …" * (len(source.columns) > 20)
             raise DataError(
                 f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which "
-                f"column it is, --columns {key}=NAME"
+                f"column it is, --columns {key}=NAME or `apply: columns:` in the config"
             )
         found[key] = there[0]
         if not said and there[0] in guessed:
