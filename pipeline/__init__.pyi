@@ -1,3 +1,4 @@
+from .applying import apply as apply
 from .building import run as run
 from .loading import load as load
 from .names import BindError as BindError

@@ -23,3 +23,11 @@ class ConfigError(SoaPipelineError):
 
 class InitError(SoaPipelineError):
     """A model or a file that no config can be written for, or a question with nobody to ask."""
+
+
+class DataError(SoaPipelineError):
+    """A file of rows that cannot be read or written, or lacks a column that is needed."""
+
+
+class ApplyError(SoaPipelineError):
+    """A job on files that cannot begin or go on."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 import torch
 
-from runtime.devices import LiveSession, MultiDeviceSession
+from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession
 from runtime.errors import LoadError
-from runtime.loader import load_here
+from runtime.loader import load_here, shadowed
 from runtime.opening import Mode, Opening, Options
 from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
@@ -49,6 +49,11 @@ def load(
 ) -> SiteSession: ...  # fmt: skip
 @overload
 def load(
+    ref: Ref, *, shadow: Ref, shadow_fraction: float = ..., shadow_record: Ref | None = ...,
+    device: Device = ..., mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
+) -> ShadowedSession: ...  # fmt: skip
+@overload
+def load(
     ref: Ref, *, remote: RemoteOptions | None = ..., site: Ref | Site | None = ...,
     device: Device = ..., mode: Mode = ..., build: Build = ..., **options: Unpack[Options],
 ) -> Session: ...  # fmt: skip
@@ -64,6 +69,9 @@ def load(
     build: Build = "never",
     remote: RemoteOptions | None = None,
     site: Ref | Site | None = None,
+    shadow: Ref | None = None,
+    shadow_fraction: float = 0.01,
+    shadow_record: Ref | None = None,
     **options: Unpack[Options],
 ) -> Session:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
@@ -99,6 +107,10 @@ def load(
     compilers. In production too: the version has to be promoted, what is built has passed no gate
     but the validation.
 
+    `shadow="@staging"`: that version runs on a sampled fraction of the events too, in another
+    thread and for comparison only (docs/gates.md); a `ShadowedSession` comes back. What it shows is
+    kept in the registry, or in the new file `shadow_record`.
+
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     typed error of what went wrong: registry, bundle, target or engine.
     """
@@ -118,10 +130,15 @@ def load(
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
     if live and (at_site or url):
         raise LoadError(f"live with device {str(device)!r}: a server runs one version")
+    if shadow is not None and (live or at_site or url or device == "auto"):
+        raise LoadError("a shadow runs beside one version on one device of this host")
     if at_site:
         return _at_a_site(opening, site)
     if url is None:
-        return load_here(opening, device, live)
+        session = load_here(opening, device, live)
+        if shadow is None:
+            return session
+        return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
             what = "build" if name == "builder" else name

@@ -6,6 +6,7 @@ from .devices import LiveBinding as LiveBinding
 from .devices import LiveSession as LiveSession
 from .devices import MultiDeviceSession as MultiDeviceSession
 from .devices import Scheduler as Scheduler
+from .devices import ShadowedSession as ShadowedSession
 from .devices import Staging as Staging
 from .errors import BindError as BindError
 from .errors import DeviationError as DeviationError

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from engines.processes import Lock
 from engines.target import Target
-from registry.bundle import Manifest, Tolerance
-from runtime.devices import LiveSession, MultiDeviceSession
+from registry.bundle import Manifest, Tolerance, record_to_json
+from registry.mlflow import ShadowRecord
+from registry.trust import require_signature
+from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession, contract
 from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
     Opened,
     Opening,
     Options,
+    keys_asked_for,
     name_of,
     open_artifact,
     open_here,
@@ -22,6 +28,7 @@ from runtime.opening import (
 )
 from runtime.process import settle_threads
 from runtime.session import Origin, Session
+from soa.files import write_whole
 from soa.options import known_options
 from soa.signature import Signature
 
@@ -71,13 +78,73 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
     return LiveSession(name, lambda opened: session_on(opened, where))
 
 
+def shadowed(
+    session: Session,
+    opening: Opening,
+    shadow: str | Path,
+    fraction: float,
+    record: str | Path | None,
+) -> ShadowedSession:
+    """The session that was opened so, and a second version that runs on a fraction of its events.
+
+    `shadow`: a ref, or `@alias` of the same model; promoted or not, but signed as this host asks.
+    What it shows goes to the registry, or into `record`, a file of this session's own. LoadError.
+    """
+    if session.device.type != "cpu" or session.origin is None:
+        raise LoadError(f"a shadow runs on CPUs; found device {str(session.device)!r}")
+    if not 0 <= fraction <= 1:
+        raise LoadError(f"shadow_fraction={fraction}: a number from 0 to 1 is needed")
+    origin, file = session.origin, None if record is None else Path(record)
+    ref = f"{origin.name}{shadow}" if str(shadow).startswith("@") else shadow
+    asked = replace(opening, ref=ref, mode="test", target=None, engine_name=None, builder=None)
+    opened = open_version(asked)
+    for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
+        require_signature(opened.bundle, keys)
+    begun = ShadowRecord(
+        version=opened.label,
+        digest=opened.bundle.digest,
+        production="/".join(filter(None, (origin.name, origin.version))),
+        production_digest=str(origin.digest),
+    )
+    if contract(opened.signature) != contract(session.signature):
+        raise LoadError(f"the shadow {begun.version} has another signature than {begun.production}")
+    if file is None and (opened.lookup is None or not origin.version or asked.lookup == "offline"):
+        raise LoadError(
+            f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
+            "registry to keep the record of a shadow: write shadow_record=FILE"
+        )
+    if file is not None and file.exists():
+        raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
+    whole = begun
+
+    def keep(seen: ShadowRecord) -> None:
+        nonlocal whole
+        if file is None:
+            asked.store().add_shadow(seen)
+        else:
+            write_whole(file, record_to_json(whole.plus([seen])))
+        whole = whole.plus([seen])
+
+    if file is not None:
+        try:
+            keep(begun)
+        except OSError as error:
+            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
+    executable, target, engine, any_start = open_here(opened, device_here("cpu"))
+    second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
+    return ShadowedSession(session, second, fraction, begun, keep)
+
+
 def session_on(opened: Opened, device: torch.device | None) -> Session:
     """A session on one device; with None on each, opened at the first event there."""
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device is None:
-        return MultiDeviceSession(opened.signature, lambda where: _session(opened, where))
-    return _session(opened, device)
+        made: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
+    else:
+        made = _session(opened, device)
+    made.reopening = _reopening(opened, device, made.origin)
+    return made
 
 
 def _session(opened: Opened, device: torch.device) -> Session:
@@ -86,6 +153,68 @@ def _session(opened: Opened, device: torch.device) -> Session:
     if opened.production:
         return Session(opened.signature, executable, device, origin, any_start)
     return checked(opened, executable, device, origin, any_start)
+
+
+@dataclass(frozen=True)
+class Reopening:
+    """Which version a session runs, and how: what it is pickled as.
+
+    `opening` names a version by its number, or a folder by its whole path, and the target that the
+    session has, so that every host gives the same bits. `registry` may hold a password.
+    """
+
+    opening: Opening
+    registry: str | None = field(repr=False)
+    digest: str
+    """The bundle's."""
+    device: str
+
+    def __call__(self) -> Session:
+        """This process's session: opened once, shared by all that ask for the same.
+
+        Raises what `load` does, and LoadError where the version has another digest by now.
+        """
+        key = os.getpid(), self  # a child of a fork opens its own
+        with _one_opens:
+            session = _reopened.pop(key, None)
+            if session is None or session.closed:
+                session = self._open()
+            _reopened[key] = session  # the one used last is the last
+            if len(_reopened) > _KEPT:
+                del _reopened[next(iter(_reopened))]
+            return session
+
+    def _open(self) -> Session:
+        opened = open_version(replace(self.opening, registry=self.registry))
+        if opened.bundle.digest != self.digest:
+            raise LoadError(
+                f"{self.opening.ref} is not what it was when its session was pickled: its digest "
+                f"is {opened.bundle.digest[:12]}, it was {self.digest[:12]}: load it anew"
+            )
+        return session_on(opened, None if self.device == AUTO else device_here(self.device))
+
+
+# By process, too; a worker that lives long meets many versions.
+_reopened: dict[tuple[int, Reopening], Session] = {}
+_one_opens = Lock()
+_KEPT = 8
+
+
+def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
+    opening, by_name = opened.opening, opened.lookup is not None
+    keys = opening.trusted_keys
+    if keys is not None:
+        given = [keys] if isinstance(keys, str | Path) else keys
+        keys = tuple(str(Path(key).absolute()) for key in given)
+    pinned = replace(
+        opening,
+        ref=opened.label if by_name else opened.bundle.path,
+        registry=None,
+        trusted_keys=keys,
+        target=origin.target if origin else None,
+    )
+    registry = opening.store().uri if by_name else None
+    return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
 def checked(

@@ -13,10 +13,13 @@ import statistics
 import time
 from collections.abc import Callable, Container, Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from runtime.opening import in_tiles, open_candidate
 from runtime.session import Session
 from soa.dtypes import torch_dtype
 from soa.files import as_record
@@ -24,12 +27,13 @@ from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
 from stages.choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
-from stages.reference import Arrays, Case, filled_collections, label
+from stages.reference import Arrays, Case, Reference, filled_collections, label
 
 K = TypeVar("K")
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
+_CPU = torch.device("cpu")
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
@@ -248,6 +252,42 @@ def _summary(values: list[float]) -> Timing:
         ordered[round(0.95 * last)],
         len(ordered),
     )
+
+
+def p99_us(run: Callable[[], object], seconds: float = 1.0) -> float:
+    """The 99th percentile of single calls, of as many as take so long, of 200 at least."""
+    for _ in range(10):
+        run()
+    taken: list[int] = []
+    until = time.perf_counter_ns() + seconds * 1e9
+    while len(taken) < 200 or taken[-1] < until:
+        taken.append(time.perf_counter_ns())
+        run()
+    taken.append(time.perf_counter_ns())
+    calls = sorted(b - a for a, b in pairwise(taken))
+    return calls[math.ceil(0.99 * len(calls)) - 1] / 1e3
+
+
+def memory_here(
+    name: str, file: str, signature: dict[str, Any], reference: str, rows: Case, tile: int
+) -> float:
+    """What opening an artifact and running it adds to the peak of this process's memory, in MB,
+    the collections apart. For a process of its own, which has imported torch."""
+    torch.set_num_threads(1)
+    kept = Signature.from_dict(signature)
+    memory = filled_collections(kept, Reference.load(Path(reference)).inputs, rows, _CPU)
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = _peak_mb()
+    executable = in_tiles(open_candidate(name, Path(file), _CPU), kept, tile)
+    binding = Session(kept, executable).bind(*memory)
+    for _ in range(3):
+        binding()
+    return _peak_mb() - before
+
+
+def _peak_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 
 def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:

@@ -19,3 +19,7 @@ class ReferenceDataError(SoaPipelineError):
 
 class StageError(SoaPipelineError):
     """A stage that ended without a usable result."""
+
+
+class MetricError(SoaPipelineError):
+    """A metric without a value: its labelled data, its function, or what this gave."""

@@ -25,6 +25,7 @@ from registry.bundle import (
     BenchmarkStats,
     Bundle,
     Candidate,
+    LabelledData,
     Manifest,
     Provenance,
     SessionSettings,
@@ -65,6 +66,8 @@ class TargetResult:
     """Rows at a time, of the candidates that are faster so and valid so."""
     raced_with: Sequence[str] = ()
     """Other targets in the same race."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the chosen candidate."""
 
     @property
     def chosen(self) -> str | None:
@@ -90,8 +93,11 @@ def package(
     classifiers: frozenset[str],
     session: SessionSettings,
     provenance: Provenance,
+    labelled: tuple[LabelledData, Path] | None = None,
 ) -> Bundle:
     """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
+
+    `labelled`: the record of labelled rows, and the folder that has the files it names.
 
     Refused if no target has a valid artifact, also where targets only wait for their device: a
     version has been proven on one target at least.
@@ -113,11 +119,14 @@ def package(
         tolerances=dict(tolerances),
         classifiers=sorted(classifiers),
         session=session,
+        labelled=labelled[0] if labelled else None,
         provenance=provenance,
     )
     with write_atomically(dest) as folder:
         shutil.copy2(capture.program, folder / "program.pt2")
         shutil.copy2(capture.reference, folder / "reference.safetensors")
+        if labelled:
+            shutil.copytree(labelled[1], folder / Path(labelled[0].file).parent)
         if capture.script:
             shutil.copy2(capture.script, folder / "model.ts")
         for target, result in results.items():
@@ -264,6 +273,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
             for rows, name in (result.benchmark.below if result.benchmark else ())
         ],
         raced_with=list(result.raced_with),
+        metrics=dict(result.metrics),
         candidates=candidates,
     )
 

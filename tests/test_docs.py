@@ -48,7 +48,7 @@ RESULTS = ROOT / "benchmarks/RESULTS.md"
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
-LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text"}
+LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "cpp"}
 NAME = "jet-tagger"
 
 
@@ -245,6 +245,7 @@ class Desk:
             self.registry.register(resealed(bundle, folder / f"v{number}", edit))
         for number in (3, 1):
             self.registry.promote(self.registry.find(f"{NAME}/{number}"), "production", PASSED)
+        self.registry.promote(self.registry.find(f"{NAME}/4"), "staging", PASSED)
 
     def page(self, snippet: Snippet) -> Path:
         """The working folder: the snippets of a page follow one another."""

@@ -301,3 +301,11 @@ def _benchmark(
 
 def _artifact_of(compiled: Compiled, captured: Capture) -> Path:
     return artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
+
+
+def chosen_session(captured: Capture, result: TargetResult) -> Session:
+    """Of the candidate that was chosen for a target which this host runs."""
+    name, device = str(result.chosen), torch.device(Target.parse(result.target).torch_device)
+    file = _artifact_of(result.compiled[name], captured)
+    whole = Session(captured.signature, open_candidate(name, file, device), device)
+    return tiled(whole, result.tiles.get(name, 0))

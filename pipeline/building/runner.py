@@ -6,23 +6,25 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
 from pipeline.building.cache import StageCache, content_key, unchanged
-from pipeline.building.candidates import Recipe, Say, Work, build_targets
+from pipeline.building.candidates import Recipe, Say, Work, build_targets, chosen_session
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
     load_config,
+    metrics_fingerprint,
     reference_fingerprint,
     reference_inputs,
     source_of,
     tolerances_of,
 )
+from pipeline.labelled import Labelled
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version
@@ -30,7 +32,7 @@ from registry.store import Registry
 from soa.files import as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
 from stages.capture import Capture, capture
-from stages.errors import CaptureError
+from stages.errors import CaptureError, MetricError
 from stages.model import build_model, loaded_sources
 from stages.package import package
 
@@ -80,8 +82,9 @@ def run(
         return RunResult(version, bundle, (), time.monotonic() - begun)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
+    labelled = _labelled(config)
     captured, files = _capture(config, progress, key["capture"])
-    bundle = _build(config, path, progress, captured, key)
+    bundle = _build(config, path, progress, captured, labelled, key)
     with progress.step("register"):
         version = store.register(bundle)
     if not progress.try_again:
@@ -113,10 +116,20 @@ def _keys(config: Config) -> dict[str, str]:
     whole = {
         **made_of,
         "config": config.digest(),
+        "metrics": metrics_fingerprint(config),
         "targets": [str(t) for t in _targets(config)],
         "host": host(),
     }
     return {"capture": content_key(made_of), "run": content_key(whole)}
+
+
+def _labelled(config: Config) -> Labelled | None:
+    """The rows of the config's metrics, looked at; None where it asks for none."""
+    if config.gates.metrics is None or config.files.metric_data is None:
+        return None
+    found = Labelled(config.files.metric_data, config.gates.metrics, config.files.metric_code)
+    found.check(config.signature(), config.apply.columns)
+    return found
 
 
 def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Version] | None:
@@ -133,7 +146,12 @@ def _finished(record: Path, root: Path, store: Registry) -> tuple[Bundle, Versio
 
 
 def _build(
-    config: Config, path: Path, work: Work, captured: Capture, key: dict[str, str]
+    config: Config,
+    path: Path,
+    work: Work,
+    captured: Capture,
+    labelled: Labelled | None,
+    key: dict[str, str],
 ) -> Bundle:
     # What follows depends on what was captured, not on how: a new capture is a new key.
     captured_key = content_key({"capture": captured.digest()})
@@ -151,17 +169,30 @@ def _build(
     results = build_targets(work, captured, _targets(config), recipe, captured_key)
 
     def build(folder: Path) -> Bundle:
+        scored, kept = dict(results), None
+        if labelled is not None:
+            for target, result in results.items():
+                if result.status == "verified":
+                    with work.step(f"metrics on {target}"):
+                        session = chosen_session(captured, result)
+                        values = labelled.values(session, config.apply.columns)
+                    if refused := [why for _, why in values.values() if why]:
+                        raise MetricError(refused[0])
+                    found = {name: value for name, (value, _) in values.items()}
+                    scored[target] = replace(result, metrics=found)
+            kept = labelled.keep(folder / "metrics"), folder / "metrics"
         with work.step("package"):
             return package(
                 folder / "bundle",
                 config.name,
                 config.description,
                 captured,
-                results,
+                scored,
                 tolerances,
                 classifiers,
                 SessionSettings(**config.session.model_dump()),
                 provenance(config, path, work.worked),
+                kept,
             )
 
     # A candidate that failed is tried again in the next run, and may be valid then.

@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 
 import click
 
+from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, run
+from pipeline.cli.cxx import cxx
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
@@ -70,6 +72,7 @@ def main() -> None:
       pipeline init model.py:build rows.root    write a config for a model of your own
       pipeline run configs/demo.yaml            build, validate, register a version
       pipeline promote NAME/1 --to production   let it through the gates
+      pipeline apply NAME@production FILE --out DIR   score files with it
       python: pipeline.load("NAME@production")  run it on your own columns
 
     A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
@@ -80,7 +83,9 @@ def main() -> None:
 
 
 for _command in (
-    init, run, build, ls, show, diff, validate, bench, doctor, promote, approve, rollback, history,
+    init, run, build, apply, explain, ls, show, diff, validate, bench, doctor, promote, approve,
+    rollback, history,
     policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
+    cxx,
 ):  # fmt: skip
     main.add_command(_command)

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     "--override", multiple=True, metavar="GATE",
     help="Promote although this gate refuses; takes --reason. Not for digests and signature.",
 )  # fmt: skip
+@click.option(
+    "--shadow", "shadows", multiple=True, type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE", help="Count this record of a shadow too, which load(shadow_record=...) wrote.",
+)  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 @click.option("--dry-run", is_flag=True, help="Ask every gate, show the answers, change nothing.")
 def promote(
@@ -46,6 +50,7 @@ def promote(
     allow_unverified: tuple[str, ...],
     max_slowdown: float | None,
     override: tuple[str, ...],
+    shadows: tuple[Path, ...],
     reason: str,
     dry_run: bool,
     registry: Registry,
@@ -53,7 +58,8 @@ def promote(
     """Move an alias to REF if every gate lets it pass.
 
     Gates: digests good; every required target verified; within tolerance when validated again here;
-    not slower than the version it replaces, measured side by side; and what policies ask for. A
+    not slower than the version it replaces, measured side by side; and what the config (latency,
+    memory, size, metrics, a shadow) and policies ask for. A
     refusal exits with 1, names the gate and the number, and moves nothing.
     """
     from pipeline.promotion import promote as ask_gates
@@ -65,6 +71,7 @@ def promote(
         "max_slowdown": max_slowdown,
         "policy": policy,
         "override": frozenset(override),
+        "shadows": shadows,
         "reason": reason,
         "say": say,
     }

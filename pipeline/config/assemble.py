@@ -97,3 +97,12 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
         for path in paths:
             found[path.name] = digest_of(path)
     return found
+
+
+def metrics_fingerprint(config: Config) -> dict[str, str]:
+    """What the values of the metrics depend on beside the model and the config."""
+    code = {n: f.rpartition(":")[0] for n, f in config.files.metric_code.items()}
+    files = {name: Path(file) for name, file in code.items() if file.endswith(".py")}
+    if config.files.metric_data is not None:
+        files["data"] = config.files.metric_data
+    return {name: digest_of(file) for name, file in files.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -40,6 +40,9 @@ class Files:
     weights: Path | None = None
     reference_factory: str | None = None
     reference_file: Path | None = None
+    metric_data: Path | None = None
+    metric_code: Mapping[str, str] = field(default_factory=dict)
+    """By metric, the callable of the user's own, written as a factory is."""
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
@@ -47,10 +50,15 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
     problems: list[Problem] = []
     found: dict[str, Any] = {}
     model = config.model
+    asked = config.gates.metrics
+    own = {n: m.function for n, m in asked.functions.items() if ":" in m.function} if asked else {}
+    where = ("gates", "metrics")
     for name, at, written in (
         *((key, ("model", key), getattr(model, key)) for key in ("factory", *_PATHS)),
         ("reference_factory", ("reference", "factory"), config.reference.factory),
         ("reference_file", ("reference", "file"), config.reference.file),
+        ("metric_data", (*where, "data"), asked.data if asked else None),
+        *((f"{n}.factory", (*where, "functions", n, "function"), own[n]) for n in own),
     ):
         if written is not None:
             find = _factory if name.endswith("factory") else _file
@@ -58,7 +66,8 @@ def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:
                 found[name] = find(folder, _expanded(written))
             except ValueError as error:
                 problems.append((at, str(error)))
-    return Files(**found), problems
+    code = {n: found.pop(f"{n}.factory") for n in own if f"{n}.factory" in found}
+    return Files(**found, metric_code=code), problems
 
 
 def _expanded(written: str) -> str:
@@ -98,7 +107,7 @@ def check_config(config: Config) -> list[Problem]:
 
     The rules of layouts, blocks and signatures are those of `soa`: what it refuses is placed here.
     """
-    problems = [*_unknown_names(config), *_without_tf32(config)]
+    problems = [*_unknown_names(config), *_without_tf32(config), *_gates(config)]
 
     def tried(at: Key, make: Callable[..., T], *given: Any) -> T | None:
         """None where it is refused, which is then among the problems."""
@@ -139,6 +148,11 @@ def _blocks(config: Config) -> list[tuple[Key, BlockConfig]]:
 
 def _unknown_names(config: Config) -> Iterator[Problem]:
     """Names of collections, columns and rows that are not there."""
+    for key in config.apply.columns:
+        name, _, column = key.partition("/")
+        collection = config.collections.get(name)
+        if collection is None or column not in ("*", *(c.name for c in collection.columns)):
+            yield ("apply", "columns", key), "there is no such column; write collection/column"
     for at, block in _blocks(config):
         if (collection := config.collections.get(block.collection)) is None:
             yield (*at, "collection"), not_among(block.collection, config.collections)
@@ -197,3 +211,26 @@ def _without_tf32(config: Config) -> Iterator[Problem]:
             if not Target.parse(name).has_tf32:
                 text = "only CUDA GPUs have it, from cuda/sm_80 on"
                 yield at, f"found {shown(name)} with precision: tf32; {text}"
+
+
+def _gates(config: Config) -> Iterator[Problem]:
+    """What gates say of rows and outputs that are not there."""
+    gates = config.gates
+    for key in ("latency_p99_us", "memory_mb"):
+        for i, limit in enumerate(getattr(gates, key) or ()):
+            at = ("gates", key, i, "rows")
+            for dim, n in limit.rows.items():
+                rows = config.rows.get(dim)
+                if rows is None:
+                    yield (*at, dim), not_among(dim, config.rows)
+                elif not rows.min <= n <= rows.max:
+                    yield (*at, dim), f"found {n}; {dim} has {rows.min} to {rows.max}"
+            for dim in config.rows.keys() - limit.rows.keys():
+                yield at, f"the rows of {dim!r} are missing"
+    columns = [(b.collection, name) for b in config.outputs for name in b.columns]
+    names = [name for _, name in columns]
+    have = [b.name for b in config.outputs]
+    have += [name if names.count(name) == 1 else f"{where}/{name}" for where, name in columns]
+    for name, one in gates.metrics.functions.items() if gates.metrics else ():
+        if one.output not in have:
+            yield ("gates", "metrics", "functions", name, "output"), not_among(one.output, have)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
@@ -25,10 +24,21 @@ from pydantic import (
 )
 
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
-from engines.errors import TargetError
-from engines.target import Target
 from pipeline.config.checks import SOURCES, Files, check_config, find_files
+from pipeline.config.gates import GatesConfig
 from pipeline.config.ranges import written_out
+from pipeline.config.values import (
+    Identifier,
+    Listed,
+    NonNegative,
+    Number,
+    Pair,
+    Part,
+    Positive,
+    Shape,
+    TargetName,
+    once,
+)
 from pipeline.config.wording import shown, validated
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Count, Manifest
@@ -36,7 +46,7 @@ from registry.errors import BundleError
 from registry.ref import NAME_PATTERN
 from soa.block import Block
 from soa.files import as_record
-from soa.layout import IDENTIFIER, Column, Layout
+from soa.layout import Column, Layout
 from soa.options import known_options
 from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
@@ -54,47 +64,10 @@ def _name(name: str) -> str:
     return name
 
 
-def _identifier(name: str) -> str:
-    if not IDENTIFIER.fullmatch(name):
-        raise ValueError(
-            f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
-        )
-    return name
-
-
-def _target(name: str) -> str:
-    try:
-        Target.parse(name)
-    except TargetError as error:
-        raise ValueError(str(error)) from None
-    return name
-
-
-def _once(names: tuple[str, ...]) -> tuple[str, ...]:
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ValueError(f"found {twice[0]!r} a second time; each name once")
-    return names
-
-
-def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
-    if pair[0] > pair[1]:
-        raise ValueError(f"found {list(pair)}; expected [low, high]")
-    return pair
-
-
 Dtype = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32",
     "float16", "bfloat16", "float32", "float64",
 ]  # fmt: skip
-Number = Annotated[float, Field(allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Identifier = Annotated[str, AfterValidator(_identifier)]
-TargetName = Annotated[str, AfterValidator(_target)]
-# `strict` below would refuse a YAML list for a tuple; what is in it stays strict.
-Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
-Shape = Listed[PositiveInt]
-Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
 if TYPE_CHECKING:
     _Engine = str
     _EngineWithOptions = str
@@ -102,13 +75,7 @@ else:
     _Engine, _EngineWithOptions = Literal[ENGINES], Literal[WITH_OPTIONS]
 
 
-class _Part(BaseModel):
-    """Strict: `"64"` and `true` are no numbers, and a key that nobody reads is a mistake."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class ModelConfig(_Part):
+class ModelConfig(Part):
     """Where the model comes from: exactly one of `SOURCES`.
 
     Paths may hold `${NAME}` or `${NAME:-default}` and are relative to the config's folder.
@@ -141,7 +108,7 @@ class ModelConfig(_Part):
         return self
 
 
-class ColumnConfig(_Part):
+class ColumnConfig(Part):
     """A plain column; with `eigen` a vector [r] or matrix [r, c] per row; or a `scalar`.
 
     `opaque`: bytes of an element that no model gets, instead of a dtype.
@@ -164,7 +131,7 @@ class ColumnConfig(_Part):
         return self
 
 
-class JaggedConfig(_Part):
+class JaggedConfig(Part):
     """The collection has items of rows `rows`; the model sees the first `length` of each."""
 
     rows: str
@@ -172,7 +139,7 @@ class JaggedConfig(_Part):
     offsets: Literal["int32", "int64"] = "int64"
 
 
-class CollectionConfig(_Part):
+class CollectionConfig(Part):
     columns: Listed[ColumnConfig]
     alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
@@ -193,7 +160,7 @@ class CollectionConfig(_Part):
         return Layout(columns, self.alignment, self.storage)
 
 
-class BlockConfig(_Part):
+class BlockConfig(Part):
     """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
 
     `broadcast`: scalars, which the model gets in every row.
@@ -212,7 +179,7 @@ class BlockConfig(_Part):
         )
 
 
-class PreprocessConfig(_Part):
+class PreprocessConfig(Part):
     """Expressions of a block's columns, one for each feature that the model gets.
 
     Where the column `exists` is not above zero, every feature is `pad`.
@@ -240,7 +207,7 @@ class InputConfig(BlockConfig):
         return self
 
 
-class ToleranceConfig(_Part):
+class ToleranceConfig(Part):
     """|found - expected| <= atol + rtol * |expected|."""
 
     atol: NonNegative
@@ -252,7 +219,7 @@ class OutputConfig(BlockConfig):
     classifier: bool = False
 
 
-class RowsConfig(_Part):
+class RowsConfig(Part):
     """The range a row dimension is compiled for, and the sizes to benchmark.
 
     `unbounded`: n may be larger than `max`; such a run goes over at most `max` rows at a time.
@@ -268,7 +235,7 @@ class RowsConfig(_Part):
         return RowRange(self.min, self.max, self.typical, self.unbounded)
 
 
-class ReferenceConfig(_Part):
+class ReferenceConfig(Part):
     """How reference inputs are made: from the rows of a file (`collection/column` in an .npz), by a
     callable, else at random within `ranges`.
 
@@ -289,8 +256,8 @@ class ReferenceConfig(_Part):
         return self
 
 
-class CompileConfig(_Part):
-    """`options.aoti`, `.aoti-autotune` and `.aoti-folded`: any setting of Inductor.
+class CompileConfig(Part):
+    """`options.aoti` and of those named after it: any setting of Inductor.
 
     `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """
@@ -300,24 +267,20 @@ class CompileConfig(_Part):
     options: dict[_EngineWithOptions, dict[str, Any]] = {}
 
 
-class SessionConfig(_Part):
+class SessionConfig(Part):
     """How sessions run it: threads inside one run, and runs at one moment (None: one a core)."""
 
     threads: Count = 1
     instances: Count | None = None
 
 
-class GatesConfig(_Part):
-    """What a promotion asks for. `required_targets`: None for every target of this config."""
+class ApplyConfig(Part):
+    """Of `collection/column`, or of `collection/*`, the column of the files that users score."""
 
-    max_slowdown: Positive = 1.1
-    max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
-    required_targets: (
-        Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(_once)] | None
-    ) = None
+    columns: dict[str, str] = {}
 
 
-class Config(_Part):
+class Config(Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
     name: Annotated[str, AfterValidator(_name)]
@@ -328,12 +291,13 @@ class Config(_Part):
     outputs: Listed[OutputConfig]
     rows: Annotated[dict[Identifier, RowsConfig], Field(min_length=1)]
     reference: ReferenceConfig = ReferenceConfig()
-    targets: Annotated[Listed[TargetName], AfterValidator(_once)] = ("cpu",)
-    engines: Annotated[Listed[_Engine], AfterValidator(_once)] = DEFAULT_ENGINES
+    targets: Annotated[Listed[TargetName], AfterValidator(once)] = ("cpu",)
+    engines: Annotated[Listed[_Engine], AfterValidator(once)] = DEFAULT_ENGINES
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
     session: SessionConfig = SessionConfig()
+    apply: ApplyConfig = ApplyConfig()
 
     _files: Files = PrivateAttr(default_factory=Files)
 
@@ -405,6 +369,10 @@ class BuiltFrom:
     @property
     def compile(self) -> CompileConfig:
         return self._part("compile", CompileConfig, {})
+
+    @property
+    def apply(self) -> ApplyConfig:
+        return self._part("apply", ApplyConfig, {})
 
     @property
     def engines(self) -> tuple[str, ...]:

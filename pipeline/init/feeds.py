@@ -10,7 +10,8 @@ import numpy as np
 
 from pipeline.config import names_in
 from pipeline.errors import InitError
-from pipeline.init.data import DataFile, FileColumn
+from pipeline.files import FileColumn
+from pipeline.init.data import DataFile
 from pipeline.init.model import Model, Option, Port, fitting, why_not
 from pipeline.init.weaver import WeaverInput
 
@@ -80,7 +81,7 @@ def choose(
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
-    have = [*data.readers] if data else []
+    have = data.columns if data else []
     words: dict[str, Sequence[str]] = {}
     for port in used:
         name, own = port.name, {*port.columns} <= {*have} or not data

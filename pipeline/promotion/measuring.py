@@ -12,10 +12,11 @@ import torch
 
 from engines.target import Target, check_host_runs, host_runs
 from pipeline.config import BuiltFrom
+from pipeline.promotion.bounds import bounded, shadowed
 from registry.bundle import Manifest, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
-from registry.mlflow import Version
+from registry.mlflow import ShadowRecord, Version
 from registry.promotion import (
     Findings,
     Proof,
@@ -51,6 +52,7 @@ def measure(
     replaced: Version | None,
     needed: Requirements,
     allow_unverified: frozenset[str],
+    shadows: Sequence[ShadowRecord] | None,
     say: Say,
 ) -> Findings:
     manifest = opened.bundle.manifest
@@ -63,6 +65,7 @@ def measure(
         target: _of_all([_worst(manifest, revalidate(opened, target, e, say)) for e in engines])
         for target, engines in served.items()
     }
+    other, in_place = _in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
     counts, _ = proof_of(opened.bundle)
     events = registry.history(version.name)
@@ -79,10 +82,14 @@ def measure(
             for target, engines in served.items()
             for engine in engines
         ],
-        _compare_speed(registry, opened, version, replaced, list(served), say),
+        _compare_speed(opened, other, in_place, list(served), say),
         None if since is None else datetime.now(UTC) - since,
         approvers(events, version.number, version.digest).keys(),
         _check_signature(registry, version, opened, needed),
+        [
+            *bounded(opened, other, in_place, list(served), say),
+            *(shadowed(opened, version, replaced, shadows) if shadows is not None else ()),
+        ],
     )
 
 
@@ -185,30 +192,34 @@ def _check_signature(
     return SignatureCheck(names, found[0].fingerprint[:16])
 
 
-def _compare_speed(
-    registry: Registry,
-    opened: Opened,
-    version: Version,
-    replaced: Version | None,
-    targets: Sequence[str],
-    say: Say,
-) -> SpeedComparison | None:
-    """Both versions side by side in this process, each on its own reference inputs."""
+def _in_place(
+    registry: Registry, version: Version, replaced: Version | None, say: Say
+) -> tuple[Opened | None, str]:
+    """The version that is measured against, and its ref: "" where no other is in place. Opened, it
+    is None where it cannot be: what is asked beside it was not measured, and is refused."""
     if replaced is None or replaced.number == version.number:
-        return None
+        return None, ""
     try:
-        other = open_to_measure(registry, replaced)
+        return open_to_measure(registry, replaced), replaced.ref
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
-        return SpeedComparison(replaced.ref, ())  # not measured: the gate refuses
+        return None, replaced.ref
+
+
+def _compare_speed(
+    opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
+) -> SpeedComparison | None:
+    """Both versions side by side in this process, each on its own reference inputs."""
+    if other is None:
+        return SpeedComparison(in_place, ()) if in_place else None  # not measured is refused
     points: list[SpeedPoint] = []
     for target in targets:
         record = other.bundle.manifest.targets.get(target)
         if record is None or record.chosen is None:
             continue
-        say(f"timing {version.ref} beside {replaced.ref} on {target}")
+        say(f"timing {opened.label} beside {in_place} on {target}")
         points += _race_versions(opened, other, target)
-    return SpeedComparison(replaced.ref, tuple(points))
+    return SpeedComparison(in_place, tuple(points))
 
 
 def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:

@@ -11,10 +11,10 @@ from engines.target import Target
 from pipeline.config import BuiltFrom, load_policy
 from pipeline.promotion.measuring import Say, measure, open_to_measure
 from registry.bundle import Bundle
-from registry.errors import BundleError, NotFoundError, PromotionRefused
+from registry.errors import BundleError, NotFoundError, PromotionRefused, RegistryError
 from registry.history import PREVIOUS, PRODUCTION, check_promotable
 from registry.housekeeping import Imported, import_from
-from registry.mlflow import Version
+from registry.mlflow import ShadowRecord, Version
 from registry.promotion import (
     Asked,
     Decision,
@@ -26,6 +26,7 @@ from registry.promotion import (
 )
 from registry.promotion import override as overridden
 from registry.store import Registry
+from soa.files import read_plain
 from soa.options import known_options
 
 
@@ -54,6 +55,7 @@ def promote(
     *,
     allow_unverified: frozenset[str] = frozenset(),
     max_slowdown: float | None = None,
+    shadows: Sequence[Path] = (),
     policy: Path | None = None,
     override: frozenset[str] = frozenset(),
     reason: str = "",
@@ -65,7 +67,8 @@ def promote(
     The gates of the config that built the version (`max_slowdown` in place of its own), the
     registry's policies and the file `policy` count together: the strictest of each.
     `allow_unverified` excuses targets that no policy names. `override` names gates that may refuse
-    without stopping the promotion, for `reason`, which stays in the history in any case.
+    without stopping the promotion, for `reason`, which stays in the history in any case. `shadows`:
+    files of records that `load(shadow_record=...)` wrote; the registry has the others.
     Targets that were built later are judged too where this host runs them; the others wait for a
     promotion on a host of their kind.
 
@@ -90,7 +93,17 @@ def promote(
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
             asked = [*registry.policies(version.name, Path(folder)), *local]
             needed = requirements(opened.bundle, alias, max_slowdown, asked)
-            judged = measure(registry, opened, version, replaced, needed, allow_unverified, say)
+            seen = [_shadow_record(file, version, replaced) for file in shadows]
+            judged = measure(
+                registry,
+                opened,
+                version,
+                replaced,
+                needed,
+                allow_unverified,
+                seen if alias == PRODUCTION else None,
+                say,
+            )
         decisions = tuple(overridden(decide(judged), override, reason))
         annexes = tuple(opened.bundle.annexes)
         found = Assessment(version, decisions, replaced, needed.origins, annexes)
@@ -107,6 +120,22 @@ def promote(
     )
     same = replaced is not None and replaced.number == promoted.number
     return replace(found, version=promoted, replaced=None if same else replaced)
+
+
+def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
+    """One of this version beside the one in production; RegistryError."""
+    try:
+        found = ShadowRecord.from_json(read_plain(file, links=True), str(file))
+    except OSError as error:
+        raise RegistryError(f"{file}: cannot be read: {error.strerror}") from error
+    wanted = (version.digest, replaced.digest if replaced else "")
+    if (found.digest, found.production_digest) != wanted:
+        beside = replaced.ref if replaced else "none"
+        raise RegistryError(
+            f"{file}: is of {found.version} beside {found.production}; needed is one of "
+            f"{version.ref} beside the version in place, {beside}"
+        )
+    return found
 
 
 def requirements(

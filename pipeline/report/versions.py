@@ -34,6 +34,7 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
     validated, timed = bundle.validation() or {}, bundle.benchmark() or {}
     if only is None:
         yield from describe_reference(bundle)
+        yield from _metrics(bundle)
     for target in bundle.manifest.targets if only is None else [only]:
         if only or target in validated:
             found = _recorded(dict[str, ValidationReport], bundle, validated, target)
@@ -67,6 +68,17 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
     )  # fmt: skip
     yield new_table("reference", "output", "sizes", "values", "NaN or infinite", "where", rows=rows)
     yield from (f"  {note}" for note in notes)
+
+
+def _metrics(bundle: Bundle) -> Iterator[Part]:
+    """What the labelled rows came to, where the config has such."""
+    stored, targets = bundle.manifest.labelled, bundle.manifest.targets
+    if stored is not None:
+        title = f"metrics on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
+        rows = [
+            (k, t, f"{v:.6g}") for t, record in targets.items() for k, v in record.metrics.items()
+        ]
+        yield new_table(title, "metric", "target", "value", rows=rows)
 
 
 def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iterator[Part]:
@@ -138,6 +150,12 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
     }
     yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
+    for seen in version.shadows.values() if version else ():
+        yield (
+            f"  shadow       {seen.events:,} events beside {seen.production}, "
+            f"{seen.errors} errors, {seen.dropped:,} dropped; largest differences "
+            f"{', '.join(f'{name} {value:.3g}' for name, value in seen.max_abs.items()) or 'none'}"
+        )
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for arrow, bound_blocks in (("→", signature.inputs), ("←", signature.outputs)):
         for bound in bound_blocks:
@@ -152,6 +170,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
             )
     yield blocks
     yield from describe_reference(bundle)
+    yield from _metrics(bundle)
     for target, record in manifest.targets.items():
         table = new_table(
             f"{target}: {record.status}", "engine", "status", "worst max abs", "median"

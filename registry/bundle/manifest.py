@@ -141,6 +141,8 @@ class TargetRecord(Record):
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
     raced_with: list[str] = Field(default_factory=list)
     """Targets whose times may be compared with these: they come from the same race."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """What the chosen artifact's outputs on the labelled rows came to, by name."""
     candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -195,6 +197,18 @@ class Provenance(Record):
     Steps that ran side by side count each."""
 
 
+class LabelledData(Record):
+    """Labelled rows by which metrics are computed, and the user's own functions of them."""
+
+    file: BundlePath
+    source: str
+    """The name of the file that the rows are from, and its digest."""
+    sha256: str
+    rows: int
+    code: dict[str, BundlePath] = Field(default_factory=dict)
+    """By metric."""
+
+
 class Manifest(Record):
     schema_version: int = Field(default=SCHEMA_VERSION, ge=1)
     name: ModelName
@@ -210,6 +224,7 @@ class Manifest(Record):
     """By output."""
     classifiers: list[str] = Field(default_factory=list)
     """Outputs whose arg-max agreement is reported."""
+    labelled: LabelledData | None = None
     session: SessionSettings = SessionSettings()
     provenance: Provenance
 
@@ -218,6 +233,9 @@ class Manifest(Record):
         named = {self.program: "program", self.reference: "reference"}
         if self.torchscript is not None:
             named[self.torchscript] = "torchscript"
+        if self.labelled is not None:
+            named[self.labelled.file] = "labelled"
+            named |= dict.fromkeys(self.labelled.code.values(), "labelled.code")
         for target, record in self.targets.items():
             for engine, candidate in record.candidates.items():
                 named |= dict.fromkeys(candidate.files, f"targets[{target}].candidates[{engine}]")

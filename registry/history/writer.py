@@ -202,7 +202,7 @@ class ModelWriter:
 
     def _prepare(self, event: Event) -> None:
         if event.kind == "promotion":
-            self._tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
+            self.tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
     def _unprepare(self, event: Event) -> None:
         """The tag of the promotion becomes again what the history says of it."""
@@ -216,7 +216,7 @@ class ModelWriter:
             return
         before = self.promotion(event.version, event.alias)
         if before is not None:
-            self._tag(event.version, key, before.to_json())
+            self.tag(event.version, key, before.to_json())
         else:
             self.lock.check()
             self.client.delete_model_version_tag(self.model, str(event.version), key)
@@ -231,7 +231,7 @@ class ModelWriter:
         left = _tags(self.client, self.model, event.replaced) if event.kind == "rollback" else None
         if left is not None:
             text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
-            self._tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
+            self.tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
         if event.kind == "build":
             self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))
             self._tag_targets(event, CHOSEN, dict.fromkeys(event.annexes, event.engine))
@@ -250,13 +250,13 @@ class ModelWriter:
         self.client.set_registered_model_alias(self.model, alias, str(number))
         self.aliases[alias] = number
 
-    def _tag(self, number: int | None, key: str, value: str) -> None:
+    def tag(self, number: int | None, key: str, value: str) -> None:
         self.lock.check()
         self.client.set_model_version_tag(self.model, str(number), key, value)
 
     def _tag_targets(self, event: Event, kind: str, values: Mapping[str, str]) -> None:
         for target, value in values.items():
-            self._tag(event.version, kind + tag_of(target), value)
+            self.tag(event.version, kind + tag_of(target), value)
 
     def _aliases(self) -> dict[str, int]:
         return models.aliases_of(self.client.get_registered_model(self.model))

@@ -10,12 +10,14 @@ from .mlmodel import fields as fields
 from .mlmodel import in_short as in_short
 from .mlmodel import is_frame as is_frame
 from .mlmodel import write_mlmodel as write_mlmodel
+from .shadow import ShadowRecord as ShadowRecord
 from .version import ANNEX as ANNEX
 from .version import CHOSEN as CHOSEN
 from .version import DIGEST as DIGEST
 from .version import ORIGIN as ORIGIN
 from .version import PROMOTION as PROMOTION
 from .version import ROLLED_BACK as ROLLED_BACK
+from .version import SHADOW as SHADOW
 from .version import TARGET as TARGET
 from .version import Promotion as Promotion
 from .version import Version as Version

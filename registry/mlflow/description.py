@@ -55,9 +55,12 @@ def parameters(manifest: Manifest) -> dict[str, str]:
 def metrics(targets: Targets) -> Iterator[tuple[str, float, int]]:
     """Name, value and MLflow's step: `<target>.<engine>.n<rows>.median_us`,
     `<target>.<engine>.worst.<output>.max_abs`, ... at step 0; and `<target>.<engine>.median_us`
-    with the rows as its step, which MLflow plots. Of several row dimensions the largest counts.
+    with the rows as its step, which MLflow plots. Of several row dimensions the largest counts. Of
+    the gates' metrics `<target>.metric.<name>`.
     """
     for target, record in targets.items():
+        for name, value in record.metrics.items():
+            yield _key(f"{tag_of(target)}.metric.{name}"), value, 0
         for engine, candidate in record.candidates.items():
             prefix = f"{tag_of(target)}.{engine}"
             for case, stats in candidate.benchmark.items():

@@ -15,6 +15,7 @@ from typing import Any
 
 from registry.bundle import TARGET_PATTERN
 from registry.errors import RegistryError
+from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
 from soa.files import as_record, parse_json
 
@@ -25,6 +26,7 @@ ANNEX = "annex."
 PROMOTION = "promotion."
 ROLLED_BACK = "rolled_back"
 ORIGIN = "origin"
+SHADOW = "shadow."
 
 
 def tag_of(target: str) -> str:
@@ -128,6 +130,15 @@ class Version:
             return {} if text is None else as_record(dict[str, str], parse_json(text))
         except ValueError as error:
             raise RegistryError(f"{self.ref}, tag {ORIGIN}: not a record of ours") from error
+
+    @property
+    def shadows(self) -> dict[str, ShadowRecord]:
+        """What its shadows have shown, by tag: one for each version that was in production."""
+        return {
+            key: ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
+            for key, text in self.tags.items()
+            if key.startswith(SHADOW)
+        }
 
     def require_free(self, target: str) -> None:
         """Raise RegistryError if the version has a target, proven there, already."""

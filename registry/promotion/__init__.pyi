@@ -3,6 +3,7 @@ from .decision import check_override as check_override
 from .decision import decide as decide
 from .decision import override as override
 from .findings import Findings as Findings
+from .findings import Measured as Measured
 from .findings import Proof as Proof
 from .findings import SetResult as SetResult
 from .findings import SignatureCheck as SignatureCheck

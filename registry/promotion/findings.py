@@ -71,6 +71,26 @@ class SignatureCheck:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A number of the version, with its bounds; NaN, for the reason `why`, passes no gate.
+
+    `old` is that of the version in place, `beside`, by the same measurement: with it a change has
+    bounds too.
+    """
+
+    gate: str
+    what: str
+    value: float
+    min: float | None = None
+    max: float | None = None
+    beside: str = ""
+    old: float = math.nan
+    max_drop: float | None = None
+    max_rise: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Findings:
     """What was measured of one version, on the host that promotes it. NaN passes no gate."""
 
@@ -90,6 +110,8 @@ class Findings:
     approved_by: Collection[str] = ()
     signature: SignatureCheck | None = None
     """None: no policy asks for one."""
+    bounded: Sequence[Measured] = ()
+    """Numbers whose bounds the config sets: latency, memory, size, metrics, a shadow's record."""
 
     def excused(self, target: str) -> bool:
         return target in self.allow_unverified - self.needed.named_targets

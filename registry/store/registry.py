@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from registry import trust
-from registry.bundle import SIGNATURE, Annex, Bundle, attach, open_folder
+from registry.bundle import SIGNATURE, Annex, Bundle, attach, open_folder, record_to_json
 from registry.errors import NotFoundError, PromotionRefused, RegistryError, TrustError
 from registry.history import (
     PREVIOUS,
@@ -29,7 +29,16 @@ from registry.history import (
     write_lock,
 )
 from registry.history import policies as policy_store
-from registry.mlflow import ORIGIN, Access, Promotion, Version, description, models
+from registry.mlflow import (
+    ORIGIN,
+    SHADOW,
+    Access,
+    Promotion,
+    ShadowRecord,
+    Version,
+    description,
+    models,
+)
 from registry.promotion import Asked, Decision, Policy
 from registry.ref import NAME_PATTERN, Ref, checked_alias, parse_ref
 from registry.store import artifacts, upload
@@ -343,6 +352,18 @@ class Registry(Access):
         with self._changing(version) as (writer, found):
             event = writer.event("approval", found, reason=reason, approver=approver)
             return writer.record(event)
+
+    def add_shadow(self, record: ShadowRecord) -> None:
+        """Add to what is known of a version's shadows beside the one in production.
+
+        RegistryError where the version has other files by now.
+        """
+        with self._changing(self.find(record.version)) as (writer, found):
+            if found.digest != record.digest:
+                raise RegistryError(f"{found.ref}: the record is of a shadow with other files")
+            key = SHADOW + record.production.rpartition("/")[2]
+            whole = record.plus(each for tag, each in found.shadows.items() if tag == key)
+            writer.tag(found.number, key, record_to_json(whole))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:

@@ -30,7 +30,6 @@ class MultiDeviceSession(Session):
         self._open_on = open_on
         self._lock = Lock()
         self._by_device: dict[torch.device, _OnDevice] = {}
-        self._closed = False
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -44,7 +43,7 @@ class MultiDeviceSession(Session):
         """The session of a device, deployed there now if it is not yet."""
         where = _indexed(device)
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise RunError("the session is closed")
             there = self._by_device.setdefault(where, _OnDevice())
         with there.lock:
@@ -85,7 +84,7 @@ class MultiDeviceSession(Session):
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             everywhere = list(self._by_device.values())
         for there in everywhere:
             with there.lock:

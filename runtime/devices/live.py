@@ -153,7 +153,7 @@ class LiveSession(Session):
     def _require_fits(self, opened: Opened, coming: Session) -> None:
         """The same signature; deployed where the old one is; and every binding binds there too."""
         ours, theirs = self.signature, coming.signature
-        if _contract(theirs) != _contract(ours):
+        if contract(theirs) != contract(ours):
             names = {**ours.layouts, **theirs.layouts}
             changed = [n for n in names if ours.layouts.get(n) != theirs.layouts.get(n)]
             difference = f" (collection {changed[0]!r} differs)" if changed else ""
@@ -272,7 +272,7 @@ def _lookup(opened: Opened) -> Lookup:
     return opened.lookup
 
 
-def _contract(signature: Signature) -> dict[str, Any]:
+def contract(signature: Signature) -> dict[str, Any]:
     """All of it but the sizes that are worth timing."""
     said = signature.to_dict()
     said["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}

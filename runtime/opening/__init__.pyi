@@ -1,4 +1,5 @@
 from .artifact import copy_artifact as copy_artifact
+from .artifact import copy_files as copy_files
 from .artifact import held_files as held_files
 from .artifact import open_artifact as open_artifact
 from .artifact import open_candidate as open_candidate
@@ -15,4 +16,5 @@ from .route import open_version as open_version
 from .target_choice import open_here as open_here
 from .target_choice import withheld as withheld
 from .tiled import in_tiles as in_tiles
+from .trust import keys_asked_for as keys_asked_for
 from .trust import require_promoted as require_promoted

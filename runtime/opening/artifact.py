@@ -67,12 +67,17 @@ def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> 
     """The files of a candidate as they were hashed, in a folder of one's own, to make another form
     of it; the first of them."""
     files = _files(opened, target, engine_name)
-    with _held(opened.bundle, files) as pinned:
+    copy_files(opened.bundle, files, into)
+    return into / files[0]
+
+
+def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
+    """Files of a bundle as they were hashed, in a folder of one's own."""
+    with _held(bundle, files) as pinned:
         for name in files:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(pinned.file(name), into / name)
         pinned.check()
-    return into / files[0]
 
 
 @contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from engines.base import Executable, close
 from engines.native import PreparedCall, run_many
-from runtime.errors import BindError
+from runtime.errors import BindError, LoadError
 from runtime.session.binding import Binding
 from runtime.session.memory_checks import Collections, by_name
 from runtime.session.streams import raw_stream
@@ -44,9 +44,13 @@ class Session:
 
     It owns the opened artifact and borrows all other memory. `any_start`: validation ran windows
     that begin at any row, so they may be bound.
+    It is pickled as `reopening`: another process opens the same version again.
     """
 
     any_start = False
+    closed = False
+    reopening: Callable[[], Session] | None = None
+    """Opens it again elsewhere; set by who has loaded it. None: it cannot be pickled."""
 
     def __init__(
         self,
@@ -119,7 +123,16 @@ class Session:
 
     def close(self) -> None:
         """Release the artifact once running calls have ended; bindings then raise RunError."""
+        self.closed = True
         close(self._executable)
+
+    def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
+        if self.reopening is None:
+            raise LoadError(
+                f"{self!r} cannot be pickled: only what pipeline.load opened on devices of this "
+                "host, without live=True, can be opened again elsewhere"
+            )
+        return self.reopening, ()
 
     def __repr__(self) -> str:
         """What it runs, and its collections with their rows."""

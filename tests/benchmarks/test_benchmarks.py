@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import copies, gnn, memory, threads, zoo
+from benchmarks import copies, gnn, memory, shadow, threads, zoo
 from benchmarks.row_major import copying_way, eager
 from benchmarks.subject import Subject, graph_subject, subject
 
@@ -35,6 +35,13 @@ def test_threads(made: Subject) -> None:
     panels = threads.measure(made, made.session("exported"), (3,), (1, 2), 2, 0.01)
     assert [panel.title for panel in panels] == ["3 rows"]
     assert all(cell and cell.value > 0 for cells in panels[0].rows.values() for cell in cells)
+
+
+def test_shadow(made: Subject) -> None:
+    panel, notes = shadow.measure(made, lambda: made.session("exported"), (3,), 2, 0.01)
+    assert [*panel.rows] == ["no shadow", *(f"fraction {f:g}" for f in shadow.FRACTIONS)]
+    assert all(cell and cell.value > 0 for cells in panel.rows.values() for cell in cells)
+    assert any(note.startswith("3 rows, fraction 1: ") for note in notes)
 
 
 def test_memory_over_events(made: Subject, capsys: pytest.CaptureFixture[str]) -> None:

@@ -462,4 +462,29 @@ FAULTS = (
         "again = not self._closed",
         ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
     ),
+    # Jobs on files
+    Fault(
+        "a part of a job that is short is taken for whole",
+        "return bool(sum(counts) == piece.rows)",
+        "return bool(sum(counts) >= 0)",
+        ("test_a_job_goes_on_where_it_was",),
+    ),
+    Fault(
+        "a job goes on as another one",
+        "if changed := [name for name in said if was.get(name) != said[name]]:",
+        "if changed := [name for name in said if name not in said]:",
+        ("test_a_job_does_not_go_on_as_another",),
+    ),
+    Fault(
+        "a file that was changed since a job began is scored",
+        "if (now.st_size, now.st_mtime_ns) != (given.size, given.mtime_ns):",
+        "if now.st_size < 0:",
+        ("test_a_file_that_changes_meanwhile_is_refused",),
+    ),
+    Fault(
+        "files are scored by a model whose rows see each other",
+        "if np.count_nonzero(~agree) > limit.max_outside * agree.size:",
+        "if np.count_nonzero(~agree) > agree.size:",
+        ("test_rows_that_see_each_other",),
+    ),
 )

@@ -247,7 +247,7 @@ def test_parquet(place: Path) -> None:
     assert "a has 1 nulls: fill them" in refused(place, "model.py:Flat", place / "nulls.parquet")
     text = pa.array(["x"] * 50)
     pq.write_table(pa.table({**flat, "a": text}), place / "text.parquet")
-    assert ": a is ?string" in refused(place, "model.py:Flat", place / "text.parquet")
+    assert ": a is string" in refused(place, "model.py:Flat", place / "text.parquet")
     pq.write_table(pa.table(flat).slice(0, 0), place / "empty.parquet")
     assert "has no rows" in refused(place, "model.py:Flat", place / "empty.parquet")
 

@@ -1,0 +1,163 @@
+"""Files scored by `pipeline apply`, and by a loop by hand: `python -m benchmarks.apply [ROWS ...]`.
+
+Eight float32 columns of Parquet or of a ROOT TTree go through 8 → 48 → 3, and an event number is
+kept. The loop reads batches with pyarrow or uproot, stacks them, runs ONNX Runtime with its own
+choice of threads, and writes what comes out. Each is run in a process of its own, the fastest of
+three counts; beside the time what a row of them took of one thread, and the peak of the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+import uproot
+
+import pipeline
+from benchmarks.subject import Mlp
+from benchmarks.table import print_machine
+from registry.promotion import Decision
+from registry.store import Registry
+
+NAMES = tuple(f"x{i}" for i in range(8))
+OUT = ("p", "q", "r")
+_BATCH = 100_000
+CONFIG = f"""
+name: mlp
+model: {{factory: {Path(__file__).with_name("subject.py")}:Mlp, kwargs: {{features: 8}}}}
+collections:
+  rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
+  answers: {{columns: [{", ".join(f"{{name: {n}, dtype: float32}}" for n in OUT)}]}}
+inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
+outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
+rows: {{n: {{max: 65536, typical: [1000, 65536], unbounded: true}}}}
+engines: [aoti, onnxruntime, exported]
+compile: {{benchmark_s: 2}}
+"""
+
+
+def main(sizes: list[int]) -> None:
+    print_machine()
+    with tempfile.TemporaryDirectory(prefix="soa-apply-") as name:
+        folder = Path(name)
+        prepare(folder)
+        for suffix in ("parquet", "root"):
+            for rows in sizes:
+                generate(folder / f"rows.{suffix}", rows)
+                print(f"\n{rows:,} rows of {suffix}")
+                base = 0.0
+                for who in ("by hand", "ours, 1 thread", "ours, 2 threads"):
+                    found = min(
+                        (alone(folder, suffix, who) for _ in range(3)), key=lambda f: f["s"]
+                    )
+                    base = base or found["s"]
+                    print(
+                        f"  {who:16} {found['s']:7.2f} s  {base / found['s']:5.2f}x  "
+                        f"{rows / found['s'] / 1e6:6.2f} M rows/s  peak {found['MB']:5.0f} MB  "
+                        + "  ".join(
+                            f"{k} {v / rows * 1e9:.0f} ns" for k, v in found["parts"].items()
+                        )
+                    )
+
+
+def prepare(folder: Path) -> None:
+    """The model as a version in production, and as an ONNX file."""
+    (folder / "mlp.yaml").write_text(CONFIG)
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    version = pipeline.run(folder / "mlp.yaml", registry, folder / "work").version
+    registry.promote(version, "production", (Decision("benchmark", True, "", "", ""),))
+    example = (torch.zeros(4, len(NAMES)),)
+    torch.onnx.export(
+        Mlp(len(NAMES)).eval(), example, str(folder / "mlp.onnx"), dynamo=True, verbose=False,
+        dynamic_shapes=({0: "n"},),
+    )  # fmt: skip
+
+
+def generate(path: Path, rows: int) -> None:
+    draw = np.random.default_rng(1)
+
+    def batches() -> Iterator[dict[str, Any]]:
+        for low in range(0, rows, _BATCH):
+            n = min(_BATCH, rows - low)
+            event = {"event": np.arange(low, low + n)}
+            yield event | {name: draw.normal(size=n).astype("f4") for name in NAMES}
+
+    if path.suffix == ".root":
+        with uproot.recreate(path) as file:
+            tree = file.mktree("Events", {"event": "i8", **dict.fromkeys(NAMES, "f4")})
+            for batch in batches():
+                tree.extend(batch)
+        return
+    schema = pa.schema([("event", pa.int64()), *((name, pa.float32()) for name in NAMES)])
+    with pq.ParquetWriter(path, schema) as file:
+        for batch in batches():
+            file.write_table(pa.table(batch))
+
+
+def alone(folder: Path, suffix: str, who: str) -> dict[str, Any]:
+    """One contestant in a process of its own: seconds without imports, parts, peak memory."""
+    command = [sys.executable, "-m", "benchmarks.apply", "--one", str(folder), suffix, who]
+    out: dict[str, Any] = json.loads(subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.splitlines()[-1])  # fmt: skip
+    return out
+
+
+def one(folder: Path, suffix: str, who: str) -> None:
+    source, out = folder / f"rows.{suffix}", folder / f"out.{suffix}"
+    out.unlink(missing_ok=True)
+    registry = f"sqlite:///{folder}/registry.db"
+    import onnxruntime as onnxruntime  # what follows is timed without imports
+
+    begun, parts = time.perf_counter(), {}
+    if who == "by hand":
+        by_hand(folder, source, out)
+    else:
+        done = pipeline.apply(
+            "mlp@production", source, out, keep=["event"], registry=registry, threads=int(who[6])
+        )
+        parts = {k: v for k, v in vars(done.spent).items() if k != "rows"}
+    seconds = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"s": seconds, "parts": parts, "MB": peak}))
+
+
+def by_hand(folder: Path, source: Path, out: Path) -> None:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(folder / "mlp.onnx", providers=["CPUExecutionProvider"])
+    (given,) = (node.name for node in session.get_inputs())
+
+    def answers(columns: list[Any]) -> dict[str, Any]:
+        (found,) = session.run(None, {given: np.stack(columns, axis=1)})
+        return {name: found[:, i] for i, name in enumerate(OUT)}
+
+    if source.suffix == ".root":
+        with uproot.recreate(out) as file:
+            tree = file.mktree("Events", {"event": "i8", **dict.fromkeys(OUT, "f4")})
+            for batch in uproot.iterate(f"{source}:Events", step_size=_BATCH, library="np"):
+                tree.extend({"event": batch["event"], **answers([batch[n] for n in NAMES])})
+        return
+    schema = pa.schema([("event", pa.int64()), *((name, pa.float32()) for name in OUT)])
+    with pq.ParquetWriter(out, schema) as writer:
+        for group in pq.ParquetFile(source).iter_batches(_BATCH):
+            found = answers([group[name].to_numpy() for name in NAMES])
+            writer.write_table(pa.table({"event": group["event"], **found}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--one"]:
+        one(Path(sys.argv[2]), sys.argv[3], sys.argv[4])
+    else:
+        main([int(each) for each in sys.argv[1:]] or [10**4, 10**5, 10**6, 10**7])

@@ -1,0 +1,91 @@
+"""What a shadow costs production: `python -m benchmarks.shadow`.
+
+One thread calls production, as fast as it goes, without a shadow and with one that gets fractions
+0, 0.01, 0.1 and 1 of the events. The shadow runs the same model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.subject import Subject, subject
+from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
+from registry.mlflow.shadow import ShadowRecord
+from runtime.devices.shadow import ShadowedSession
+from runtime.session.session import Session
+
+CAPTION = f"Time of a production call of a small MLP.\nx: to no shadow; {SPREAD} of the rounds."
+FRACTIONS = (0.0, 0.01, 0.1, 1.0)
+_ROUNDS = 15
+_SECONDS = 0.3
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print_machine()
+    made = subject(features=6, highest=10_000)
+    panel, notes = measure(made, made.session, (10, 1000, 10_000), _ROUNDS, _SECONDS)
+    print_panels(CAPTION, [panel])
+    print(*notes, sep="\n")
+
+
+def measure(
+    made: Subject,
+    session: Callable[[], Session],
+    sizes: Sequence[int],
+    rounds: int,
+    seconds: float,
+) -> tuple[Panel, list[str]]:
+    """Mean times of a call over `seconds`, taken in turns; and what each shadow saw."""
+    rows: dict[str, list[Cell]] = {}
+    notes = []
+    for n in sizes:
+        plain = session()
+        ways = {"no shadow": plain.bind(*made.collections(n))}
+        shadows = {f"fraction {f:g}": _shadowed(plain, session(), f) for f in FRACTIONS}
+        ways |= {name: each.bind(*made.collections(n)) for name, each in shadows.items()}
+        taken: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, binding in ways.items():
+                taken[name].append(_mean_us(binding, seconds))
+        base = float(np.median(taken["no shadow"]))
+        for name, times in taken.items():
+            low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))
+            rows.setdefault(name, []).append(Cell(middle, low, high, middle / base))
+        for name, each in shadows.items():
+            seen = each.seen
+            sampled = seen.events + seen.dropped
+            if sampled:
+                share = seen.dropped / sampled
+                notes.append(f"{n:,} rows, {name}: {sampled:,} sampled, {share:.1%} dropped")
+            each.flush()
+    panel = Panel(
+        "one production thread", "rows", "time of a call", "µs", "log lines", tuple(sizes),
+        {name: tuple(cells) for name, cells in rows.items()},
+    )  # fmt: skip
+    return panel, notes
+
+
+def _shadowed(plain: Session, shadow: Session, fraction: float) -> ShadowedSession:
+    digest = "0" * 64
+    begun = ShadowRecord(
+        version="mlp/2", digest=digest, production="mlp/1", production_digest=digest
+    )
+    return ShadowedSession(plain, shadow, fraction, begun, lambda seen: None)
+
+
+def _mean_us(binding: Callable[[], None], seconds: float) -> float:
+    calls, begun = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begun) < seconds:
+        for _ in range(10):
+            binding()
+        calls += 10
+    return passed / calls * 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Models of the registry on batch systems, by Dask."""

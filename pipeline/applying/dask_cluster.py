@@ -1,0 +1,98 @@
+"""Pieces as tasks of a Dask cluster: what one host scores in threads, many do in processes.
+
+A task writes a part, whole or not at all, and doing it again writes the same. So a worker may die
+at any moment: the scheduler gives its pieces to others. Files, parts and registry have to be at the
+same paths on every worker.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engines.errors import first_line
+from pipeline.applying.plan import Execute, Piece, Plan, Scored
+from pipeline.applying.score import score
+from pipeline.errors import ApplyError
+from soa.errors import SoaPipelineError, needs_extra
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_ANSWER_S = 10
+_RETRIES = 2  # of a piece that fails; how many workers may die on it, Dask's own settings say
+
+
+@contextmanager
+def on_dask(where: str) -> Iterator[Execute]:
+    """How to score pieces on a cluster: the address of its scheduler, or `local`, `local:4` for
+    workers that are started here and end with the block. ApplyError where there is none."""
+    with needs_extra("dask", ApplyError):
+        from distributed import Client, LocalCluster
+    local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)
+    with ExitStack() as stack:
+        try:
+            cluster = (
+                where
+                if local is None
+                else stack.enter_context(
+                    LocalCluster(
+                        n_workers=int(local[1]) if local[1] else None,
+                        threads_per_worker=1,
+                        dashboard_address=":0",
+                    )
+                )
+            )
+            client = stack.enter_context(Client(cluster, timeout=_ANSWER_S))
+        except (OSError, ValueError) as error:
+            raise ApplyError(
+                f"no Dask scheduler answers at {where!r} ({first_line(error)}): write its address, "
+                "as tcp://HOST:8786, or local:4 for workers on this host"
+            ) from error
+        yield partial(_execute, client)
+
+
+def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+    """Each piece once its part is written. ApplyError if the workers or the scheduler give up."""
+    from distributed import KilledWorker, as_completed
+
+    address = client.scheduler.address
+    tasks = client.map(partial(_score, plan), pieces, pure=False, retries=_RETRIES)
+    waiting = dict(zip(tasks, pieces, strict=True))
+    for task in as_completed(tasks):
+        piece = waiting.pop(task)
+        where = f"{piece.input.path}, rows {piece.start} to {piece.stop}"
+        try:
+            scored = task.result()
+        except SoaPipelineError:
+            raise
+        except KilledWorker as error:
+            raise ApplyError(
+                f"{where}: {error.allowed_failures + 1} workers died on it, perhaps for want of "
+                "memory (their logs say); run it again, and it goes on"
+            ) from error
+        except (CancelledError, OSError) as error:
+            raise ApplyError(
+                f"the Dask scheduler at {address} went away: with another one run it again, and it "
+                "goes on"
+            ) from error
+        except Exception as error:
+            raise ApplyError(
+                f"{where}: {first_line(error)}: the Dask scheduler at {address} and its workers "
+                "need the same soa-pipeline, Python and libraries as this process"
+            ) from error
+        yield piece, scored
+
+
+def _score(plan: Plan, piece: Piece) -> Scored:
+    """On a worker. What goes wrong comes back as a line: not every library's error pickles."""
+    try:
+        return score(plan, piece)
+    except (SoaPipelineError, OSError) as error:
+        said = str(error)
+    raise ApplyError(f"{said} (on the worker {socket.gethostname()})")

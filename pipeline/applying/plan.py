@@ -1,0 +1,121 @@
+"""A job, decided once: which version scores which rows of which files, into which parts.
+
+All of it pickles, and means the same in every process and on every host that sees the files.
+`score(plan, piece)` (score.py) does one piece of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from runtime.loader import Reopening
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file as it was when the job began."""
+
+    path: str
+    tree: str | None
+    """Of a ROOT file: the name of the TTree, or of the RNTuple (`ntuple`)."""
+    ntuple: bool
+    rows: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done with the rows of every piece."""
+
+    session: Reopening
+    """Which version, and how it is run: `plan.session()` is that of this process."""
+    columns: Mapping[str, str]
+    """Of each `collection/column` that the model reads, the column of the files."""
+    outputs: Mapping[str, str]
+    """Of each `collection/column` that the model writes, the column of the outputs."""
+    keep: tuple[str, ...]
+    """Columns of the files that go into the outputs as they are."""
+    batch: int
+    """Rows that are in memory at a time."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the files that are read."""
+        return list(dict.fromkeys([*self.columns.values(), *self.keep]))
+
+    def key(self) -> str:
+        """A digest: another version, or other settings, is another plan."""
+        plan, opening = vars(self) | {"session": None}, self.session.opening
+        return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows `start` to `stop` of a file, and the Arrow file that their part of an output becomes."""
+
+    input: Input
+    start: int
+    stop: int
+    part: str
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to be written: its pieces, in their order."""
+
+    path: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Job:
+    """`folder` holds the parts until the outputs are whole; one job at a time works in it."""
+
+    plan: Plan
+    outputs: tuple[Output, ...]
+    folder: str
+    about: Mapping[str, Any]
+    """Of the version, for those who ask an output later."""
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(piece for output in self.outputs for piece in output.pieces)
+
+    def key(self) -> str:
+        """A digest: another version, file or setting is another job."""
+        return _digest([self.plan.key(), *map(asdict, self.outputs)])
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What scoring a piece took: seconds of one thread."""
+
+    rows: int
+    decoding: float
+    model: float
+    encoding: float
+
+    def __add__(self, other: Scored) -> Scored:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Scored(*(one + two for one, two in pairs))
+
+
+def _digest(of: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+
+
+Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
+"""Scores pieces somewhere, and yields each once its part is written, in any order."""

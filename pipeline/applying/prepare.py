@@ -1,0 +1,248 @@
+"""From what a user asks for to a job: the version is pinned, each file looked at, none written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.applying.plan import Input, Job, Output, Piece, Plan
+from pipeline.applying.score import Scorer, row_dimension
+from pipeline.config import BuiltFrom, names_in
+from pipeline.errors import ApplyError, DataError
+from pipeline.files import WRITERS, Source, open_source
+from registry.history import PRODUCTION
+from registry.store import Registry
+from runtime.errors import BindError
+from runtime.loader import Reopening, device_here, session_on
+from runtime.opening import Mode, Opened, Opening, open_version
+from soa.dtypes import itemsize
+from soa.errors import CollectionError, needs_extra
+from soa.signature import Signature, offsets_of
+
+FOLDER = ".pipeline-apply"
+"""Beside the outputs, or its name ends in that: the parts of a job that is not done."""
+_BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
+_TRIED = 256
+
+
+def prepare(
+    ref: str | Path,
+    inputs: Sequence[Path],
+    out: Path,
+    *,
+    columns: Mapping[str, str],
+    keep: Sequence[str],
+    tree: str | None,
+    suffix: str | None,
+    mode: Mode,
+    registry: Registry | str | None,
+) -> Job:
+    """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
+    if not inputs:
+        raise ApplyError("no file to score: name some")
+    with needs_extra("data", ApplyError):
+        import awkward as awkward
+        import pyarrow as pyarrow
+    opened = open_version(Opening(ref, mode=mode, registry=registry, threads=1))
+    files: list[Input] = []
+    cuts: list[list[int]] = []
+    row_dimension(opened.signature)
+    for path in map(Path.absolute, inputs):
+        if str(path) in (each.path for each in files):
+            raise ApplyError(f"{path} is named twice")
+        with open_source(path, tree) as source:
+            if not files:
+                plan = _plan(opened, source, columns, keep)
+            names = plan.names
+            source.require(names)
+            edges, now = source.edges(names), path.stat()
+            cuts.append(list(_cuts(edges, plan.batch, source.seeks)))
+            rows = edges[-1], now.st_size, now.st_mtime_ns
+            files.append(Input(str(path), source.tree, source.ntuple, *rows))
+    _try(plan, opened, files)
+    outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cuts)
+    return Job(plan, outputs, str(folder), _about(opened))
+
+
+def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
+    """By the first file: the others have to have the same columns."""
+    kept: list[str] = []
+    for word in keep:
+        try:
+            kept += names_in(word, source.columns)
+        except ValueError as error:
+            raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
+    session = session_on(opened, device_here("cpu"))
+    reopening = session.reopening
+    assert isinstance(reopening, Reopening)
+    session.close()
+    return Plan(
+        reopening,
+        model_columns(
+            opened.signature,
+            source,
+            {**BuiltFrom(opened.bundle.manifest).apply.columns, **columns},
+        ),
+        _written(opened.signature, kept),
+        tuple(dict.fromkeys(kept)),
+        _batch(opened.signature, len(kept)),
+    )
+
+
+def model_columns(signature: Signature, source: Source, given: Mapping[str, str]) -> dict[str, str]:
+    """Of each column that the model reads, the column of the file: the one that is given for it, or
+    of its name. Raises ApplyError, DataError."""
+    found: dict[str, str] = {}
+    offsets = {offsets_of(name) for name in signature.jagged}
+    read = {
+        f"{b.block.collection}/{name}": None
+        for b in signature.inputs
+        for name in b.block.columns
+        if b.block.collection not in offsets
+    }
+    guessed: dict[str, str] = {}
+    for key in given:
+        if key not in read and key.partition("/")[1:] != ("/", "*"):
+            raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
+    for key in read:
+        collection, _, name = key.partition("/")
+        pattern = given.get(f"{collection}/*")
+        said = given.get(key) or (pattern and pattern.replace("*", name))
+        likely = [said] if said else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
+        there = [each for each in likely if each in source.columns]
+        if not there:
+            have = ", ".join(source.columns[:20]) + ", …" * (len(source.columns) > 20)
+            raise DataError(
+                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which "
+                f"column it is, --columns {key}=NAME or `apply: columns:` in the config"
+            )
+        found[key] = there[0]
+        if not said and there[0] in guessed:
+            raise ApplyError(
+                f"{guessed[there[0]]} and {key} would both be {there[0]!r} of {source.path}: say "
+                f"which each is, --columns {key}=NAME"
+            )
+        guessed |= {} if said else {there[0]: key}
+    return found
+
+
+def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
+    """Of each column that the model writes, its name in the outputs."""
+    every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
+    columns = [name for _, name in every]
+    for collection, name in every:
+        if signature.layouts[collection][name].dtype == "bfloat16":
+            raise ApplyError(f"{collection}/{name} is bfloat16, which no format of files has")
+    found = {
+        f"{collection}/{name}": name if columns.count(name) == 1 else f"{collection}_{name}"
+        for collection, name in every
+    }
+    if both := [name for name in found.values() if name in keep]:
+        raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
+    return found
+
+
+def _batch(signature: Signature, keep: int) -> int:
+    """Rows that take about 16 MiB."""
+    row = 8 * keep
+    for name in signature.input_collections:
+        items = signature.jagged.get(name, 1)
+        row += (
+            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
+        )
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
+
+
+def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
+    """Where a file is cut into pieces of about so many rows: at its own edges, if it has some."""
+    last = 0
+    yield last
+    for edge in edges[1:]:
+        while seeks and edge - last >= 2 * rows:
+            last += rows
+            yield last
+        if edge - last >= rows or edge == edges[-1]:
+            last = edge
+            yield last
+
+
+def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
+    """Run the first rows whole and in two parts: a model whose rows see each other is refused.
+
+    That is a trial, not a proof: docs/apply.md.
+    """
+    some = next((each for each in files if each.rows), None)
+    if some is None:
+        return
+    model, path = Scorer(plan.session(), plan), Path(some.path)
+    with open_source(path, some.tree) as source:
+        batch = source.head(plan.names, min(_TRIED, plan.batch))
+    try:
+        model.table(batch, {"model": 0.0, "encoding": 0.0})
+        n = len(next(iter(batch.values())))
+        whole, offsets = model.answers(batch)
+        cut = [0, n // 3, n]
+        parts = [
+            model.answers({name: each[low:high] for name, each in batch.items()})[0]
+            for low, high in pairwise(cut)
+        ]
+    except (CollectionError, BindError, ValueError) as error:
+        raise DataError(f"{path}: {error}") from error
+    at = cut if offsets is None else offsets[cut].tolist()
+    limits = opened.bundle.manifest.tolerances
+    for bound in opened.signature.outputs:
+        for column in bound.block.columns:
+            key, limit = f"{bound.block.collection}/{column}", limits[bound.name]
+            for part, (low, high) in zip(parts, pairwise(at), strict=True):
+                known = whole[key][low:high]
+                agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
+                if np.count_nonzero(~agree) > limit.max_outside * agree.size:
+                    raise ApplyError(
+                        f"{opened.label}: {column!r} of a row is another where other rows are "
+                        "beside it, and files are cut anywhere: bind such events one by one "
+                        "(docs/runtime.md)"
+                    )
+
+
+def _outputs(
+    key: str, out: Path, suffix: str | None, files: Sequence[Input], cuts: Sequence[Sequence[int]]
+) -> tuple[tuple[Output, ...], Path]:
+    """What is written, and the folder of its parts until then."""
+    one = out.suffix in WRITERS and not out.is_dir()
+    if not one and not out.is_dir() and (out.suffix or out.exists()):
+        raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
+    folder = out.parent / f".{out.name}{FOLDER}" if one else out / FOLDER
+    found: dict[Path, list[Piece]] = {}
+    for i, (given, edges) in enumerate(zip(files, cuts, strict=True)):
+        name = Path(given.path)
+        path = out if one else out / f"{name.stem}{suffix or name.suffix}"
+        if path in found and not one:
+            raise ApplyError(f"two files would become {path}: give one of them another name")
+        if path == name:
+            raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
+        # What a worker writes late for a job that was begun anew since has another name.
+        mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]
+        found.setdefault(path, []).extend(
+            Piece(given, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
+            for start, stop in pairwise(edges if edges[1:] else [0, 0])
+        )
+    return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
+
+
+def _about(opened: Opened) -> dict[str, Any]:
+    """Of the version, for those who ask an output later."""
+    version = opened.version
+    promotion = version.promotion(PRODUCTION) if version else None
+    return {
+        "model": opened.name,
+        "version": opened.number,
+        "registry": None if version is None else opened.opening.store().shown,
+        "mode": opened.opening.mode,
+        "promotion": None if promotion is None else asdict(promotion),
+    }

@@ -1,0 +1,302 @@
+"""A job from its beginning, or from where it was when it ended, to whole outputs.
+
+Every part is there whole or not at all, and so is every output. What is missing is scored, wherever
+`execute` does that; an output is written from its parts, in their order, while later ones are still
+being scored. A job that was killed leaves its folder, and the same command goes on there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any, cast
+
+from filelock import FileLock, Timeout
+
+from pipeline.applying.dask_cluster import on_dask
+from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
+from pipeline.applying.prepare import prepare
+from pipeline.applying.score import score
+from pipeline.errors import ApplyError, DataError
+from pipeline.files import ABOUT, Rows, open_source, write
+from registry.stamp import now, user_at_host
+from registry.store import Registry
+from runtime.opening import Mode
+from soa.errors import SoaPipelineError
+from soa.files import as_record, parse_json, read_plain, write_whole
+from soa.options import known_options
+
+Progress = Callable[[int, int], object]
+"""Called with the rows that are done, and all rows."""
+_RECORD, _LOCK = "job.json", "lock"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job did. `found`: of the rows those that an earlier run had scored."""
+
+    outputs: tuple[str, ...]
+    rows: int
+    found: int
+    seconds: float
+    """By the clock."""
+    spent: Scored
+    """What was scored now, and in which seconds of all threads together."""
+
+
+@known_options()
+def apply(
+    ref: str | Path,
+    inputs: str | Path | Sequence[str | Path],
+    out: str | Path,
+    *,
+    columns: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
+    tree: str | None = None,
+    suffix: str | None = None,
+    mode: Mode = "production",
+    registry: Registry | str | None = None,
+    threads: int | None = None,
+    dask: str | None = None,
+    force: bool = False,
+    execute: Execute | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Score files: each row of ROOT, Parquet, Arrow, HDF5 or npz gets the model's answers.
+
+    `out`: a folder, for an output beside each input (in its format, or that of `suffix`), or one
+    file for all of them. `columns`: of `collection/column` of the model, the column of the files
+    (`{"jets/*": "Jet_*"}` for all of a collection). `keep`: columns of the files, or patterns, that
+    go into the outputs. `threads` of this process score at once, by default one a core; or the
+    workers of `dask`: a scheduler's address, or "local:4" for so many that are started here; or
+    whatever `execute` does.
+
+    A job that was killed goes on where it was when it is started again. Raises ApplyError,
+    DataError, OSError for a disk, and whatever refuses a version.
+    """
+    if dask is not None and (threads or execute):
+        raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
+    files = [inputs] if isinstance(inputs, str | Path) else inputs
+    job = prepare(
+        ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
+        suffix=suffix, mode=mode, registry=registry,
+    )  # fmt: skip
+    here = contextlib.nullcontext(execute or locally(threads))
+    with here if dask is None else on_dask(dask) as how:
+        return run(job, how, force=force, progress=progress)
+
+
+def locally(threads: int | None = None) -> Execute:
+    """Score in threads of this process."""
+
+    def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+        with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
+            futures = {pool.submit(score, plan, piece): piece for piece in pieces}
+            try:
+                for future in as_completed(futures):
+                    yield futures.pop(future), future.result()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    return execute
+
+
+def run(
+    job: Job, execute: Execute, *, force: bool = False, progress: Progress | None = None
+) -> Report:
+    """Do what is left of a job. `force`: outputs of other jobs may be replaced."""
+    begun, key, folder = time.perf_counter(), job.key(), Path(job.folder)
+    left = [output for output in job.outputs if _maker(output.path) != key]
+    for output in left:
+        if os.path.lexists(output.path) and not force:
+            raise ApplyError(f"{output.path} is there already: --force replaces it")
+    parts = _Parts(job, left, progress)
+    if left or folder.exists():
+        with _alone(folder):
+            _begin(job, key, left)
+            missing = parts.missing()
+            # A generator's end stops what is still being scored.
+            with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
+                for output in left:
+                    write(Path(output.path), parts.rows(output, key), folder)
+                    for piece in output.pieces:
+                        Path(piece.part).unlink()
+    paths = tuple(output.path for output in job.outputs)
+    rows = sum(output.rows for output in job.outputs)
+    seconds, spent = time.perf_counter() - begun, parts.spent
+    return Report(paths, rows, rows - spent.rows, seconds, spent)
+
+
+def _maker(path: str) -> str | None:
+    """The key of the job that wrote an output; None where there is none, or it is none."""
+    try:
+        return str(read_about(Path(path))["job"])
+    except (SoaPipelineError, KeyError):
+        return None
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """In the folder of a job, made where there is none; it goes when no part is left in it."""
+    above = folder.parent.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ApplyError(
+            f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"
+        ) from None
+    try:
+        yield
+    finally:
+        if not any(folder.glob("*.arrow")):
+            shutil.rmtree(folder, ignore_errors=True)
+            if not above:
+                with contextlib.suppress(OSError):  # there is an output in it
+                    folder.parent.rmdir()
+        lock.release()
+
+
+def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
+    """Say which job the folder is of; ApplyError if it was of another one, with what changed."""
+    plan, path = job.plan, Path(job.folder) / _RECORD
+    said = {
+        "version": f"{plan.session.opening.ref} ({plan.session.digest[:12]})",
+        "files": [asdict(piece.input) for piece in job.pieces if not piece.start],
+        "settings": {"columns": dict(plan.columns), "keep": [*plan.keep], "key": key},
+    }
+    if path.exists():
+        try:
+            was = as_record(dict[str, Any], parse_json(read_plain(path)))
+        except ValueError:
+            was = {}
+        if changed := [name for name in said if was.get(name) != said[name]]:
+            was_it = f" (it was {was.get('version')})" if changed[0] == "version" else ""
+            raise ApplyError(
+                f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
+                f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
+            )
+    write_whole(path, json.dumps(said, indent=1))
+    needed = {piece.part for output in left for piece in output.pieces}
+    for file in Path(job.folder).iterdir():
+        if str(file) not in needed and file.name not in (_RECORD, _LOCK):
+            file.unlink(missing_ok=True)
+
+
+class _Parts:
+    """The parts of a job, as they come."""
+
+    def __init__(self, job: Job, left: Sequence[Output], progress: Progress | None) -> None:
+        self._job, self._progress = job, progress
+        self._wanted = [piece for output in left for piece in output.pieces]
+        self._there: set[str] = set()
+        self.results: Iterator[tuple[Piece, Scored]] = iter(())
+        self.spent = Scored(0, 0.0, 0.0, 0.0)
+
+    def missing(self) -> list[Piece]:
+        """Those that have to be scored: of a job that goes on, not those that are whole."""
+        self._there = {piece.part for piece in self._wanted if _is_whole(piece)}
+        self._tell()
+        return [piece for piece in self._wanted if piece.part not in self._there]
+
+    def _tell(self) -> None:
+        if self._progress is not None:
+            all_rows = sum(output.rows for output in self._job.outputs)
+            left = sum(p.rows for p in self._wanted if p.part not in self._there)
+            self._progress(all_rows - left, all_rows)
+
+    def _table(self, piece: Piece) -> Any:
+        """Once it is there: its memory is the part's, mapped."""
+        import pyarrow as pa
+
+        while piece.part not in self._there:
+            other, scored = next(self.results)
+            self._there.add(other.part)
+            self.spent += scored
+            self._tell()
+        table = pa.ipc.open_file(pa.memory_map(piece.part)).read_all()
+        if len(table) != piece.rows:
+            raise ApplyError(f"{piece.part} has {len(table)} rows, not {piece.rows}: run again")
+        return table
+
+    def rows(self, output: Output, key: str) -> Rows:
+        """Of an output, as its parts come."""
+        made: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
+        first = self._table(output.pieces[0]).schema
+        schema = first.remove_metadata()
+
+        def tables() -> Iterator[Any]:
+            for piece in output.pieces:
+                table = self._table(piece)
+                notes = parse_json(table.schema.metadata[ABOUT.encode()])
+                for name, found in made.items():
+                    found[notes[name]] = None
+                if not table.schema.equals(schema):
+                    raise DataError(
+                        f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
+                        f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
+                    )
+                yield table.replace_schema_metadata(None)
+
+        def about() -> str:
+            if not made["host"]:
+                for _ in tables():  # for a format that begins with it
+                    pass
+            plan = self._job.plan
+            said = {
+                **self._job.about,
+                "digest": plan.session.digest,
+                **{f"{name}s": [*found] for name, found in made.items()},
+                "software": f"soa-pipeline {installed('soa-pipeline')}",
+                "created": now(),
+                "by": user_at_host(),
+                "rows": output.rows,
+                "columns": dict(plan.columns),
+                "outputs": dict(plan.outputs),
+                "keep": [*plan.keep],
+                "inputs": [asdict(piece.input) for piece in output.pieces if not piece.start],
+                "job": key,
+            }
+            return json.dumps(said)
+
+        some = output.pieces[0].input
+        return Rows(schema, output.rows, tables, about, some.tree or "Events", some.ntuple)
+
+
+def _kinds(schema: Any) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _is_whole(piece: Piece) -> bool:
+    """A part that is there has all its rows, unless the machine went down with it."""
+    import pyarrow as pa
+
+    try:
+        with pa.memory_map(piece.part) as file:
+            batches = pa.ipc.open_file(file)
+            counts = (batches.get_batch(i).num_rows for i in range(batches.num_record_batches))
+            return bool(sum(counts) == piece.rows)
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What an output says of what made it. DataError for a file that is none of ours."""
+    with open_source(path) as source:
+        text = source.about()
+    try:
+        if text is None:
+            raise ValueError("`pipeline apply` did not write it")
+        return as_record(dict[str, Any], parse_json(text))
+    except ValueError as error:
+        raise DataError(f"{path} does not say what made it: {error}") from error

@@ -1,0 +1,254 @@
+"""Scoring a piece: its rows are read, bound, run, and written as one part, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.applying.plan import Input, Piece, Plan, Scored
+from pipeline.errors import ApplyError, DataError
+from pipeline.files import (
+    Array,
+    Rows,
+    Source,
+    as_arrow,
+    column_of,
+    is_jagged,
+    open_source,
+    reading,
+    write,
+)
+from runtime.errors import BindError, DeviationError
+from runtime.session import Session
+from soa.dtypes import numpy_dtype
+from soa.errors import CollectionError
+from soa.layout import Layout
+from soa.memory import Collection, as_collection, from_jagged
+from soa.signature import Signature
+
+
+def score(plan: Plan, piece: Piece) -> Scored:
+    """Write the piece's part. Doing it again writes the same rows again.
+
+    Raises DataError, which names the file and the rows, ApplyError where the version or the file is
+    not what it was, and OSError where the part cannot be written.
+    """
+    session = plan.session()
+    spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
+    path, part = Path(piece.input.path), Path(piece.part)
+    model = Scorer(session, plan)
+
+    def tables() -> Iterator[Any]:
+        at, begun = piece.start, time.perf_counter()
+        for batch in batches:
+            spent["decoding"] += time.perf_counter() - begun
+            try:
+                table = model.table(batch, spent)
+            except (CollectionError, BindError, DeviationError, ValueError) as error:
+                where = f"rows {at} to {min(at + plan.batch, piece.stop)}"
+                raise DataError(f"{path}, {where}: {error}") from error
+            at += len(table)
+            begun = time.perf_counter()
+            yield table
+            spent["encoding"] += time.perf_counter() - begun  # what is between is writing
+            begun = time.perf_counter()
+
+    with reopened(piece.input) as source:
+        batches = reading(path, source.batches(plan.names, piece.start, piece.stop, plan.batch))
+        rest = tables()
+        first = next(rest)
+        origin = session.origin
+        assert origin is not None
+        made = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
+        rows = Rows(
+            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(made)
+        )
+        write(part, rows, part.parent)
+    return Scored(piece.rows, spent["decoding"], spent["model"], spent["encoding"])
+
+
+def reopened(given: Input) -> Source:
+    """A file of a job; ApplyError if it is not the one that the job began with."""
+    path = Path(given.path)
+    try:
+        now = path.stat()
+    except OSError as error:
+        raise ApplyError(f"{path}: {error.strerror}, and the job began with it") from error
+    if (now.st_size, now.st_mtime_ns) != (given.size, given.mtime_ns):
+        raise ApplyError(f"{path} was changed since the job began: begin a new job")
+    return open_source(path, given.tree)
+
+
+def row_dimension(signature: Signature) -> str:
+    """The one that the rows of a file are; ApplyError for a model that has not one."""
+    items = {signature.rows_of[name] for name in signature.jagged}
+    dims = [dim for dim in signature.dims if dim not in items]
+    if len(dims) != 1:
+        raise ApplyError(
+            f"the model has the row dimensions {', '.join(dims)}, and files have rows of one kind: "
+            "bind such events one by one (docs/runtime.md)"
+        )
+    for bound in (*signature.inputs, *signature.outputs):
+        if bound.plan.kind == "scalars":
+            raise ApplyError(
+                f"block {bound.name!r} has one value for all rows, and a file has one for each: "
+                "make it a column, or bind such events one by one (docs/runtime.md)"
+            )
+    return dims[0]
+
+
+class Scorer:
+    """A session bound to memory of its own, for the rows of one batch after another in one thread.
+
+    Flat columns are copied into that memory, a window of rows after the other; jagged ones are
+    bound where they are.
+    """
+
+    def __init__(self, session: Session, plan: Plan) -> None:
+        self._session, self._plan = session, plan
+        self._signature = signature = session.signature
+        rows = signature.ranges[row_dimension(signature)]
+        self._least, self._most = rows.min, max(min(rows.limit, plan.batch), rows.min)
+        self._read: dict[str, dict[str, str]] = {}
+        for key, name in plan.columns.items():
+            collection, _, column = key.partition("/")
+            self._read.setdefault(collection, {})[column] = name
+        self._flat = [name for name in self._read if name not in signature.jagged]
+        self._memory = {
+            name: session.collection(name, self._most)
+            for name in dict.fromkeys((*self._flat, *signature.output_collections))
+        }
+        self._binding: Any = None
+
+    def table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
+        """The kept columns and the answers, as an Arrow table; `spent` gets the seconds."""
+        import pyarrow as pa
+
+        begun = time.perf_counter()
+        found, offsets = self.answers(batch)
+        ran = time.perf_counter()
+        columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
+        columns |= {self._plan.outputs[k]: as_arrow(v, offsets) for k, v in found.items()}
+        made = pa.table(columns)
+        spent["model"] += ran - begun
+        spent["encoding"] += time.perf_counter() - ran
+        return made
+
+    def answers(self, batch: Mapping[str, Any]) -> tuple[dict[str, Array], Array | None]:
+        """Of each `collection/column` that the model writes, `(n, *shape)` values.
+
+        Where each item of jagged columns is a row of the model, n counts the items; the offsets
+        come along.
+        """
+        flat, offsets = self._flat_columns(batch)
+        jagged = {
+            name: self._lists(name, batch) for name in self._read if name in self._signature.jagged
+        }
+        (n,) = {each.n for each in flat.values()} or {len(each) for each in jagged.values()}
+        found: dict[str, Array] = {}
+        for key in self._plan.outputs:
+            name, _, column = key.partition("/")
+            member = self._signature.layouts[name][column]
+            found[key] = np.empty((n, *member.shape), numpy_dtype(member.dtype))
+        for low, high in self._windows(n, jagged):
+            for name, columns in flat.items():
+                _copy(columns, slice(low, high), self._memory[name], slice(0, high - low))
+            self._run(high - low, {name: each[low:high] for name, each in jagged.items()})
+            for key, values in found.items():
+                name, _, column = key.partition("/")
+                memory = self._memory[name]
+                member = memory.layout[column]
+                rows = values[low:high].reshape(high - low, member.components)
+                for i in range(member.components):
+                    part = memory.span(column, member.component_of(i)).numpy()
+                    rows[:, i] = part[: high - low]
+        return found, offsets
+
+    def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
+        """By collection, in place where they can be; where all are jagged, a row for each item."""
+        every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
+        lists = [name for name, values in every.items() if is_jagged(values)]
+        if lists and len(lists) != len(every):
+            other = next(name for name in every if name not in lists)
+            raise ValueError(
+                f"{lists[0]!r} is jagged, {other!r} is not: the columns of a row are of one kind"
+            )
+        cut = [(name, column_of(name, every[name])) for name in lists]
+        for name, column in cut:
+            if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
+                raise ValueError(f"{cut[0][0]!r} and {name!r} have not the same items in a row")
+        every |= {name: column.values for name, column in cut}
+        found = {}
+        for name in self._flat:
+            layout = self._signature.layouts[name]
+            members = [member for member in layout.columns if member.name in self._read[name]]
+            found[name] = as_collection(
+                {member.name: every[self._read[name][member.name]] for member in members},
+                Layout(members, storage="columns"),
+            )
+        return found, cut[0][1].offsets if cut else None
+
+    def _lists(self, name: str, batch: Mapping[str, Any]) -> Any:
+        """The columns of a jagged collection, as Awkward's records of lists."""
+        import awkward as ak
+
+        found: dict[str, Any] = {}
+        for column, file_column in self._read[name].items():
+            values = batch[file_column]
+            found[column] = values if isinstance(values, ak.Array) else ak.Array(column_of(
+                file_column, values).values)  # fmt: skip
+        some = next(iter(found.values()))
+        for member in self._signature.layouts[name].columns:
+            if member.name not in found:  # nobody reads it
+                found[member.name] = ak.values_astype(ak.zeros_like(some), member.dtype)
+        return ak.zip(found, depth_limit=1)
+
+    def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+        """Rows that can be bound at once, by the compiled ranges of rows and of items."""
+        import awkward as ak
+
+        ends = []
+        for name, records in jagged.items():
+            limit = self._signature.ranges[self._signature.rows_of[name]].limit
+            counts = ak.to_numpy(ak.num(records[records.fields[0]], axis=1))
+            ends.append((limit, np.append(0, np.cumsum(counts))))
+        low = 0
+        while low < n:
+            high = min(n, low + self._most)
+            for limit, end in ends:
+                fits = int(np.searchsorted(end, end[low] + limit, "right")) - 1
+                high = max(min(high, fits), low + 1)
+            yield low, high
+            low = high
+
+    def _run(self, rows: int, jagged: Mapping[str, Any]) -> None:
+        if not jagged:
+            if self._binding is None:
+                given, written = self._memory_of(self._most)
+                self._binding = self._session.bind(given, written)
+            # Rows of the batch before may fill it up to the least that the model takes.
+            self._binding(max(rows, self._least))
+            return
+        given, written = self._memory_of(rows)
+        for name, records in jagged.items():
+            given |= from_jagged(records, self._signature, name)
+        self._session.run(given, written)
+
+    def _memory_of(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
+        part = {name: memory.rows(rows) for name, memory in self._memory.items()}
+        written = {name: part[name] for name in self._signature.output_collections}
+        return {name: part[name] for name in self._flat}, written
+
+
+def _copy(source: Collection, rows: slice, into: Collection, place: slice) -> None:
+    for member in source.layout.columns:
+        for k in range(member.components):
+            values = source.span(member.name, k).numpy()[rows]
+            into.span(member.name, k).numpy()[place] = values

@@ -1,0 +1,121 @@
+"""The commands that score files, and that say what made a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pipeline.cli.options import Answer, command
+
+if TYPE_CHECKING:
+    from pipeline.applying import Progress
+    from pipeline.report import Part
+
+_FILE = click.Path(path_type=Path)
+
+
+@command()
+@click.argument("ref")
+@click.argument("inputs", metavar="FILE…", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "--out", required=True, type=_FILE,
+    help="A folder: an output of the same name for each FILE. Or one file for all of them.",
+)  # fmt: skip
+@click.option(
+    "--columns", multiple=True, metavar="COLLECTION/COLUMN=NAME",
+    help="Which column of the files it is, jets/*=Jet_* for all of a collection. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--keep", multiple=True, metavar="NAME",
+    help="A column of the files, or a pattern, that goes into the outputs too. May be repeated.",
+)  # fmt: skip
+@click.option("--tree", help="The tree of a ROOT file.")
+@click.option(
+    "--format", "suffix", type=click.Choice(["parquet", "arrow", "root", "h5", "npz"]),
+    help="Of the outputs in a folder. Default: that of each FILE.",
+)  # fmt: skip
+@click.option("--threads", type=click.IntRange(1), help="That score at once. Default: one a core.")
+@click.option(
+    "--dask", metavar="ADDRESS",
+    help="Score on the workers of this Dask scheduler; local:4 starts so many here.",
+)  # fmt: skip
+@click.option("--mode", type=click.Choice(["production", "test"]), default="production")
+@click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
+def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
+    """Score FILEs by REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
+
+    A job that was ended goes on where it was when the same command is given again. `pipeline
+    explain` says what made an output.
+    """
+    from pipeline.applying import apply as run
+
+    pairs = [each.partition("=") for each in columns]
+    if wrong := [each for each, pair in zip(columns, pairs, strict=True) if not all(pair)]:
+        raise click.BadParameter(f"{wrong[0]!r}: expected COLLECTION/COLUMN=NAME")
+    with _bar() as progress:
+        done = run(
+            columns={name: value for name, _, value in pairs},
+            suffix=suffix and f".{suffix}",
+            progress=progress,
+            **given,
+        )
+    spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
+    lines = [
+        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; {spent})",
+        *(f"wrote {path}" for path in done.outputs),
+    ]
+    return Answer(asdict(done), lines)
+
+
+@contextmanager
+def _bar() -> Iterator[Progress | None]:
+    """What is called with the rows that are done, and all rows; a terminal's standard error shows
+    them."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True)) as bar:
+        task = bar.add_task("rows", total=None)
+        yield lambda done, rows: bar.update(task, completed=done, total=rows)
+
+
+@command(registry=False)
+@click.argument("file", type=_FILE)
+def explain(file: Path) -> Answer:
+    """Say which version made FILE, of what, and which gates had let it into production."""
+    from pipeline.applying import read_about
+
+    about = read_about(file)
+    return Answer(about, _explained(about))
+
+
+def _explained(about: dict[str, Any]) -> Iterator[Part]:
+    from pipeline.report import describe_decisions
+    from registry.promotion import Decision
+    from soa.files import as_record
+
+    version = f"/{about['version']}" if about["version"] else ""
+    yield f"{about['model']}{version}, bundle {about['digest']}"
+    for key in ("registry", "mode", "targets", "engines", "hosts", "software", "created", "by",
+                "rows", "keep"):  # fmt: skip
+        value = about[key]
+        yield f"  {key:9} {', '.join(value) if isinstance(value, list) else value}"
+    yield from (f"  from      {each['path']}, {each['rows']} rows" for each in about["inputs"])
+    for key, name in about["columns"].items():
+        yield f"  {key} was {name}"
+    passed = about["promotion"]
+    if passed is None:
+        yield "no promotion to production is on record in it"
+        return
+    title = f"promoted by {passed['by']} at {passed['at']}"
+    decisions = as_record(tuple[Decision, ...], passed["decisions"])
+    yield from describe_decisions(title, decisions)

@@ -1,0 +1,87 @@
+"""What a config asks of a promotion: `gates:`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
+
+from pipeline.config.values import (
+    Identifier,
+    Listed,
+    NonNegative,
+    Number,
+    Part,
+    Positive,
+    TargetName,
+    once,
+)
+
+
+class LimitConfig(Part):
+    """At most `max`, measured on so many rows of each row dimension."""
+
+    rows: Annotated[dict[Identifier, PositiveInt], Field(min_length=1)]
+    max: Positive
+
+
+class MetricConfig(Part):
+    """A number that a function makes of an output and the labels, and its bounds.
+
+    `function`: `efficiency`, `resolution`, a name of sklearn.metrics, or a callable of one's own.
+    `max_drop`, `max_rise`: against the version that holds the alias, on the same rows.
+    """
+
+    function: str
+    output: str
+    label: str | None = None
+    signal: int | None = None
+    background: Annotated[float, Field(gt=0, lt=1)] | None = None
+    threshold: Number | None = None
+    kwargs: dict[str, Any] = {}
+    min: Number | None = None
+    max: Number | None = None
+    max_drop: NonNegative | None = None
+    max_rise: NonNegative | None = None
+
+    @model_validator(mode="after")
+    def _working_point(self) -> MetricConfig:
+        given = [each for each in (self.background, self.threshold) if each is not None]
+        if self.function == "efficiency" and len(given) != 1:
+            raise ValueError("an efficiency has a working point; give background or threshold")
+        if self.function != "efficiency" and self.background is not None:
+            raise ValueError(f"found background with {self.function}; only efficiency has it")
+        return self
+
+
+class MetricsConfig(Part):
+    """Labelled rows of a file, and what is made of the version's outputs on them."""
+
+    data: str
+    tree: str | None = None
+    label: str
+    functions: Annotated[dict[Identifier, MetricConfig], Field(min_length=1)]
+
+
+class ShadowConfig(Part):
+    """What a shadow has to have shown beside the version in production."""
+
+    min_events: PositiveInt
+    max_abs: NonNegative | None = None
+    max_rel: NonNegative | None = None
+    max_errors: NonNegativeInt = 0
+
+
+class GatesConfig(Part):
+    """What a promotion asks for. `required_targets`: None for every target of this config."""
+
+    max_slowdown: Positive = 1.1
+    max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
+    required_targets: (
+        Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(once)] | None
+    ) = None
+    latency_p99_us: Listed[LimitConfig] | None = None
+    memory_mb: Listed[LimitConfig] | None = None
+    max_artifact_mb: Positive | None = None
+    metrics: MetricsConfig | None = None
+    shadow: ShadowConfig | None = None

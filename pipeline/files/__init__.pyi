@@ -1,0 +1,12 @@
+from .columns import Array as Array
+from .columns import FileColumn as FileColumn
+from .columns import as_arrow as as_arrow
+from .columns import column_of as column_of
+from .columns import is_jagged as is_jagged
+from .outputs import WRITERS as WRITERS
+from .outputs import Rows as Rows
+from .outputs import write as write
+from .sources import ABOUT as ABOUT
+from .sources import Source as Source
+from .sources import open_source as open_source
+from .sources import reading as reading

@@ -1,0 +1,109 @@
+"""A column as NumPy's values and offsets, and as Arrow's array, whatever library read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from soa.dtypes import DTYPES
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class FileColumn:
+    """Some rows of a column: `values` are `(n, *shape)`, or all items of jagged rows, with
+    `offsets` `(n + 1)`."""
+
+    name: str
+    values: Array
+    offsets: Array | None = None
+
+    @property
+    def rows(self) -> int:
+        return len(self.values) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def cut(self) -> bytes | None:
+        """The same for columns whose items belong to rows alike; None where they are no items."""
+        return None if self.offsets is None else self.offsets.tobytes()
+
+
+def _library(given: Any) -> str:
+    return type(given).__module__.partition(".")[0]
+
+
+def is_jagged(given: Any) -> bool:
+    """Whether a row is a list of any length. Sources give those as Awkward's."""
+    return _library(given) == "awkward" and "var" in str(given.type.content)
+
+
+def column_of(name: str, given: Any) -> FileColumn:
+    """What a library read; ValueError for what is no column of numbers."""
+    offsets = None
+    if not isinstance(given, np.ndarray):
+        import awkward as ak
+
+        given = ak.from_arrow(given) if _library(given) == "pyarrow" else given
+        kind = str(given.type.content)
+        if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
+            raise ValueError(f"is {kind}: a column has numbers; leave it out")
+        nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
+        if nulls:
+            raise ValueError(f"has {nulls} nulls: fill them in the file (ak.fill_none)")
+        if "var" in kind:
+            counts = np.ma.getdata(ak.to_numpy(ak.num(given, axis=1)))
+            given, offsets = ak.flatten(given, axis=1), np.append(0, np.cumsum(counts))
+        given = np.ma.getdata(ak.to_numpy(given))
+    if given.dtype.name not in DTYPES:
+        kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
+        raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
+    if given.ndim not in ((1, 2, 3) if offsets is None else (1,)):
+        raise ValueError(
+            f"has the shape {list(given.shape)}: a row is a number, a vector, a matrix"
+        )
+    return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
+
+
+def as_arrow(given: Any, offsets: Array | None = None) -> Any:
+    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows.
+
+    `offsets`: those of jagged rows, whose items `given` then has. ValueError where Arrow has none.
+    """
+    import pyarrow as pa
+
+    if isinstance(given, pa.Array):
+        return given
+    if not isinstance(given, np.ndarray):
+        import awkward as ak
+
+        return ak.to_arrow(ak.to_packed(given), extensionarray=False)
+    array = pa.array(given.astype(given.dtype.newbyteorder("="), copy=False).reshape(-1))
+    for size in reversed(given.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    if offsets is None:
+        return array
+    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), array)
+
+
+def shape_of(kind: Any) -> tuple[Any, tuple[int, ...]]:
+    """The type of an Arrow column's values, and the shape of a row."""
+    import pyarrow as pa
+
+    shape: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(kind):
+        shape, kind = (*shape, kind.list_size), kind.value_type
+    return kind, shape
+
+
+def as_numpy(array: Any) -> Array:
+    """Values `(n, *shape)` of a flat Arrow column without nulls; text as objects."""
+    _, shape = shape_of(array.type)
+    count = len(array)
+    for _ in shape:
+        array = array.flatten()
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values.reshape(count, *shape)

@@ -1,0 +1,371 @@
+"""What columns a file has, and some rows of them at a time: flat, of a fixed shape, or jagged."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from engines.errors import first_line
+from pipeline.errors import DataError
+from pipeline.files.columns import Array
+from soa.errors import SoaPipelineError, needs_extra
+
+T = TypeVar("T")
+ABOUT = "soa_pipeline"
+"""Of the text that says what made a file: in the metadata of Parquet and Arrow, an attribute of
+HDF5, an array of npz, a TObjString of ROOT."""
+_TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
+
+
+class Source:
+    """An opened file, for one thread at a time. A context manager; closing it ends its use.
+
+    Columns come as arrays of NumPy, Arrow or Awkward, whichever its library gives; jagged ones
+    always as Awkward's.
+    """
+
+    columns: Sequence[str] = ()
+    seeks = True
+    """Whether rows between two edges cost about what they are; else all from the edge on."""
+    tree: str | None = None
+    """Of a ROOT file, and whether that is an RNTuple."""
+    ntuple = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to be closed."""
+
+    def about(self) -> str | None:
+        """The text that says what made the file, if one of ours wrote it."""
+        raise NotImplementedError
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise DataError unless there are such columns."""
+        for name in names:
+            if name not in self.columns:
+                have = ", ".join(self.columns[:20])
+                more = ", …" * (len(self.columns) > 20)
+                raise DataError(f"{self.path} has no {name!r}; it has {have or 'nothing'}{more}")
+
+    def edges(self, names: Sequence[str]) -> Sequence[int]:
+        """Rows at which the file is cut, from 0 to their number: row groups, baskets, clusters."""
+        raise NotImplementedError
+
+    def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
+        """The first rows: so many, or those of the file's first batch."""
+        first = min(rows, self.edges(names)[-1])
+        return next(reading(self.path, self.batches(names, 0, first, rows)))
+
+    def batches(
+        self, names: Sequence[str], start: int, stop: int, rows: int
+    ) -> Iterator[dict[str, Any]]:
+        """Rows `start` to `stop`, at most so many at a time; where there are none, none once."""
+        for low in range(start, max(stop, start + 1), rows):
+            yield self._slice(names, low, min(low + rows, stop))
+
+    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+def reading(path: Path, batches: Iterator[T]) -> Iterator[T]:
+    """The same, where whatever a library makes of the file is a DataError of one line."""
+    try:
+        yield from batches
+    except SoaPipelineError:
+        raise
+    except Exception as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}") from error
+
+
+def open_source(path: Path, tree: str | None = None) -> Source:
+    """A file without the values in it; `tree` is for ROOT. Raises DataError."""
+    if path.suffix not in READERS:
+        raise DataError(f"{path}: files that are read are {', '.join(READERS)}")
+    kind, libraries = READERS[path.suffix]
+    with needs_extra("data", DataError):
+        for name in libraries:
+            import_module(name)
+    try:
+        with path.open("rb"):
+            found: Source = kind(path, tree) if kind is _Root else kind(path)
+            return found
+    except SoaPipelineError:
+        raise
+    except Exception as error:  # whatever the library makes of a file that is none of its
+        if isinstance(error, OSError) and error.filename:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        raise DataError(f"{path} is no {path.suffix} file: {first_line(error)}") from error
+
+
+class _Root(Source):
+    def __init__(self, path: Path, tree: str | None = None) -> None:
+        super().__init__(path)
+        import uproot
+
+        self._file = uproot.open(path, array_cache=None)
+        try:
+            kinds = self._file.classnames(cycle=False)
+            trees = [name for name, kind in kinds.items() if kind in _TREES]
+            first = "Events" if "Events" in trees else trees[0] if len(trees) == 1 else None
+            self.tree = tree or first
+            if self.tree not in trees:
+                have = ", ".join(trees) or "none"
+                raise DataError(f"{path} has the trees {have}: name one, --tree NAME")
+            self.ntuple = kinds[self.tree] == "ROOT::RNTuple"
+            self._branches = self._file[self.tree]
+            self.columns = self._branches.keys()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def about(self) -> str | None:
+        return str(self._file[ABOUT]) if ABOUT in self._file.keys(cycle=False) else None
+
+    def edges(self, names: Sequence[str]) -> Sequence[int]:
+        count = int(self._branches.num_entries)
+        if self.ntuple:
+            cuts = {int(each.num_first_entry) for each in self._branches.cluster_summaries}
+        else:
+            cuts = set.intersection(*({*self._branches[n].entry_offsets} for n in names))
+        return sorted({0, *(int(cut) for cut in cuts if 0 < cut < count), count})
+
+    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        return {n: self._branches[n].array(entry_start=start, entry_stop=stop) for n in names}
+
+
+class _Arrow(Source):
+    """Of record batches; a column `a.b` is a field of a struct, or of a list of structs."""
+
+    def __init__(self, path: Path, schema: Any, notes: Any, counts: Sequence[int]) -> None:
+        import pyarrow as pa
+
+        super().__init__(path)
+        self._schema, self._notes = schema, notes
+        self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self._places: dict[str, tuple[str, str]] = {}
+        for field in schema:
+            nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
+            kind = field.type.value_type if nested else field.type
+            for inner in [each.name for each in kind] if pa.types.is_struct(kind) else [""]:
+                self._places[f"{field.name}.{inner}".strip(".")] = field.name, inner
+        self.columns = [*self._places]
+
+    def about(self) -> str | None:
+        text = (self._notes or {}).get(ABOUT.encode())
+        return text.decode() if text else None
+
+    def edges(self, names: Sequence[str]) -> Sequence[int]:
+        return self._edges
+
+    def batches(
+        self, names: Sequence[str], start: int, stop: int, rows: int
+    ) -> Iterator[dict[str, Any]]:
+        fields = list(dict.fromkeys(self._places[name][0] for name in names))
+        if start == stop:
+            yield self._columns(names, self._schema.empty_table())
+            return
+        first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
+        at = self._edges[first]
+        for batch in self._read(fields, range(first, last), rows):
+            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
+            at += batch.num_rows
+            for cut in range(low, high, rows):
+                yield self._columns(names, batch.slice(cut, min(rows, high - cut)))
+
+    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+        """Record batches with these fields of row groups or batches of the file, in order."""
+        raise NotImplementedError
+
+    def _columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
+        import awkward as ak
+        import pyarrow as pa
+
+        found = {}
+        for name in names:
+            field, inner = self._places[name]
+            column = batch.column(field)
+            if isinstance(column, pa.ChunkedArray):
+                column = column.combine_chunks()
+            flat = not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type))
+            if inner or not flat:
+                column = ak.from_arrow(column)
+            found[name] = column[inner] if inner else column
+        return found
+
+
+class _Parquet(_Arrow):
+    seeks = False
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._file = pq.ParquetFile(path)
+        meta = self._file.metadata
+        counts = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
+        super().__init__(path, self._file.schema_arrow, meta.metadata, counts)
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+        yield from self._file.iter_batches(
+            rows, row_groups=[*groups], columns=fields, use_threads=False
+        )
+
+
+class _Ipc(_Arrow):
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._map = pa.memory_map(str(path))
+        one = self._open([0])  # of one field: nothing else is unpacked to count rows
+        counts = [one.get_batch(i).num_rows for i in range(one.num_record_batches)]
+        schema = self._open([]).schema
+        super().__init__(path, schema, schema.metadata, counts)
+
+    def _open(self, fields: list[int]) -> Any:
+        """With some fields of the schema; [] for all."""
+        import pyarrow as pa
+
+        options = pa.ipc.IpcReadOptions(included_fields=fields)
+        return pa.ipc.open_file(self._map, options=options)
+
+    def __exit__(self, *_: object) -> None:
+        """Arrays may still lie in the map: it goes with the last of them."""
+
+    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+        file = self._open([self._schema.get_field_index(name) for name in fields])
+        yield from (file.get_batch(i) for i in groups)
+
+
+class _Arrays(Source):
+    """Of arrays that can be sliced, and of the fields of structured ones."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self._arrays = {name: each for name, each in arrays.items() if each.shape}
+        self._places = {
+            f"{name}.{field}".strip("."): (name, field)
+            for name, each in self._arrays.items()
+            for field in each.dtype.names or [""]
+        }
+        self.columns = [*self._places]
+
+    def edges(self, names: Sequence[str]) -> Sequence[int]:
+        counts = {name: len(self._arrays[self._places[name][0]]) for name in names}
+        for one, other in pairwise(counts):
+            if counts[one] != counts[other]:
+                raise DataError(
+                    f"{self.path}: {one} has {counts[one]} rows, {other} has {counts[other]} rows: "
+                    "name columns that have the same"
+                )
+        return [0, next(iter(counts.values()), 0)]
+
+    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        found = {}
+        for name in names:
+            array, field = self._places[name]
+            values = self._arrays[array][start:stop]
+            found[name] = values[field] if field else values
+        return found
+
+
+class _Hdf5(_Arrays):
+    def __init__(self, path: Path) -> None:
+        import h5py
+
+        self._file = h5py.File(path)
+        found: dict[str, Any] = {}
+        self._file.visititems(
+            lambda name, item: found.update({name: item}) if hasattr(item, "dtype") else None
+        )
+        super().__init__(path, found)
+
+    def about(self) -> str | None:
+        text: str | None = self._file.attrs.get(ABOUT)
+        return text
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+class _Npz(_Arrays):
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+        names = [each.removesuffix(".npy") for each in self._zip.namelist()]
+        super().__init__(path, {name: _Member(self._zip, path, name) for name in names})
+        self.seeks = all(each.seeks for each in self._arrays.values())
+
+    def about(self) -> str | None:
+        with np.load(self.path, allow_pickle=False) as arrays:
+            return str(arrays[ABOUT]) if ABOUT in arrays.files else None
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+
+class _Member:
+    """An array in an .npz: mapped where it is stored as it is, else unpacked from front to back."""
+
+    def __init__(self, file: zipfile.ZipFile, path: Path, name: str) -> None:
+        self._file, self._name, info = file, f"{name}.npy", file.getinfo(f"{name}.npy")
+        with file.open(info) as stream:
+            wide = np.lib.format.read_magic(stream) != (1, 0)
+            form = np.lib.format
+            read = form.read_array_header_2_0 if wide else form.read_array_header_1_0
+            self.shape, fortran, self.dtype = read(stream)
+            self._head = stream.tell()
+        self._row = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+        self._values: Array | None = None
+        self._stream: Any = None
+        if self.dtype.hasobject:
+            self._values = np.empty(self.shape, object)  # whoever asks for it refuses it
+        elif fortran or not (self._row and self.shape and self.shape[0]):
+            self._values = np.load(path)[name]
+        elif info.compress_type == zipfile.ZIP_STORED:
+            with path.open("rb") as raw:  # the name and an extra field are in front of the data
+                raw.seek(info.header_offset + 26)
+                name_length, extra = struct.unpack("<HH", raw.read(4))
+            at = info.header_offset + 30 + name_length + extra + self._head
+            self._values = np.memmap(path, self.dtype, "r", at, self.shape)
+        self.seeks = self._values is not None
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Of one that is packed: rows from the first one on, or those after the last ones."""
+        if self._values is not None:
+            return self._values[rows]
+        start, stop, _ = rows.indices(len(self))
+        if start == 0:
+            self._stream = self._file.open(self._name)
+            self._stream.read(self._head)
+        content = self._stream.read((stop - start) * self._row)
+        return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
+
+
+READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    ".root": (_Root, ("awkward", "uproot")),  # which imports awkward as it reads
+    ".parquet": (_Parquet, ("awkward", "pyarrow")),
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), (_Ipc, ("awkward", "pyarrow"))),
+    **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),
+    ".npz": (_Npz, ()),
+}
+"""By suffix, with the libraries that it needs."""

@@ -1,0 +1,159 @@
+"""The labelled rows of `gates: metrics:`: a file, and what the outputs of a version on it come to.
+
+A bundle keeps the file as it is, beside the user's own functions: a gate can be asked again years
+later.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.applying import Plan, Scorer, model_columns
+from pipeline.config import MetricsConfig
+from pipeline.errors import DataError
+from pipeline.files import Source, column_of, open_source, reading
+from registry.bundle import LabelledData
+from runtime.session import Session
+from soa.errors import SoaPipelineError
+from soa.files import digest_of
+from soa.signature import Signature
+from stages.errors import MetricError
+from stages.metrics import Metric
+
+_BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """`code`: by metric, where a callable of the user's own is on this host, `file.py:name`."""
+
+    path: Path
+    asked: MetricsConfig
+    code: Mapping[str, str]
+
+    def metrics(self) -> list[Metric]:
+        def made(name: str) -> Metric:
+            one = self.asked.functions[name]
+            function, label = self.code.get(name, one.function), one.label or self.asked.label
+            point = {"background": one.background, "threshold": one.threshold}
+            given = {k: v for k, v in point.items() if function == "efficiency" and v is not None}
+            kwargs = {**given, **one.kwargs}
+            return Metric(name, function, one.output, label, one.signal, one.threshold, kwargs)
+
+        return [made(name) for name in self.asked.functions]
+
+    def check(self, signature: Signature, columns: Mapping[str, str]) -> None:
+        """Refuse what no artifact would change.
+
+        `columns`: as `apply: columns:` has them. Raises MetricError, DataError, ApplyError.
+        """
+        with self._opened() as source:
+            model_columns(signature, source, columns)
+            for metric in self.metrics():
+                metric.check(_column(source, metric.label))
+
+    def values(self, session: Session, columns: Mapping[str, str]) -> dict[str, tuple[float, str]]:
+        """Each metric of a session's outputs; NaN, and why. Raises as `check` does."""
+        found: dict[str, tuple[float, str]] = {}
+        with self._opened() as source:
+            outputs = _outputs(session, source, columns)
+            for metric in self.metrics():
+                try:
+                    if metric.output not in outputs:
+                        raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
+                    labels = _column(source, metric.label)
+                    value = metric.value(
+                        labels, outputs[metric.output], lambda name: _column(source, name)
+                    )
+                    found[metric.name] = value, ""
+                except SoaPipelineError as error:
+                    found[metric.name] = math.nan, str(error)
+        return found
+
+    def keep(self, folder: Path) -> LabelledData:
+        """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
+        with self._opened() as source:
+            rows = source.edges([self.asked.label])[-1]
+        folder.mkdir()
+        data = f"data{self.path.suffix}"
+        shutil.copyfile(self.path, folder / data)
+        files = {name: spec.rpartition(":")[0] for name, spec in self.code.items()}
+        code = {name: f"{name}.py" for name, file in files.items() if file.endswith(".py")}
+        for name, kept in code.items():
+            shutil.copyfile(files[name], folder / kept)
+        return LabelledData(
+            file=f"{folder.name}/{data}",
+            source=self.path.name,
+            sha256=digest_of(folder / data),
+            rows=rows,
+            code={name: f"{folder.name}/{kept}" for name, kept in code.items()},
+        )
+
+    @classmethod
+    def kept(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
+        """What `keep` copied, where `folder` has the files that the record names."""
+        own = {name: asked.functions[name].function.rpartition(":")[2] for name in stored.code}
+        code = {name: f"{folder / file}:{own[name]}" for name, file in stored.code.items()}
+        return cls(folder / stored.file, asked, code)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Source]:
+        with open_source(self.path, self.asked.tree) as source:
+            labels = [metric.label for metric in self.metrics()]
+            source.require(labels)
+            if source.edges(labels)[-1] == 0:
+                raise MetricError(f"{self.path} has no rows: metrics need some")
+            yield source
+
+
+def _column(source: Source, name: str) -> npt.NDArray[Any]:
+    """All rows of a column; of a jagged one all items."""
+    source.require([name])
+    batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
+    with _said(source, name):
+        parts = [column_of(name, batch[name]).values for batch in reading(source.path, batches)]
+    return np.concatenate(parts)
+
+
+@contextmanager
+def _said(source: Source, name: str) -> Iterator[None]:
+    """Inside, what is no column of numbers becomes a DataError."""
+    try:
+        yield
+    except ValueError as error:
+        raise DataError(f"{source.path}: {name} {error}") from error
+
+
+def _outputs(
+    session: Session, source: Source, columns: Mapping[str, str]
+) -> dict[str, npt.NDArray[Any]]:
+    """On all rows: by column (`collection/column` where several blocks have one of the name)
+    `(rows,)`, by block `(rows, columns)`; of one column `(rows,)`."""
+    signature = session.signature
+    every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
+    keys = {f"{collection}/{name}": name for collection, name in every}
+    read = model_columns(signature, source, columns)
+    scorer = Scorer(session, Plan(cast(Any, None), read, keys, (), _BATCH))  # it has its session
+    names = list(dict.fromkeys(read.values()))
+    parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
+    for batch in reading(source.path, source.batches(names, 0, source.edges(names)[-1], _BATCH)):
+        with _said(source, ", ".join(names)):
+            answers, _ = scorer.answers(batch)
+        for key, values in answers.items():
+            parts[key].append(values.reshape(len(values), -1))
+    whole = {key: np.concatenate(each) for key, each in parts.items()}
+    alone = [name for _, name in every]
+    found = {k if alone.count(name) > 1 else name: whole[k] for k, name in keys.items()}
+    for bound in signature.outputs:
+        members: Sequence[str] = [f"{bound.block.collection}/{n}" for n in bound.block.columns]
+        found[bound.name] = np.concatenate([whole[key] for key in members], axis=1)
+    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in found.items()}

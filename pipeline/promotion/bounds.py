@@ -1,0 +1,164 @@
+"""The numbers that a config sets bounds for, measured on this host."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from engines.processes import run_isolated
+from engines.target import Target, host_runs
+from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
+from pipeline.labelled import Labelled
+from registry.mlflow import ShadowRecord, Version
+from registry.promotion import Measured
+from runtime.loader import measured_session
+from runtime.opening import Opened, copy_files, held_files
+from soa.errors import SoaPipelineError
+from stages.benchmark import bound_call, p99_us
+from stages.reference import Reference, label
+
+Say = Callable[[str], None]
+_MEMORY_LIMIT_S = 600.0
+
+
+def bounded(
+    opened: Opened, other: Opened | None, in_place: str, targets: Sequence[str], say: Say
+) -> Iterator[Measured]:
+    """All but a shadow's, of each target that this host runs.
+
+    `other`: the version that holds the alias, `in_place`, if that is another; None: there is none,
+    or it cannot be opened.
+    """
+    manifest = opened.bundle.manifest
+    gates = BuiltFrom(manifest).gates
+    if not targets:
+        asked = {"latency": gates.latency_p99_us, "memory": gates.memory_mb,
+                 "size": gates.max_artifact_mb, "metrics": gates.metrics}  # fmt: skip
+        why = "no target that is asked for runs here"
+        yield from (Measured(g, g, math.nan, why=why) for g, each in asked.items() if each)
+    for target in targets:
+        if gates.max_artifact_mb is not None:
+            record = manifest.targets[target]
+            files = {name for e in record.engines() for name in record.candidates[e].files}
+            size = sum(opened.bundle.file(name).stat().st_size for name in files) / 1e6
+            what = f"MB of the artifact for {target}"
+            yield Measured("size", what, size, max=gates.max_artifact_mb)
+        for limit in gates.latency_p99_us or ():
+            say(f"timing single calls on {target} at {label(limit.rows)}")
+            yield _latency(opened, target, limit)
+        for limit in gates.memory_mb or ():
+            say(f"measuring memory on {target} at {label(limit.rows)}")
+            yield _memory(opened, target, limit)
+    if gates.metrics is not None and targets:
+        yield from _metrics(opened, other, in_place, targets, gates.metrics, say)
+
+
+def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
+    inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        found = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
+    finally:
+        torch.set_num_threads(threads)
+    what = f"p99 of a call on {target} at {label(limit.rows)} in us"
+    return Measured("latency", what, found, max=limit.max)
+
+
+def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
+    """By the engine that runs so many rows, in a process of its own."""
+    what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
+    if Target.parse(target).torch_device != "cpu":
+        return Measured("memory", what, math.nan, max=limit.max, why="measured on CPUs alone")
+    manifest = opened.bundle.manifest
+    engine = manifest.targets[target].engine_at(str(max(limit.rows.values())))
+    candidate = manifest.targets[target].candidates[engine]
+    with (
+        tempfile.TemporaryDirectory(prefix="soa-memory-") as folder,
+        held_files(opened, target, engine) as held,
+    ):
+        payload = {
+            "name": engine,
+            "file": str(held.file(candidate.files[0])),
+            "signature": opened.signature.to_dict(),
+            "reference": str(held.file(manifest.reference)),
+            "rows": limit.rows,
+            "tile": candidate.tile or 0,
+        }
+        outcome = run_isolated(
+            "stages.benchmark:memory_here", payload, Path(folder), _MEMORY_LIMIT_S
+        )
+    found = outcome.value if outcome.ok else math.nan
+    return Measured("memory", what, found, max=limit.max, why=outcome.error or "")
+
+
+def _metrics(
+    opened: Opened,
+    other: Opened | None,
+    in_place: str,
+    targets: Sequence[str],
+    asked: MetricsConfig,
+    say: Say,
+) -> Iterator[Measured]:
+    """Both versions on the rows that the new one has in its bundle."""
+    stored = opened.bundle.manifest.labelled
+    if stored is None:
+        yield Measured("metrics", "metrics", math.nan, why="the version has no labelled rows")
+        return
+    with tempfile.TemporaryDirectory(prefix="soa-metrics-") as folder:
+        copy_files(opened.bundle, [stored.file, *stored.code.values()], Path(folder))
+        labelled = Labelled.kept(stored, asked, Path(folder))
+        for target in targets:
+            say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
+            new = _values(labelled, opened, target)
+            old = dict.fromkeys(new, (math.nan, "it cannot be run here"))
+            if other is not None:
+                have = {t: r for t, r in other.bundle.manifest.targets.items() if r.chosen}
+                there = [t for t in (target, *have) if t in have and host_runs(Target.parse(t))]
+                old = _values(labelled, other, there[0]) if there else old
+            for name, one in asked.functions.items():
+                (value, why), (before, why_not) = new[name], old[name]
+                why = why or (f"{in_place}: {why_not}" if in_place and why_not else "")
+                yield Measured(
+                    "metrics", f"{name} on {target}", value, one.min, one.max, in_place, before,
+                    one.max_drop, one.max_rise, why,
+                )  # fmt: skip
+
+
+def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, tuple[float, str]]:
+    """Each metric of a version; NaN, and why."""
+    try:
+        columns = BuiltFrom(opened.bundle.manifest).apply.columns
+        return labelled.values(measured_session(opened, target), columns)
+    except SoaPipelineError as error:
+        return dict.fromkeys(labelled.asked.functions, (math.nan, str(error)))
+
+
+def shadowed(
+    opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
+) -> Iterator[Measured]:
+    """What shadows of the version have shown beside the one in production: by the registry, and
+    `records` from elsewhere."""
+    asked = BuiltFrom(opened.bundle.manifest).gates.shadow
+    if asked is None or replaced is None or replaced.number == version.number:
+        return
+    seen = ShadowRecord(
+        version=version.ref,
+        digest=version.digest,
+        production=replaced.ref,
+        production_digest=replaced.digest,
+    ).plus([*records, *version.shadows.values()])
+    beside = f"beside {replaced.ref}"
+    yield Measured("shadow", f"events compared {beside}", seen.events, min=asked.min_events)
+    yield Measured("shadow", f"errors {beside}", seen.errors, max=asked.max_errors, why=seen.error)
+    for what, bound, by_output in (
+        ("absolute", asked.max_abs, seen.max_abs),
+        ("relative", asked.max_rel, seen.max_rel),
+    ):
+        for output, value in by_output.items() if bound is not None else ():
+            text = f"largest {what} difference of {output} {beside}"
+            yield Measured("shadow", text, value, max=bound)

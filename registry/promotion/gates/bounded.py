@@ -1,0 +1,36 @@
+"""latency, memory, size, metrics, shadow: is each number within the bounds that the config sets?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from registry.promotion.decision import Decision
+from registry.promotion.findings import Findings, Measured
+
+ORDER = 65
+
+
+def decide(found: Findings) -> Iterable[Decision]:
+    return map(_judged, found.bounded)
+
+
+def _judged(one: Measured) -> Decision:
+    asked: list[tuple[str, float | None, float]] = [
+        (">=", one.min, one.value),
+        ("<=", one.max, one.value),
+    ]
+    if one.beside:
+        asked += [
+            ("drop <=", one.max_drop, one.old - one.value),
+            ("rise <=", one.max_rise, one.value - one.old),
+        ]
+    bounds = [(sign, bound, value) for sign, bound, value in asked if bound is not None]
+    passed = math.isfinite(one.value) and all(
+        value >= bound if sign == ">=" else value <= bound for sign, bound, value in bounds
+    )  # False for NaN
+    limit = ", ".join(f"{sign} {bound:g}" for sign, bound, _ in bounds) or "none"
+    shown = f"{one.value:.6g}" + (f", {one.old:.6g} of {one.beside}" if one.beside else "")
+    why = f": {one.why}" if one.why else ""
+    detail = f"{one.what} is {shown}, limit {limit}{why}"
+    return Decision(one.gate, passed, shown, limit, detail)

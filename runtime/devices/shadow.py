@@ -1,0 +1,270 @@
+"""A shadow: a second version that runs on some of production's events, and answers nobody.
+
+The thread that called production copies the event, inputs and answer, once the answer is there, and
+only of calls that are sampled; another thread does all else. There is room for a few copies: where
+all are taken, the event is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from random import Random
+from typing import Any
+
+from engines.errors import first_line
+from engines.processes import Lock, OwnProcess
+from registry.mlflow import ShadowRecord
+from runtime.session import Binding, Collections, Rows, Session
+from soa.dtypes import itemsize
+from soa.errors import SoaPipelineError
+from soa.memory import Collection, read_block
+from soa.text import logger
+
+log = logger("soa-pipeline")
+_ROOM = 8  # events copied and not compared yet
+_draw = Random().random  # not the one that the program may have seeded
+
+
+class ShadowedSession(Session):
+    """Production's session, with a shadow. Any number of threads may use it as any other session.
+
+    `close` ends the shadow and keeps its record, as `flush` does at any time.
+    """
+
+    def __init__(
+        self,
+        inner: Session,
+        shadow: Session,
+        fraction: float,
+        begun: ShadowRecord,
+        keep: Callable[[ShadowRecord], None],
+    ) -> None:
+        super().__init__(
+            inner.signature, inner.executable, inner.device, inner.origin, inner.any_start
+        )
+        self.inner = inner
+        self.fraction = fraction
+        self._worker = _Worker(shadow, begun, keep)
+        # At the end of the process too, where nobody closes the session.
+        self._end = weakref.finalize(self, self._worker.close)
+        self.offer = self._worker.offer
+
+    @property
+    def seen(self) -> ShadowRecord:
+        """What the shadow has shown since the last `flush`."""
+        return self._worker.record
+
+    def bind(
+        self, inputs: Collections, outputs: Collections, *, graph: bool = False
+    ) -> ShadowedBinding:
+        return ShadowedBinding(self, self.inner.bind(inputs, outputs))
+
+    def run_many(
+        self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
+    ) -> None:
+        """As `Session.run_many`; the shadow is offered each event after the last one."""
+        ours = [binding for binding in bindings if isinstance(binding, ShadowedBinding)]
+        plain = [getattr(binding, "inner", binding) for binding in bindings]
+        self.inner.run_many(plain, threads, stream=stream)
+        for binding in ours:
+            if _draw() < self.fraction:
+                self.offer(binding.inner)
+
+    def flush(self) -> None:
+        """Wait for the events that are copied, and add what was seen to the record.
+
+        Raises what the registry or the file does; then it is kept for the next time.
+        """
+        self._worker.flush()
+
+    def close(self) -> None:
+        self._end()
+        self.inner.close()
+        self.closed = True
+
+
+class ShadowedBinding(Binding):
+    """A callable that runs production, `inner`, and offers the shadow some of its events."""
+
+    def __init__(self, session: ShadowedSession, inner: Binding) -> None:
+        self._session = session  # which ends its shadow when nobody has it any more
+        self.inner = inner
+        self._fraction = session.fraction
+        self._offer = session.offer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not bound yet
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
+        self.inner(rows, stream=stream)
+        if _draw() < self._fraction:
+            self._offer(self.inner)
+
+    def require_idle(self) -> None:
+        self.inner.require_idle()
+
+    def resize(self, rows: Rows) -> None:
+        self.inner.resize(rows)
+
+    def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        self.inner.rebind(inputs, outputs)
+
+
+class _Copy:
+    """Memory for an event of up to so many rows, bound to the shadow, and production's answer."""
+
+    def __init__(self, shadow: Session, rows: Mapping[str, int]) -> None:
+        signature = shadow.signature
+
+        def made(names: Sequence[str]) -> dict[str, Collection]:
+            return {n: Collection(signature.layouts[n], rows[signature.rows_of[n]]) for n in names}
+
+        given = made(signature.input_collections)
+        answer = {n: given.get(n) or c for n, c in made(signature.output_collections).items()}
+        self.room, self.rows = rows, dict[str, int]()
+        self.expected = made(signature.output_collections)
+        self.binding = shadow.bind(given, answer)
+
+    def take(self, event: Binding) -> None:
+        """Copy what production got and gave."""
+        rows = event.rows
+        of = self.binding.signature.rows_of
+        for name, collection in event.inputs.items():
+            _copy(collection, self.binding.inputs[name], rows[of[name]])
+        for name, collection in event.outputs.items():
+            _copy(collection, self.expected[name], rows[of[name]])
+        self.rows = dict(rows)
+
+
+def _copy(source: Collection, into: Collection, n: int) -> None:
+    for member in source.layout.numbers:
+        size = itemsize(member.dtype) * (1 if member.kind == "scalar" else n)
+        for k in range(member.components):
+            one, other = into.span(member.name, k), source.span(member.name, k)
+            ctypes.memmove(one.address, other.address, size)
+
+
+class _Worker:
+    """The thread of a shadow, and what it has seen. It belongs to the process that made it."""
+
+    def __init__(
+        self, shadow: Session, begun: ShadowRecord, keep: Callable[[ShadowRecord], None]
+    ) -> None:
+        self._shadow, self._begun, self._keep = shadow, begun, keep
+        self._left = begun
+        """What could not be kept yet."""
+        self._process, self._lock = OwnProcess(), Lock()
+        self._reset()
+        self._closed = False
+        self._free: deque[_Copy | None] = deque([None] * _ROOM)
+        self._work: SimpleQueue[_Copy | threading.Event | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="soa-shadow", daemon=True)
+        self._thread.start()
+
+    def _reset(self) -> None:
+        self._counts = dict.fromkeys(("events", "dropped", "errors"), 0)
+        self._error = ""
+        self._most: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+
+    @property
+    def record(self) -> ShadowRecord:
+        with self._lock:
+            now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
+            return self._left.plus([self._begun.model_copy(update=now)])
+
+    def offer(self, event: Binding) -> None:
+        """Copy an event whose call has ended, if there is room."""
+        if self._closed or not event.writes or not self._process.here():
+            return
+        try:
+            copy = self._free.pop()
+        except IndexError:
+            with self._lock:
+                self._counts["dropped"] += 1
+            return
+        try:
+            ranges = self._shadow.signature.ranges
+            if copy is None or any(n > copy.room[dim] for dim, n in event.rows.items()):
+                copy = None
+                doubled = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in event.rows.items()}
+                room = {dim: min(n, ranges[dim].limit) for dim, n in doubled.items()}
+                copy = _Copy(self._shadow, room)
+            copy.take(event)
+        except Exception as error:
+            self._free.append(copy)
+            self._failed(error)
+        else:
+            self._work.put(copy)
+
+    def flush(self) -> None:
+        self._process.require()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            done = threading.Event()
+            self._work.put(done)
+            done.wait()
+        seen = self.record
+        with self._lock:
+            self._left = seen
+            self._reset()
+        if seen != self._begun:
+            self._keep(seen)
+            self._left = self._begun
+
+    def close(self) -> None:
+        """What cannot be kept is logged: production ends as it would without a shadow."""
+        if not self._process.here():
+            return
+        self._closed = True
+        try:
+            self.flush()
+        except Exception as error:
+            log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
+        self._work.put(None)
+        if threading.current_thread() is not self._thread:  # where a collector's run ends it
+            self._thread.join()
+        self._shadow.close()
+
+    def _run(self) -> None:
+        while (each := self._work.get()) is not None:
+            if isinstance(each, threading.Event):
+                each.set()
+                continue
+            try:
+                each.binding(each.rows)
+                found = self._compared(each)
+                with self._lock:
+                    self._counts["events"] += 1
+                    for key, outputs in found.items():
+                        most = self._most[key]
+                        most |= {k: max(v, most.get(k, 0.0)) for k, v in outputs.items()}
+            except Exception as error:
+                self._failed(error)
+            self._free.append(each)
+
+    def _compared(self, copy: _Copy) -> dict[str, dict[str, float]]:
+        """The largest differences of an event, by output."""
+        found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+        for bound in self._shadow.signature.outputs:
+            name, n = bound.block.collection, copy.rows[bound.rows]
+            ours = read_block(bound, copy.binding.outputs[name].rows(n)).double()
+            theirs = read_block(bound, copy.expected[name].rows(n)).double()
+            same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+            gap = (ours - theirs).abs()
+            for key, values in (("max_abs", gap), ("max_rel", gap / theirs.abs())):
+                worst = values.nan_to_num(math.inf, math.inf).masked_fill(same, 0.0)
+                found[key][bound.name] = float(worst.max()) if n else 0.0
+        return found
+
+    def _failed(self, error: Exception) -> None:
+        ours = isinstance(error, SoaPipelineError)
+        with self._lock:
+            self._counts["errors"] += 1
+            self._error = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,118 @@
+"""Metrics: what labels and a model's outputs come to, in the users' own terms."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.errors import first_line
+from soa.errors import needs_extra
+from stages.errors import MetricError
+from stages.model import load_callable
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`function(labels, output, **kwargs)`: a scikit-learn name, `efficiency`, `resolution`; or as
+    `file.py:name`, `module:name` a callable, which gets `column(name)`, any other column, too.
+
+    Labels are `(rows,)`; with `signal` 1 where they are that, else 0. `output` is an output column,
+    `(rows,)`, or a block, `(rows, columns)`. A function of classes gets whether the output is above
+    `threshold`, or of several columns the number of the largest.
+    """
+
+    name: str
+    function: str
+    output: str
+    label: str
+    signal: int | None = None
+    threshold: float | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, labels: Values) -> None:
+        """Refuse what no output would change. Raises MetricError, SourceError."""
+        _, takes = self._function()
+        if takes == "score" and len(np.unique(self._of(labels))) < 2:
+            one = f"every label {self.label!r} is {labels[0]}"
+            if self.signal is not None:
+                one = f"of the labels {self.label!r} all or none are {self.signal}"
+            raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {one}")
+
+    def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
+        """Raises MetricError where that is no finite number."""
+        where = f"metric {self.name!r}: {self.function}"
+        function, takes = self._function()
+        if len(output) != len(labels):
+            raise MetricError(f"{where}: {len(labels)} labels, {len(output)} rows of outputs")
+        if takes == "class" and output.ndim > 1:
+            output = output.argmax(1)
+        elif takes == "class" and self.threshold is not None:
+            output = output > self.threshold
+        more = [column] if takes == "all" else []
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = function(self._of(labels), output, *more, **self.kwargs)
+        except Exception as error:
+            said = f"{type(error).__name__}: {first_line(error)}"
+            raise MetricError(f"{where} failed: {said}") from error
+        try:
+            number = float(found)
+        except (TypeError, ValueError):
+            kind = type(found).__name__
+            raise MetricError(f"{where} gave a {kind}, not a number") from None
+        if not math.isfinite(number):
+            raise MetricError(f"{where} gave {number} on {len(labels)} rows")
+        return number
+
+    def _of(self, labels: Values) -> Values:
+        return labels if self.signal is None else (labels == self.signal).astype(np.int64)
+
+    def _function(self) -> tuple[Callable[..., Any], str]:
+        """The function, and what of an output it takes: "score", "value", "class", or "all"."""
+        if ":" in self.function:
+            return load_callable(self.function), "all"
+        if self.function == "efficiency":
+            return efficiency, "score"
+        if self.function == "resolution":
+            return resolution, "value"
+        with needs_extra("metrics", MetricError):
+            from sklearn import metrics
+        name = self.function
+        function = getattr(metrics, f"{name}_score", None) or getattr(metrics, name, None)
+        takes = list(inspect.signature(function).parameters) if callable(function) else []
+        if function is None or takes[:1] != ["y_true"]:
+            raise MetricError(
+                f"metric {self.name!r}: {name!r} is neither efficiency, resolution nor a function "
+                "of labels and outputs in sklearn.metrics; for your own write file.py:callable"
+            )
+        return function, "class" if takes[1] == "y_pred" and name != "log_loss" else "score"
+
+
+def efficiency(
+    labels: Values, scores: Values, background: float | None = None, threshold: float = math.nan
+) -> float:
+    """The fraction of signal (label 1) with a score above `threshold`: a given one, or the lowest
+    at which at most the fraction `background` of all else is above it."""
+    signal = labels == 1
+    if background is not None:
+        other = np.sort(scores[~signal])
+        passing = int(background * len(other) + 1e-9)  # so many may; 0.29 * 100 is a little less
+        threshold = float(other[max(len(other) - 1 - passing, 0)])
+    return float(np.mean(scores[signal] > threshold))
+
+
+def resolution(labels: Values, values: Values, relative: bool = False) -> float:
+    """Half the width of the central 68.27 % of value - label; `relative`: of that over label."""
+    gap = values.astype(np.float64) - labels
+    low, high = np.quantile(gap / labels if relative else gap, (0.15865, 0.84135))
+    return float(high - low) / 2

@@ -1,0 +1,98 @@
+"""Files of rows for a small tagger, written by each library itself, and its eager answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import torch
+import uproot
+
+from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
+
+SUFFIXES = (".parquet", ".arrow", ".feather", ".root", ".rntuple.root", ".h5", ".npz")
+
+
+def columns(rows: int, seed: int = 1) -> dict[str, Any]:
+    """Features, and the number of each row."""
+    draw = np.random.default_rng(seed)
+    made: dict[str, Any] = {name: draw.normal(size=rows).astype("f4") for name in FEATURES}
+    return {**made, "event": np.arange(rows), "hit": draw.normal(size=(rows, 3))}
+
+
+def eager(given: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """(n, 3): the answers of the model on rows."""
+    rows = torch.from_numpy(np.stack([np.asarray(given[name]) for name in FEATURES], axis=1))
+    with torch.no_grad():
+        found: np.ndarray[Any, Any] = PointwiseFirst(1)(rows).numpy()
+    return found
+
+
+def write_rows(path: Path, given: Mapping[str, Any], group: int = 250) -> Path:
+    """As a user of the format would: in row groups, baskets, clusters or chunks of `group` rows."""
+    kind = "".join(path.suffixes[-2:])
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(arrow(given)), path, row_group_size=group)
+    elif path.suffix in (".arrow", ".feather"):
+        pyarrow.feather.write_feather(pa.table(arrow(given)), path, chunksize=group)
+    elif path.suffix == ".root":
+        with uproot.recreate(path) as file:
+            types = {name: ak.Array(each).type.content for name, each in given.items()}
+            make = file.mkrntuple if kind == ".rntuple.root" else file.mktree
+            tree = make("Events", types)
+            rows = len(next(iter(given.values())))
+            for low in range(0, rows, group):
+                tree.extend({n: each[low : low + group] for n, each in given.items()})
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            for name, each in given.items():
+                file[name] = each
+    else:
+        np.savez_compressed(path, **given)
+    return path
+
+
+def arrow(given: Mapping[str, Any]) -> dict[str, Any]:
+    def one(values: Any) -> Any:
+        if isinstance(values, ak.Array):
+            return ak.to_arrow(values, extensionarray=False)
+        flat = pa.array(values.reshape(-1))
+        return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, 3)
+
+    return {name: one(values) for name, values in given.items()}
+
+
+def read_rows(path: Path) -> dict[str, Any]:
+    """Every column of an output, by its library alone."""
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
+    elif path.suffix in (".arrow", ".feather"):
+        table = pyarrow.feather.read_table(path)
+    elif path.suffix == ".root":
+        with uproot.open(path) as file:
+            tree = file["Events"]
+            return {name: tree[name].array() for name in tree.keys()}  # noqa: SIM118
+    elif path.suffix == ".h5":
+        with h5py.File(path) as file:
+            return {name: file[name][:] for name in file}
+    else:
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in arrays.files if arrays[name].shape}
+    return {name: ak.from_arrow(table[name]) for name in table.column_names}
+
+
+def require_scored(path: Path, given: Mapping[str, Any], kept: tuple[str, ...] = ()) -> None:
+    """The file has exactly the rows of `given`, in their order, with the model's answers."""
+    found = read_rows(path)
+    assert {name for name in found if not name.startswith("n")} == {*kept, *CLASSES}
+    answers = np.stack([np.asarray(found[name]) for name in CLASSES], axis=1)
+    np.testing.assert_allclose(answers, eager(given), atol=1e-5, rtol=1e-4)
+    for name in kept:
+        np.testing.assert_array_equal(np.asarray(found[name]), given[name])

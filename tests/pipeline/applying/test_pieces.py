@@ -1,0 +1,105 @@
+"""How files are cut, and which models can score them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline.applying.prepare import _cuts
+from pipeline.errors import ApplyError
+from pipeline.files.sources import open_source
+from registry.store.registry import Registry
+from soa import Signature
+from tests.models import served
+from tests.models.scored import SUFFIXES, columns, write_rows
+from tests.models.versions import promoted
+
+
+@given(
+    st.lists(st.integers(0, 500), max_size=20).map(lambda found: sorted({0, *found})),
+    st.integers(1, 200),
+    st.booleans(),
+)
+def test_pieces_follow_one_another(edges: list[int], rows: int, seeks: bool) -> None:
+    cuts = list(_cuts(edges, rows, seeks))
+    assert (cuts[0], cuts[-1]) == (0, edges[-1])
+    sizes = [stop - start for start, stop in pairwise(cuts)]
+    assert all(size > 0 for size in sizes)
+    assert all(size >= rows for size in sizes[:-1])
+    assert seeks or {*cuts} <= {*edges}
+    assert not seeks or all(size < 3 * rows for size in sizes)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
+    expected = columns(700)
+    path = write_rows(tmp_path / f"rows{suffix}", expected, 150)
+    names = ["a", "event", "hit"]
+    for start, stop, rows in ((0, 700, 100), (0, 700, 1000), (150, 450, 70), (0, 0, 5)):
+        with open_source(path) as source:
+            if not source.seeks and suffix == ".npz" and start:
+                continue  # unpacked from front to back, in one piece
+            assert source.edges(names)[-1] == 700
+            batches = list(source.batches(names, start, stop, rows))
+        assert all(len(batch["a"]) <= rows for batch in batches)
+        for name in names:
+            found = [np.asarray(each[name].tolist()) for batch in batches for each in [batch]]
+            whole = np.concatenate([each.reshape(-1, *expected[name].shape[1:]) for each in found])
+            np.testing.assert_array_equal(whole, expected[name][start:stop])
+
+
+@pytest.mark.parametrize(
+    ("model", "signature", "says"),
+    [
+        (served.Coupled, served.COUPLED, "where other rows are beside it"),
+        (served.Running, served.COUPLED, "where other rows are beside it"),
+        (served.Event, served.EVENT, "row dimensions"),
+    ],
+)
+def test_rows_that_see_each_other(
+    tmp_path: Path, empty: Registry, model: type, signature: Signature, says: str
+) -> None:
+    promoted(empty, served.make_bundle(tmp_path / "built", "whole", model(), signature))
+    given = {name: columns(100)["a"] for name in ("x", "y", "z", "weight")}
+    source = write_rows(tmp_path / "rows.npz", given)
+    with pytest.raises(ApplyError, match=says):
+        pipeline.apply("whole@production", source, tmp_path / "out.npz", registry=empty)
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_every_dtype_and_shape(tmp_path: Path, empty: Registry) -> None:
+    """Eigen columns, in a buffer and apart; a collection that is read and written."""
+    promoted(empty, served.make_bundle(tmp_path / "built", "mixed", served.Mixed(), served.MIXED))
+    draw = np.random.default_rng(3)
+    rows: dict[str, Any] = {
+        "pt": draw.normal(size=500).astype("f4"),
+        "dir": draw.normal(size=(500, 3)).astype("f4"),
+        "cov": draw.normal(size=(500, 2, 3)),
+        "flag": draw.random(500) < 0.5,
+        "kind": draw.integers(-9, 9, 500).astype("i1"),
+        "hits": draw.integers(0, 99, 500).astype("u2"),
+        "run": draw.integers(0, 99, 500).astype("u4"),
+        "half": draw.normal(size=500).astype("f2"),
+    }
+    np.savez(tmp_path / "rows.npz", **rows)
+    pipeline.apply("mixed@production", tmp_path / "rows.npz", tmp_path / "o.h5", registry=empty)
+    import h5py
+
+    with h5py.File(tmp_path / "o.h5") as file:
+        found = {name: file[name][:] for name in file}
+    assert found["vec"].shape == (500, 2) and found["mat"].shape == (500, 2, 2)
+    np.testing.assert_allclose(found["vec"], rows["dir"][:, :2] - rows["dir"][:, 1:], rtol=1e-6)
+    np.testing.assert_allclose(found["mat"], rows["cov"][..., :2] * 2 + rows["cov"][..., 1:])
+    plain = [rows[name].astype("f4") for name in ("kind", "hits", "run", "half", "pt")]
+    total = sum(plain) + np.square(rows["dir"]).sum(1)
+    np.testing.assert_allclose(
+        found["sum"], np.where(rows["flag"], total, -total), rtol=1e-4, atol=1e-3
+    )
+    assert found["count"].dtype == np.int32 and found["ok"].dtype == np.bool_

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from registry.bundle.bundle import Bundle
+from tests.models import mlps, project
+from tests.models.project import CONFIG, Project
+from tests.models.shared import made_once
+
+ROWS = 3000
+GATES = """
+gates:
+  max_slowdown: 1000
+  metrics:
+    data: test.parquet
+    label: truth
+    functions:
+      accuracy: {function: accuracy, output: probabilities, min: 0.001, max_drop: 0.01}
+      auc: {function: roc_auc, output: x, signal: 0}
+      eff: {function: efficiency, output: x, signal: 0, background: 0.1}
+      weighted: {function: own.py:weighted, output: y, max: 2}
+"""
+OWN = """
+def weighted(labels, outputs, column):
+    return (outputs * column("weight")).mean()
+"""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Versions of one model with gates of their own: the labels are the good one's classes."""
+
+    good: Bundle
+    bad: Bundle
+    data: Path
+    features: torch.Tensor
+    truth: torch.Tensor
+
+
+def write_gated(folder: Path, seed: int, gates: str = GATES) -> Project:
+    """A project for one engine that needs no compiler, with its labelled rows."""
+    text = CONFIG.replace("[aoti, torchscript, exported]", "[exported]") + gates
+    made = project.write_project(folder, seed=seed, config=text)
+    draw = np.random.default_rng(1)
+    columns = {name: draw.normal(size=ROWS).astype(np.float32) for name in "abcdef"}
+    features = torch.from_numpy(np.stack([*columns.values()], axis=1))
+    truth = mlps.PointwiseFirst(1)(features).argmax(1).numpy()
+    weight = np.full(ROWS, 0.5)
+    pq.write_table(pa.table(columns | {"truth": truth, "weight": weight}), folder / "test.parquet")
+    (folder / "own.py").write_text(OWN)
+    return made
+
+
+@pytest.fixture(scope="session")
+def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gated:
+    def make(folder: Path) -> None:
+        for name, seed in (("good", 1), ("bad", 2)):
+            project.build(write_gated(folder / name, seed))
+
+    folder = made_once(tmp_path_factory, "gated", make)
+    good, bad = (project.copied(folder / n, tmp_path_factory.mktemp(n)) for n in ("good", "bad"))
+    table = pq.read_table(folder / "good" / "test.parquet")
+    columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in "abcdef"]
+    truth = torch.from_numpy(table["truth"].to_numpy().copy())
+    return Gated(
+        good.bundle, bad.bundle, folder / "good/test.parquet", torch.stack(columns, 1), truth
+    )

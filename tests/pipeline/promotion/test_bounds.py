@@ -1,0 +1,185 @@
+"""Gates in the user's own terms: metrics of the artifact's outputs, latency, memory, size."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.promotion.promoting import Assessment, promote
+from registry.bundle.bundle import Bundle
+from registry.errors import PromotionRefused
+from registry.promotion import Decision
+from registry.store.registry import Registry
+from soa.files import digest_of
+from tests.models import mlps
+from tests.models.project import TARGET, answer, cli, described, refusal, resealed
+from tests.pipeline.promotion.conftest import GATES, ROWS, Gated, write_gated
+
+
+def metrics(found: Assessment | PromotionRefused) -> dict[str, Decision]:
+    return {d.detail.split()[0]: d for d in found.decisions if d.gate == "metrics"}
+
+
+def test_the_worse_model_is_refused_and_the_better_one_passes(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
+    empty.register(gated.bad)
+    first = promote(empty, "jets/1", "production")
+    assert "of jets/" not in metrics(first)["accuracy"].detail  # nothing to compare with
+    empty.register(gated.good)
+    better = metrics(promote(empty, "jets/2", "production"))
+    assert better["accuracy"].found.startswith("1, 0.")
+    assert better["accuracy"].found.endswith(" of jets/1")
+
+    worse = empty.register(described(gated.bad, tmp_path / "worse", "worse again"))
+    with pytest.raises(PromotionRefused) as caught:
+        promote(empty, worse.ref, "production")
+    assert [d.gate for d in caught.value.decisions if not d.passed] == ["metrics"]
+    detail = metrics(caught.value)["accuracy"].detail
+    assert detail.startswith(f"accuracy on {TARGET} is 0.")
+    assert detail.endswith(", 1 of jets/2, limit >= 0.001, drop <= 0.01")
+    assert empty.find("jets@production").ref == "jets/2"
+    assert empty.find(worse.ref).aliases == ()
+
+
+def test_the_version_has_its_metrics_and_the_rows(empty: Registry, gated: Gated) -> None:
+    manifest = gated.bad.manifest
+    stored = manifest.labelled
+    assert stored is not None
+    assert (stored.source, stored.rows) == ("test.parquet", ROWS)
+    assert stored.sha256 == digest_of(gated.data) == digest_of(gated.bad.file(stored.file))
+    assert stored.code == {"weighted": "metrics/weighted.py"}
+    with torch.no_grad():
+        eager = mlps.PointwiseFirst(2)(gated.features)
+    found = manifest.targets[TARGET].metrics
+    assert found["accuracy"] == pytest.approx(
+        float((eager.argmax(1) == gated.truth).double().mean())
+    )
+    assert found["weighted"] == pytest.approx(float(eager[:, 1].mean()) / 2, rel=1e-4)
+    signal = gated.truth == 0
+    above = eager[signal, 0][:, None] > eager[~signal, 0]
+    assert found["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
+    assert 0 <= found["eff"] < 1
+    empty.register(gated.bad)
+    shown = cli("show", "jets/1", "--registry", empty.uri).stdout
+    assert f"metrics on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
+    assert "accuracy" in shown
+
+
+def with_gates(bundle: Bundle, folder: Path, **gates: Any) -> Bundle:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["provenance"]["config"]["gates"] |= gates
+
+    return resealed(bundle, folder, edit)
+
+
+def test_latency_memory_and_size(empty: Registry, gated: Gated, tmp_path: Path) -> None:
+    def limits(folder: str, us: float, mb: float, size: float) -> dict[str, Decision]:
+        made = with_gates(
+            gated.good,
+            tmp_path / folder,
+            metrics=None,
+            latency_p99_us=[{"rows": {"n": 100}, "max": us}],
+            memory_mb=[{"rows": {"n": 1000}, "max": mb}],
+            max_artifact_mb=size,
+        )
+        found = promote(empty, empty.register(made).ref, "staging", dry_run=True)
+        return {d.gate: d for d in found.decisions if d.gate in ("latency", "memory", "size")}
+
+    loose = limits("loose", 1e6, 2000, 100)
+    assert [d.passed for d in loose.values()] == [True, True, True], loose
+    assert 0 < float(loose["memory"].found) < 2000
+    assert 1 < float(loose["latency"].found) < 1e6
+    tight = limits("tight", 0.1, 0.001, 1e-5)
+    assert [d.passed for d in tight.values()] == [False, False, False]
+    assert tight["latency"].detail.startswith(f"p99 of a call on {TARGET} at n=100 in us is ")
+    assert tight["latency"].limit == "<= 0.1"
+
+
+def test_the_version_in_place_cannot_be_measured(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
+    """It is broken: a bound on the change refuses, one on the number itself is asked as ever."""
+    empty.register(gated.good)
+    promote(empty, "jets/1", "production")
+    folder = empty.local_path(empty.find("jets/1"))
+    assert folder is not None
+    (folder / "program.pt2").unlink()
+    other = empty.register(described(gated.good, tmp_path / "other", "other"))
+    with pytest.raises(PromotionRefused) as caught:
+        promote(empty, other.ref, "production")
+    found = metrics(caught.value)
+    assert {name: d.passed for name, d in found.items()} == {
+        "accuracy": False,
+        "auc": True,
+        "eff": True,
+        "weighted": True,
+    }
+    assert "jets/1: it cannot be run here" in found["accuracy"].detail
+
+
+def test_a_version_without_the_rows_is_refused(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["labelled"] = None
+        shutil.rmtree(folder / "metrics")
+
+    ref = empty.register(resealed(gated.good, tmp_path / "edited", edit)).ref
+    with pytest.raises(PromotionRefused, match="the version has no labelled rows"):
+        promote(empty, ref, "staging")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("label: truth", "label: trutz", "test.parquet has no 'trutz'; it has a, b"),
+        ("roc_auc", "rock_auc", "'rock_auc' is neither efficiency, resolution nor a function"),
+        (
+            "signal: 0}",
+            "signal: 9}",
+            "'auc': roc_auc needs two classes, and of the labels 'truth' all or none are 9",
+        ),
+        ("own.py:weighted", "own.py:waited", "own.py has no callable 'waited'"),
+    ],
+)
+def test_refused_before_anything_is_built(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in GATES
+    made = write_gated(tmp_path / "made", 1, GATES.replace(old, new, 1))
+    line = refusal("run", made.config, "--work", made.work, "--registry", made.registry)
+    assert says in line
+    assert not (made.work / "compile").exists()
+
+
+def test_rows_of_none_and_a_file_that_lacks_a_column(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    made = write_gated(tmp_path / "made", 1)
+    data = made.folder / "test.parquet"
+    table = pq.read_table(data)
+    asked = ("run", made.config, "--work", made.work, "--registry", made.registry)
+    for part, says in (
+        (table.slice(0, 0), "test.parquet has no rows: metrics need some"),
+        (table.drop_columns(["c"]), "test.parquet has no 'c'; it has a, b, d"),
+    ):
+        pq.write_table(part, data)
+        assert says in refusal(*asked)
+
+
+def test_a_metric_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    made = write_gated(tmp_path / "made", 1)
+    (made.folder / "own.py").write_text("def weighted(labels, outputs, column): return None")
+    line = refusal("run", made.config, "--work", made.work, "--registry", made.registry)
+    assert line.endswith("own.py:weighted gave a NoneType, not a number")
+    assert not Registry(made.registry).exists
+
+
+def test_json_has_the_decisions(empty: Registry, gated: Gated) -> None:
+    empty.register(gated.good)
+    said = answer("promote", "jets/1", "--to", "staging", "--dry-run", registry=empty)
+    (accuracy,) = [d for d in said["decisions"] if d["detail"].startswith("accuracy")]
+    assert (accuracy["gate"], accuracy["passed"], accuracy["found"]) == ("metrics", True, "1")

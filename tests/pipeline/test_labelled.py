@@ -1,0 +1,122 @@
+"""Labelled rows give the same metrics from every format, flat or jagged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import torch
+import uproot
+
+from pipeline.config import MetricsConfig
+from pipeline.errors import DataError
+from pipeline.labelled import Labelled
+from runtime.session.session import Session
+from soa.memory.span import Array
+from tests.models import building, mlps
+
+ROWS = 250  # more than a version of up to 100 rows takes at a time
+ASKED = {
+    "data": "",
+    "label": "truth",
+    "functions": {
+        "accuracy": {"function": "accuracy", "output": "probabilities"},
+        "auc": {"function": "roc_auc", "output": "x", "signal": 0},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    folder = tmp_path_factory.mktemp("labelled")
+    built = building.build(
+        mlps.PointwiseFirst(1), building.mlp_signature(100), folder, ("exported",)
+    )
+    return built.session("exported")
+
+
+@pytest.fixture(scope="module")
+def columns() -> dict[str, Array]:
+    draw = np.random.default_rng(3)
+    found: dict[str, Array] = {
+        name: draw.normal(size=ROWS).astype(np.float32) for name in mlps.FEATURES
+    }
+    features = torch.from_numpy(np.stack([*found.values()], axis=1))
+    truth = mlps.PointwiseFirst(1)(features).argmax(1).numpy()
+    truth[:50] = draw.integers(0, 3, 50)
+    return found | {"truth": truth}
+
+
+def write(path: Path, columns: dict[str, Array]) -> None:
+    match path.suffix:
+        case ".npz":
+            np.savez(path, **dict[str, Any](columns))
+        case ".parquet":
+            pq.write_table(pa.table(columns), path, row_group_size=70)
+        case ".feather":
+            pyarrow.feather.write_feather(pa.table(columns), path)
+        case ".h5":
+            with h5py.File(path, "w") as file:
+                for name, values in columns.items():
+                    file[name] = values
+        case ".root":
+            with uproot.recreate(path) as file:
+                file["Events"] = columns
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".feather", ".h5", ".root"])
+def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"test{suffix}"
+    write(path, columns)
+    labelled = Labelled(path, MetricsConfig.model_validate(ASKED), {})
+    labelled.check(session.signature, {})
+    found = labelled.values(session, {})
+    features = np.stack([columns[name] for name in mlps.FEATURES], axis=1)
+    with torch.no_grad():
+        eager = mlps.PointwiseFirst(1)(torch.from_numpy(features)).numpy()
+    right = float(np.mean(eager.argmax(1) == columns["truth"]))
+    assert [why for _, why in found.values()] == ["", ""]
+    assert found["accuracy"][0] == pytest.approx(right)
+    signal, rest = eager[columns["truth"] == 0, 0], eager[columns["truth"] != 0, 0]
+    pairs = (signal[:, None] > rest).mean() + (signal[:, None] == rest).mean() / 2
+    assert found["auc"][0] == pytest.approx(pairs, abs=1e-3)
+
+    moved = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
+    write(path, moved)
+    assert labelled.values(session, {"jets/*": "in_*"}) == found
+    with pytest.raises(DataError, match="has no 'a'; it has in_a, in_b"):
+        labelled.check(session.signature, {})
+
+
+def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_path: Path) -> None:
+    write(tmp_path / "test.npz", columns)
+    (tmp_path / "own.py").write_text("def mine(labels, outputs, column): return len(column('a'))")
+    own = {"own": {"function": "own.py:mine", "output": "y"}}
+    asked = MetricsConfig.model_validate({**ASKED, "functions": own})
+    first = Labelled(tmp_path / "test.npz", asked, {"own": f"{tmp_path / 'own.py'}:mine"})
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    record = first.keep(bundle / "metrics")
+    for name in ("test.npz", "own.py"):
+        (tmp_path / name).unlink()
+    assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
+    again = Labelled.kept(record, asked, bundle)
+    assert again.values(session, {}) == {"own": (ROWS, "")}
+
+
+def test_a_metric_without_a_value_says_why(
+    session: Session, columns: dict[str, Array], tmp_path: Path
+) -> None:
+    """And the others have theirs."""
+    write(tmp_path / "test.npz", columns)
+    functions = {**ASKED["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
+    asked = MetricsConfig.model_validate({**ASKED, "functions": functions})
+    found = Labelled(tmp_path / "test.npz", asked, {}).values(session, {})
+    assert np.isnan(found["f1"][0]) and "f1 failed: ValueError" in found["f1"][1]
+    assert found["accuracy"][0] > 0.5

@@ -1,0 +1,154 @@
+"""A session is pickled as the version it runs; another process opens that version, once."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.loading import load
+from pipeline.promotion.pulling import pull
+from registry.errors import NotFoundError, RegistryUnavailableError
+from registry.housekeeping import remove
+from registry.ref import Ref
+from registry.store.registry import Registry
+from runtime.checked.test_mode import CheckedSession
+from runtime.devices.everywhere import MultiDeviceSession
+from runtime.errors import LoadError
+from runtime.loader import Reopening, measured_session
+from runtime.opening import Opening, open_version
+from runtime.session.session import Session
+from tests.models.project import TARGET, Built, described
+from tests.models.versions import promoted
+
+ROOT = Path(__file__).parents[2]
+# Another process, in another folder: it opens what it is given, and runs it on columns.
+OTHER = """
+import pickle, sys
+blobs, columns = pickle.load(sys.stdin.buffer)
+first, second = map(pickle.loads, blobs)
+assert first is second and pickle.loads(pickle.dumps(first)) is first
+n = len(columns["a"])
+jets, tags = first.collection("jets", n), first.collection("tags", n)
+for name, values in columns.items():
+    jets[name][:] = values
+first.run(jets, tags)
+origin = first.origin
+said = origin.version, origin.digest, origin.target, {name: tags[name].copy() for name in "xyz"}
+sys.stdout.buffer.write(pickle.dumps(said))
+"""
+
+
+@pytest.fixture
+def registry(jets: Built, empty: Registry) -> Registry:
+    """jets/1 is in production."""
+    promoted(empty, jets.bundle)
+    return empty
+
+
+def answers(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
+    n = len(columns["a"])
+    jets, tags = session.collection("jets", n), session.collection("tags", n)
+    for name, values in columns.items():
+        jets[name][:] = values
+    session.run(jets, tags)
+    return {name: tags[name].copy() for name in "xyz"}
+
+
+def reopening(session: Session) -> Reopening:
+    assert isinstance(session.reopening, Reopening)
+    return session.reopening
+
+
+def test_another_process_gives_the_same_bits_of_the_same_version(
+    jets: Built, registry: Registry, tmp_path: Path
+) -> None:
+    session = load("jets@production", registry=registry)
+    blobs = [pickle.dumps(session), pickle.dumps(session)]
+    promoted(registry, described(jets.bundle, tmp_path / "next", "the next one"))
+    columns = {name: np.random.default_rng(i).normal(size=37) for i, name in enumerate("abcdef")}
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER],
+        input=pickle.dumps((blobs, columns)),
+        env={"PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(tmp_path / "cache")},
+        cwd="/",
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    version, digest, target, found = pickle.loads(done.stdout)
+    assert (version, digest, target) == ("1", jets.bundle.digest, TARGET)
+    expected = answers(session, columns)
+    assert all(np.array_equal(found[name], expected[name]) for name in "xyz")
+
+
+def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
+    pulled = tmp_path / "pulled"
+    pull(registry, "jets@production", pulled)
+    kinds: dict[type[Session], Any] = {
+        Session: load(pulled, engine_name="exported"),
+        CheckedSession: load("jets/1", mode="test", registry=registry, engine_name="exported"),
+        MultiDeviceSession: load("jets", device="auto", registry=registry),
+    }
+    for kind, session in kinds.items():
+        again = pickle.loads(pickle.dumps(session))
+        assert type(again) is kind and again is not session
+        were = [
+            each.origin and (each.origin.engine, each.origin.digest) for each in (session, again)
+        ]
+        assert were[0] == were[1]
+    assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
+
+
+def test_a_closed_one_is_opened_again(registry: Registry) -> None:
+    blob = pickle.dumps(load("jets/1", registry=registry, engine_name="exported"))
+    first = pickle.loads(blob)
+    assert pickle.loads(blob) is first
+    first.close()
+    again = pickle.loads(blob)
+    assert again is not first and len(answers(again, {"a": np.ones(3)})["x"]) == 3
+
+
+def test_a_version_that_is_not_what_it_was_is_refused(
+    jets: Built, registry: Registry, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pulled"
+    pull(registry, "jets@production", folder)
+    blob = pickle.dumps(load(folder))
+    promoted(registry, described(jets.bundle, tmp_path / "next", "the next one"))
+    folder.rename(tmp_path / "old")
+    pull(registry, "jets@production", folder)
+    with pytest.raises(LoadError, match="digest") as caught:
+        pickle.loads(blob)
+    assert jets.bundle.digest[:12] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_version_that_is_gone_is_refused(jets: Built, empty: Registry, tmp_path: Path) -> None:
+    empty.register(jets.bundle)
+    empty.register(described(jets.bundle, tmp_path / "other", "another one"))
+    blob = pickle.dumps(load("jets/1", mode="test", registry=empty, engine_name="exported"))
+    remove(empty, Ref("jets", 1))
+    with pytest.raises(NotFoundError, match="jets/1"):
+        pickle.loads(blob)
+
+
+def test_a_registry_that_cannot_be_reached_is_one_line(registry: Registry) -> None:
+    far = replace(reopening(load("jets/1", registry=registry)), registry="http://127.0.0.1:9")
+    with pytest.raises(RegistryUnavailableError, match=r"127\.0\.0\.1:9") as caught:
+        far()
+    assert "\n" not in str(caught.value)
+
+
+def test_what_cannot_be_opened_again_is_not_pickled(registry: Registry) -> None:
+    opened = open_version(Opening("jets/1", registry=registry))
+    live = load("jets@production", live=True, registry=registry)
+    for session in (live, measured_session(opened, TARGET, "exported")):
+        with pytest.raises(LoadError, match="cannot be pickled") as caught:
+            pickle.dumps(session)
+        assert "\n" not in str(caught.value)
+    assert reopening(live.current).opening.ref == "jets/1"

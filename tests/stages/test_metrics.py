@@ -1,0 +1,135 @@
+"""What labels and outputs come to, and what is refused as no number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.errors import MetricError
+from stages.metrics import Metric, Values, efficiency, resolution
+
+metrics = pytest.importorskip("sklearn.metrics", reason="the extra `metrics` has it")
+
+SCORES = np.array([0.1, 0.4, 0.35, 0.8])
+LABELS = np.array([0, 0, 1, 1])
+TWO = np.stack([1 - SCORES, SCORES], axis=1)
+
+
+def no_column(name: str) -> Values:
+    raise AssertionError(name)
+
+
+def value(function: str, labels: Values, output: Values, **more: Any) -> float:
+    return Metric("m", function, "y", "truth", **more).value(labels, output, no_column)
+
+
+@pytest.mark.parametrize(
+    ("function", "output", "more", "expected"),
+    [
+        ("roc_auc", SCORES, {}, 0.75),
+        ("roc_auc_score", SCORES, {}, 0.75),
+        ("average_precision", SCORES, {}, metrics.average_precision_score(LABELS, SCORES)),
+        ("log_loss", SCORES, {}, metrics.log_loss(LABELS, SCORES)),
+        ("log_loss", TWO, {}, metrics.log_loss(LABELS, TWO)),
+        ("accuracy", TWO, {}, 0.75),  # the larger column
+        ("accuracy", SCORES, {"threshold": 0.3}, 0.75),
+        ("f1", SCORES, {"threshold": 0.3}, 0.8),
+        ("mean_squared_error", SCORES, {}, metrics.mean_squared_error(LABELS, SCORES)),
+        ("roc_auc", SCORES, {"kwargs": {"max_fpr": 0.5}}, None),
+    ],
+)
+def test_names_of_scikit_learn(
+    function: str, output: Values, more: dict[str, Any], expected: float | None
+) -> None:
+    if expected is None:
+        expected = metrics.roc_auc_score(LABELS, SCORES, max_fpr=0.5)
+    assert value(function, LABELS, output, **more) == pytest.approx(expected)
+
+
+def test_a_class_of_several() -> None:
+    flavours = np.array([4, 0, 5, 5])
+    assert value("roc_auc", flavours, SCORES, signal=5) == 0.75
+
+
+@given(st.integers(0, 1000), st.floats(0.001, 0.999))
+def test_the_working_point_lets_at_most_that_background_pass(seed: int, background: float) -> None:
+    draw = np.random.default_rng(seed)
+    labels = np.append([0, 1], draw.integers(0, 2, 200))
+    scores = draw.normal(labels, 1).round(1)  # with ties
+    found = efficiency(labels, scores, background=background)
+    other, signal = scores[labels == 0], scores[labels == 1]
+    allowed = background * len(other) + 1e-9
+    points = [t for t in np.unique(other) if np.sum(other > t) <= allowed]
+    assert found == max(np.mean(signal > t) for t in points)
+    for threshold in (-0.3, 0.5):
+        assert efficiency(labels, scores, threshold=threshold) == np.mean(signal > threshold)
+
+
+def test_resolution() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.uniform(10, 20, 100_000)
+    assert resolution(truth, truth + draw.normal(3, 2, 100_000)) == pytest.approx(2, rel=0.02)
+    assert resolution(truth, truth * draw.normal(1, 0.1, 100_000), relative=True) == pytest.approx(
+        0.1, rel=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "labels", "says"),
+    [
+        ("roc_auc", np.ones(4), "needs two classes, and every label 'truth' is 1.0"),
+        ("efficiency", np.zeros(4), "needs two classes"),
+        ("rock_auc", LABELS, "'rock_auc' is neither efficiency, resolution nor a function"),
+        ("silhouette", LABELS, "neither efficiency"),
+    ],
+)
+def test_refused_before_anything_is_built(function: str, labels: Values, says: str) -> None:
+    with pytest.raises(MetricError, match=says):
+        Metric("m", function, "y", "truth").check(labels)
+    Metric("m", "resolution", "y", "truth").check(np.ones(4))  # one value will do
+
+
+OWN = """
+def mean(labels, outputs, column):
+    return (outputs * column("weight")).mean()
+def nan(labels, outputs, column):
+    return float("nan")
+def text(labels, outputs, column):
+    return "good"
+def fails(labels, outputs, column):
+    raise KeyError("mass")
+"""
+
+
+def test_a_function_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+
+    def call(name: str) -> float:
+        metric = Metric("m", f"{tmp_path / 'own.py'}:{name}", "y", "truth")
+        metric.check(LABELS)
+        return metric.value(LABELS, SCORES, lambda name: np.full(4, 2.0 if name == "weight" else 0))
+
+    assert call("mean") == pytest.approx(2 * SCORES.mean())
+    for name, says in {
+        "nan": "gave nan on 4 rows",
+        "text": "gave a str, not a number",
+        "fails": "failed: KeyError: 'mass'",
+    }.items():
+        with pytest.raises(MetricError, match=says):
+            call(name)
+
+
+def test_what_scikit_learn_refuses_or_cannot_say() -> None:
+    with pytest.raises(MetricError, match="failed: ValueError"):
+        value("accuracy", LABELS, SCORES)  # no threshold
+    with pytest.raises(MetricError, match="4 labels, 3 rows"):
+        value("roc_auc", LABELS, SCORES[:3])
+    with pytest.raises(MetricError, match="gave nan on 4 rows"):
+        value("roc_auc", np.ones(4), SCORES)
+    assert math.isfinite(value("roc_auc", LABELS, SCORES))
