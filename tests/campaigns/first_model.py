@@ -219,7 +219,8 @@ def onnx(folder: Path) -> Show:
 
     def expected() -> Array:
         session = onnxruntime.InferenceSession(file)
-        return np.asarray(session.run(None, {"particles": rows[0], "jet": rows[1]})[0])
+        found = session.run(None, {"particles": rows[0], "jet": rows[1]})  # and the label
+        return np.concatenate([np.asarray(each).reshape(JETS, -1) for each in found], axis=1)
 
     return Show(words, lambda session, rows: _flat(session, "events", columns, rows), expected)
 
