@@ -37,24 +37,30 @@ def has_sanitizer(name: str, scratch: Path) -> bool:
     return built.returncode == 0 and subprocess.run([program], check=False).returncode == 0
 
 
-def build(out: Path, sanitizer: str | None = None) -> Path:
-    """The stress program and the runner, compiled as one; raises CalledProcessError."""
-    import torch
+def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> Path:
+    """The stress program and the runner, compiled as one; raises CalledProcessError.
 
-    libraries = Path(torch.__file__).parent / "lib"
+    With `torch_free`, beside the shim, which is compiled alike, and without libtorch.
+    """
     program = out / f"stress-{sanitizer or 'plain'}"
     flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
     flags += [f"-fsanitize={part}" for part in SANITIZERS[sanitizer]] if sanitizer else []
-    subprocess.run(
-        [
-            compiler() or "g++",
-            *("-std=c++17", "-Wall", "-Wextra", *flags, f"-I{NATIVE}"),
-            *(HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program),
-            *("-Wl,--no-as-needed", f"-L{libraries}", "-ltorch_cpu", "-lc10"),
-            *(f"-Wl,-rpath,{libraries}", "-ldl", "-pthread"),
-        ],
-        check=True,
-    )
+    common: list[str | Path] = [compiler() or "g++", "-std=c++17", "-Wall", "-Wextra", *flags]
+    if torch_free:
+        made = out / "libsoa_shim.so"
+        arithmetic = ("-mavx2", "-mfma", "-ffp-contract=off", "-DSOA_SHIM_CACHED_BYTES=4096")
+        library = ("-fPIC", "-shared", "-Wl,-soname,libsoa_shim.so", "-o", made)
+        sources = NATIVE.joinpath("shim").glob("*.cpp")
+        subprocess.run([*common, *arithmetic, *library, *sources], check=True)
+        links: tuple[str, ...] = ()
+    else:
+        import torch
+
+        folder = Path(torch.__file__).parent / "lib"
+        links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10")
+        links += (f"-Wl,-rpath,{folder}",)
+    runner = (f"-I{NATIVE}", HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program)
+    subprocess.run([*common, *runner, *links, "-ldl", "-pthread"], check=True)
     return program
 
 
@@ -87,7 +93,8 @@ def main() -> int:
         folder = Path(scratch)
         print("compiling a small model ...", flush=True)
         signature = building.mlp_signature(5000)
-        made = building.build(mlps.PointwiseFirst(), signature, folder, engines=("aoti",))
+        engines = ("aoti", "aoti-standalone")
+        made = building.build(mlps.PointwiseFirst(), signature, folder, engines)
         for name, parts in SANITIZERS.items():
             title = " and ".join(parts)
             if not has_sanitizer(name, folder):
@@ -96,11 +103,14 @@ def main() -> int:
                 )
                 failed = True
                 continue
-            done = run(build(folder, name), made.files["aoti"], rounds=400)
-            print(f"{title}: exit {done.returncode}; {(done.stdout.splitlines() or [''])[-1]}")
-            if done.returncode != 0:
-                print(done.stdout, done.stderr, sep="\n")
-                failed = True
+            for engine in engines:
+                program = build(folder, name, torch_free=engine == "aoti-standalone")
+                done = run(program, made.files[engine], rounds=400)
+                last = (done.stdout.splitlines() or [""])[-1]
+                print(f"{title}, {engine}: exit {done.returncode}; {last}")
+                if done.returncode != 0:
+                    print(done.stdout, done.stderr, sep="\n")
+                    failed = True
     return int(failed)
 
 
