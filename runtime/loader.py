@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from engines.target import Target
 from registry.bundle import Manifest, Tolerance
-from runtime.devices import LiveSession, MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
@@ -20,8 +20,9 @@ from runtime.opening import (
     open_program,
     open_version,
 )
-from runtime.process import settle_threads
+from runtime.process import has_torch, settle_threads
 from runtime.session import Origin, Session
+from soa.memory import CPU
 from soa.options import known_options
 from soa.signature import Signature
 
@@ -68,20 +69,34 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
             f"live: {opening.ref} is always the same version: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
+    from runtime.devices import LiveSession
+
     return LiveSession(name, lambda opened: session_on(opened, where))
 
 
 def session_on(opened: Opened, device: torch.device | None) -> Session:
     """A session on one device; with None on each, opened at the first event there."""
-    limit = opened.production or opened.opening.threads is not None
-    settle_threads(opened.threads, limit, opened.production)
+    if not opened.production and not has_torch():
+        raise LoadError(
+            f"{opened.label}: test mode compares with the portable program, which torch runs, and "
+            "torch is not installed here: pip install torch, or load it with mode='production'"
+        )
+    _settle(opened)
     if device is None:
+        from runtime.devices import MultiDeviceSession
+
         return MultiDeviceSession(opened.signature, lambda where: _session(opened, where))
     return _session(opened, device)
 
 
+def _settle(opened: Opened) -> None:
+    limit = opened.production or opened.opening.threads is not None
+    settle_threads(opened.threads, limit, opened.production)
+
+
 def _session(opened: Opened, device: torch.device) -> Session:
     executable, target, engine, any_start = open_here(opened, device)
+    _settle(opened)  # torch may have come with the artifact
     origin = opened.origin(target, engine)
     if opened.production:
         return Session(opened.signature, executable, device, origin, any_start)
@@ -120,7 +135,11 @@ def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
 
 
 def device_here(device: str | torch.device) -> torch.device:
-    """A device that torch has here; LoadError."""
+    """A device of this host, as torch knows it; the CPU also without torch. LoadError."""
+    if str(device) == "cpu" and "torch" not in sys.modules:
+        return cast("torch.device", CPU)  # torch takes it as one
+    if not has_torch():
+        raise LoadError(f"device {str(device)!r}: without torch, which is not installed, use 'cpu'")
     import torch
 
     try:

@@ -1,4 +1,4 @@
-"""The `aoti-standalone` engine: AOTInductor's native code for a process without torch.
+"""How `aoti-standalone` builds: AOTInductor's native code for a process without torch.
 
 It runs on `libsoa_shim.so` (engines/native/shim), which has the part of torch's C interface that
 such code calls, and Sleef's functions. Matrix products are written out where Inductor can. Nothing
@@ -39,7 +39,7 @@ _MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=False):
+class StandaloneBuild(AotiEngine):
     preset: ClassVar[Mapping[str, Any]] = {
         "aot_inductor.link_libtorch": False,
         "max_autotune": True,

@@ -12,7 +12,9 @@ from .opening import Options as Options
 from .route import Name as Name
 from .route import name_of as name_of
 from .route import open_version as open_version
+from .target_choice import engine_without_torch as engine_without_torch
 from .target_choice import open_here as open_here
+from .target_choice import why_torch as why_torch
 from .target_choice import withheld as withheld
 from .tiled import in_tiles as in_tiles
 from .trust import require_promoted as require_promoted
