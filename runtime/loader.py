@@ -81,7 +81,8 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
             f"{opened.label}: test mode compares with the portable program, which torch runs, and "
             "torch is not installed here: pip install torch, or load it with mode='production'"
         )
-    _settle(opened)
+    limit = opened.production or opened.opening.threads is not None
+    settle_threads(opened.threads, limit, opened.production)
     if device is None:
         from runtime.devices import MultiDeviceSession
 
@@ -89,14 +90,8 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     return _session(opened, device)
 
 
-def _settle(opened: Opened) -> None:
-    limit = opened.production or opened.opening.threads is not None
-    settle_threads(opened.threads, limit, opened.production)
-
-
 def _session(opened: Opened, device: torch.device) -> Session:
     executable, target, engine, any_start = open_here(opened, device)
-    _settle(opened)  # torch may have come with the artifact
     origin = opened.origin(target, engine)
     if opened.production:
         return Session(opened.signature, executable, device, origin, any_start)

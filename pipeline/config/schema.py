@@ -312,6 +312,7 @@ class GatesConfig(_Part):
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
+    reproducible: bool = False
     required_targets: (
         Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(_once)] | None
     ) = None

@@ -3,6 +3,7 @@ from .artifact import held_files as held_files
 from .artifact import open_artifact as open_artifact
 from .artifact import open_candidate as open_candidate
 from .artifact import open_program as open_program
+from .bits import answer_bits as answer_bits
 from .opening import LOOKUPS as LOOKUPS
 from .opening import LookupPolicy as LookupPolicy
 from .opening import Mode as Mode

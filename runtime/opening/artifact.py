@@ -86,9 +86,11 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
         pinned.check()
 
 
-def open_candidate(engine_name: str, file: Path, device: torch.device) -> Executable:
+def open_candidate(
+    engine_name: str, file: Path, device: torch.device, threads: int = 1
+) -> Executable:
     """An artifact that is being made or judged, by its path: for the stages alone."""
-    return engine(engine_name).open(file, device)
+    return engine(engine_name).open(file, device, threads)
 
 
 def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:

@@ -14,8 +14,9 @@ from engines.target import Target, check_host_runs, choose_target, gpu_target
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
+from runtime.opening.bits import check_bits
 from runtime.opening.opening import Builder, Opened
-from runtime.process import has_torch, settle_tf32
+from runtime.process import has_torch, settle_tf32, settle_threads
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,11 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
     made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
+    # Torch may have come with the artifact.
+    limit = opened.production or opening.threads is not None
+    settle_threads(opened.threads, limit, opened.production)
+    if device.type == "cpu":
+        check_bits(opened, made, target)
     record, named = manifest.targets[target], opening.engine_name
     windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
     return made, target, named or record.choice(), windows
