@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
+import torch
 from torch.export import ExportedProgram
 
 from engines.aoti.engine import TARGET, AotiEngine
-from engines.aoti.hoisting import hoist_linear
+from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
 from engines.base import Portable
 from engines.errors import EngineError
 from engines.exported import load_program
@@ -37,6 +38,8 @@ _FUNCTIONS = (
 )  # fmt: skip
 _MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_DISPATCHER = "aoti_torch_proxy_executor_call_function"
+_TORCH = str(Path(torch.__file__).parent)
 
 
 class StandaloneBuild(AotiEngine):
@@ -44,12 +47,12 @@ class StandaloneBuild(AotiEngine):
         "aot_inductor.link_libtorch": False,
         "max_autotune": True,
         "max_autotune_gemm_backends": "ATEN,CPP",
-        "conv_1x1_as_mm": True,
         "cpp.simdlen": 256,
     }
 
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         hoist_linear(program)
+        linear_for_convolutions(program)
         return super().rewritten(program)
 
     def compile(
@@ -61,8 +64,9 @@ class StandaloneBuild(AotiEngine):
             raise EngineError(f"aoti-standalone builds for {allowed}; found {target}")
         if not SHIM.is_file():
             raise EngineError(f"{SHIM} is missing: install soa-pipeline on an x86-64 host")
+        dispatched: list[str] = []
         try:
-            with TemporaryDirectory() as scratch, _written_out():
+            with TemporaryDirectory() as scratch, _written_out(), _noting(dispatched):
                 settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
                 files = super().compile(source, target, {**settings, **options}, out)
         except Exception as error:  # torch has no type for what the linker says
@@ -70,7 +74,8 @@ class StandaloneBuild(AotiEngine):
             if not missing:
                 raise
             program = load_program(source.program)
-            needs = ", ".join(_said(name, program) for name in missing)
+            named = [_said(name, program) for name in missing if name != _DISPATCHER]
+            needs = ", ".join(dict.fromkeys([*dispatched, *named]))
             raise EngineError(f"it cannot run without torch: {needs}") from error
         with (out / TARGET).open("a") as note:
             note.write(f"soa-shim {VERSION}\n")
@@ -105,6 +110,24 @@ def _written_out() -> Iterator[None]:
         cache.preprocessing_fns.remove(own)
 
 
+@contextmanager
+def _noting(dispatched: list[str]) -> Iterator[None]:
+    """Adds the operators that have no function in C, each with the line of the model."""
+    from torch._inductor.ir import FallbackKernel
+
+    exported = FallbackKernel.export_extern_kernel_node
+
+    def noting(kernel: Any) -> Any:
+        dispatched.append(_placed(str(kernel.op_overload), kernel.get_stack_traces()))
+        return exported(kernel)
+
+    FallbackKernel.export_extern_kernel_node = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FallbackKernel.export_extern_kernel_node = exported  # type: ignore[method-assign]
+
+
 def _said(name: str, program: ExportedProgram) -> str:
     """A function, and the line of the model that asks for it where the program tells."""
     for node in program.graph.nodes:
@@ -112,6 +135,12 @@ def _said(name: str, program: ExportedProgram) -> str:
         if node.op != "call_function" or operator is None:
             continue
         if re.search(rf"(^|_){operator[1].strip('_')}(_|[fd]\d|f?$)", name):
-            places = _PLACE.findall(node.meta.get("stack_trace") or "")
-            return f"{name} ({':'.join(places[-1])})" if places else f"{name} ({node.target})"
+            return _placed(name, [node.meta.get("stack_trace") or ""])
     return name
+
+
+def _placed(name: str, traces: Iterable[str]) -> str:
+    """A name with the innermost line of each trace that is not torch's own."""
+    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
+    places = [":".join(lines[-1]) for lines in found if lines]
+    return f"{name} ({', '.join(places)})" if places else name

@@ -116,12 +116,15 @@ inline void require_whole_library(const char *path) {
 inline void load_shim(int version) {
   Dl_info here;
   const std::string name = "libsoa_shim.so";
-  void *handle = nullptr;
+  std::string path = name;
   if (dladdr(reinterpret_cast<void *>(&load_shim), &here) != 0) {
-    const std::string code = here.dli_fname;
-    handle = dlopen((code.substr(0, code.rfind('/') + 1) + name).c_str(), RTLD_NOW | RTLD_LOCAL);
+    const std::string code = here.dli_fname, beside = code.substr(0, code.rfind('/') + 1) + name;
+    if (::access(beside.c_str(), F_OK) == 0) {
+      require_whole_library(beside.c_str());
+      path = beside;
+    }
   }
-  if (handle == nullptr) handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) fail(SOA_OPEN_FAILED, "an artifact that runs without torch needs %s", dlerror());
   const auto found = reinterpret_cast<int32_t (*)()>(dlsym(handle, "soa_shim_version"));
   if (found == nullptr || found() < version) {

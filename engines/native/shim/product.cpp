@@ -17,8 +17,12 @@ inline Vector fused(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b,
 #include "product.inc"
 }  // namespace wide256
 
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f")
+#endif
 namespace wide512 {
 using Vector = __m512;
 constexpr int kLanes = 16;
@@ -28,7 +32,11 @@ inline Vector spread(float value) { return _mm512_set1_ps(value); }
 inline Vector fused(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }
 #include "product.inc"
 }  // namespace wide512
+#ifdef __clang__
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 namespace {
 const bool has_512 = __builtin_cpu_supports("avx512f") != 0;

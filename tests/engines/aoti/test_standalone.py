@@ -90,20 +90,30 @@ def test_levels_give_the_same_bits(standalone: Built, tmp_path: Path) -> None:
     assert alone(tmp_path / made[0], 1000) == alone(standalone.files[NAME], 1000)
 
 
-class Gamma(nn.Module):
+class Foreign(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.lgamma(x.abs() + 1)[:, :3]  # line: lgamma
+        found = torch.lgamma(x[:, :3].abs() + 1)  # line: a function
+        found = torch.cumsum(found, 1)  # line: an operator
+        turned = torch.linalg.inv(x[:, :4].reshape(-1, 2, 2))  # line: by the dispatcher
+        return found + turned[:, :1, 0]
 
 
 def test_what_needs_torch_is_named(tmp_path: Path) -> None:
     signature = building.mlp_signature()
     inputs = random_inputs(signature, 1, {})
-    captured = capture(Gamma().eval(), signature, inputs, tmp_path, "none")
+    captured = capture(Foreign().eval(), signature, inputs, tmp_path, "none")
     out = tmp_path / "out"
     out.mkdir()
-    line = Path(__file__).read_text().split("# line: lgamma")[0].count("\n") + 1
-    with pytest.raises(EngineError, match=f"without torch: .*lgamma.*py:{line}"):
+    with pytest.raises(EngineError, match="without torch: ") as refused:
         engine(NAME).compile(Portable(captured.program, None), Target.parse("cpu"), {}, out)
+    lines = Path(__file__).read_text().splitlines()
+    for name, mark in (
+        ("Sleef_lgammaf8_u10", "a function"),
+        ("aoti_torch_cpu_cumsum", "an operator"),
+        ("aten.linalg_inv_ex.default", "by the dispatcher"),
+    ):
+        [line] = [i for i, text in enumerate(lines, 1) if text.endswith(f"# line: {mark}")]
+        assert f"{name} ({__file__}:{line})" in str(refused.value)
     assert list(out.iterdir()) == []
 
 
@@ -127,9 +137,14 @@ def test_threads_and_bad_input(standalone: Built, tmp_path: Path) -> None:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
     program = sanitize.build(tmp_path, None, torch_free=True)
-    done = sanitize.run(program, standalone.files[NAME], rounds=40)
+    done = sanitize.run(program, standalone.files[NAME], 40)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 wrong" in done.stdout
+    shim = tmp_path / "libsoa_shim.so"
+    shim.write_bytes(shim.read_bytes()[:50_000])
+    done = sanitize.run(program, standalone.files[NAME], 1)
+    assert done.returncode == 1  # and not by a signal
+    assert "libsoa_shim.so: not a whole 64-bit ELF library" in done.stdout + done.stderr
 
 
 def test_it_is_asked_for_by_name() -> None:

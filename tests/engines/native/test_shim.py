@@ -224,11 +224,25 @@ def test_attention(
     assert taken(shim, sums).shape == (2, 3, rows)
 
 
+@given(seeds, st.lists(st.integers(0, 5), min_size=0, max_size=4), st.sampled_from(list(NUMBERS)))
+def test_copies(shim: ctypes.CDLL, seed: int, shape: list[int], dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    x, target = (strided(draw, *shape) for _ in range(2))
+    if dtype is not torch.float32:
+        x, target = (x * 100).to(dtype), target.to(dtype)
+    made = ctypes.c_void_p()
+    with handles(shim, x, target) as (one, other):
+        assert shim.aoti_torch_clone(one, ctypes.byref(made)) == 0
+        assert shim.aoti_torch_copy_(other, one, 0) == 0
+    assert torch.equal(taken(shim, made), x)
+    assert torch.equal(target, x)
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    return ulps.build(tmp_path_factory.mktemp("shim"))
+    return sanitize.build_functions(tmp_path_factory.mktemp("shim"))
 
 
 def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:

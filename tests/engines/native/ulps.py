@@ -1,7 +1,8 @@
 """The errors of the shim's functions on all 2^32 floats: `python -m tests.engines.native.ulps`.
 
 Against the C library's double precision, whose own error is a billionth of what is measured. It
-takes half an hour on one core; with a number, every so many floats. docs/standalone.md has figures.
+takes an hour on one core; `ulps 97 exp log` looks at every 97th float, and at these two functions.
+docs/standalone.md has figures.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.engines.native.sanitize import HERE, NATIVE, compiler
+from tests.engines.native import sanitize
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,6 @@ class Error:
     wrong: int
 
 
-def build(folder: Path) -> Path:
-    """The program that measures, with the shim's own sources and flags."""
-    flags = ("-std=c++17", "-O2", "-mavx2", "-mfma", "-ffp-contract=off", "-fno-builtin")
-    program = folder / "shim"
-    include = f"-I{NATIVE / 'shim'}"
-    subprocess.run(
-        [compiler() or "g++", *flags, include, HERE / "shim.cpp", "-o", program], check=True
-    )
-    return program
-
-
 def measured(program: Path, *words: str) -> dict[str, Error]:
     """What the program says of each function: `ulps STEP`, or `doubles`."""
     done = subprocess.run([program, *words], check=True, stdout=subprocess.PIPE, text=True)
@@ -41,11 +31,13 @@ def measured(program: Path, *words: str) -> dict[str, Error]:
     return {name: Error(float(ulps), int(wrong)) for name, ulps, _, _, wrong, *_ in lines}
 
 
-def main() -> int:
+def main(step: str = "1", *functions: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
-        program = build(Path(scratch))
-        return subprocess.run([program, "ulps", sys.argv[1] if sys.argv[1:] else "1"]).returncode
+        program = sanitize.build_functions(Path(scratch))
+        calls = [[program, "ulps", step, name] for name in functions]
+        codes = [subprocess.run(call).returncode for call in calls or [[program, "ulps", step]]]
+        return max(codes)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

@@ -1,4 +1,5 @@
-// The shim's mathematics, measured: `shim ulps STEP` every STEP-th float of all 2^32, `shim doubles`, `shim widths`.
+// The shim's mathematics, measured: `functions ulps STEP [FUNCTION]`, every STEP-th float of all 2^32;
+// `functions doubles`; `functions widths`.
 //
 // A line for each function: its name, the worst error in units in the last place against the C library's
 // double precision, where it is, and the number of values that are NaN, infinite or of another sign where
@@ -194,5 +195,5 @@ int main(int count, char **words) {
   if (count > 2 && std::strcmp(words[1], "ulps") == 0) return ulps(std::strtoull(words[2], nullptr, 10), count > 3 ? words[3] : nullptr);
   if (count > 1 && std::strcmp(words[1], "widths") == 0) return widths();
   if (count > 1 && std::strcmp(words[1], "doubles") == 0) return doubles();
-  return std::puts("shim ulps STEP [FUNCTION] | shim doubles | shim widths"), 2;
+  return std::puts("functions ulps STEP [FUNCTION] | doubles | widths"), 2;
 }
