@@ -208,7 +208,8 @@ def test_what_a_worker_refuses(worker: Path, jets: Built, tmp_path: Path) -> Non
     key = tmp_path / "release.pem"
     key.write_text("a key")
     assert "pip install 'soa-runtime[sign]'" in refused(f"{load}, trusted_keys={str(key)!r})")
-    assert "No module named 'mlflow'" in refused("soa_runtime.load('jets@production')")
+    named = f"soa_runtime.load('jets@production', registry={registry.uri!r})"
+    assert "No module named 'mlflow'" in refused(named)
 
 
 @pytest.mark.long

@@ -15,13 +15,14 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from engines.base import Executable, engine
+from engines.base import Executable
 from engines.errors import first_line
 from engines.kinds import cpu_flags
+from runtime.opening.artifact import open_candidate
 from runtime.opening.ranged import RangedExecutable
 from runtime.session import Session
 from soa.files import parse_json, write_whole
@@ -30,6 +31,8 @@ from soa.signature import Signature, offsets_of
 from soa.text import logger
 
 if TYPE_CHECKING:
+    import torch
+
     from runtime.opening.opening import Opened
 
 log = logger("soa-pipeline")
@@ -139,7 +142,7 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
 
 def main(job: dict[str, Any]) -> str | None:
     """The bits of an artifact that is described in plain data, in this process."""
-    opened = engine(job["engine"]).open(Path(job["file"]), CPU)  # type: ignore[arg-type]
+    opened = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
     return answer_bits(Session(signature, opened), Path(job["reference"]))
 
