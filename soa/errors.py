@@ -11,7 +11,6 @@ from contextlib import contextmanager
 
 from soa.text import plain
 
-
 DISTRIBUTION = "soa-pipeline"
 """Whose extras an error tells to install; soa-runtime has some of its own."""
 

@@ -164,9 +164,7 @@ def test_a_worker_without_torch(worker: Path, standalone: Built, tmp_path: Path)
             "jets@production", registry=registry, lookup="prefer-cache", engine_name=NAME
         )
     session.close()
-    again = run(
-        worker, tmp_path, "jets@production", "production", "torch", registry.uri, **env
-    )
+    again = run(worker, tmp_path, "jets@production", "production", "torch", registry.uri, **env)
     assert again["digest"] == found["digest"] and not again["torch"]
 
 

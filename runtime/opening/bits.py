@@ -52,7 +52,7 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
             n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
             for column, k in bound.plan.components:
                 span = written[bound.block.collection].span(column, k)
-                found.update(span.first(n).raw().numpy())
+                found.update(span.first(n).raw().numpy().tobytes())
     return None if _unreadable(session.signature) else found.hexdigest()
 
 
@@ -84,11 +84,13 @@ def _collections(
                     if key in names:  # else the model itself writes it
                         part = stored.get_slice(key)
                         scalar = column.kind == "scalar"
-                        given[name].fill(column.name, stored.get_tensor(key) if scalar else part[:n])
+                        given[name].fill(
+                            column.name, stored.get_tensor(key) if scalar else part[:n]
+                        )
             for name in signature.jagged:
                 end = case[signature.rows_of[name]]
-                for column in ("begin", "end"):
-                    values = given[offsets_of(name)][column]
+                for edge in ("begin", "end"):
+                    values = given[offsets_of(name)][edge]
                     np.minimum(values, end, out=values)
             written = {
                 name: given.get(name)

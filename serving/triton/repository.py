@@ -69,7 +69,7 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
 
 
 def _checksums(model: Path) -> dict[str, str]:
-    """The MD5 of each file, but for those of a bundle: there its list of digests stands for them."""
+    """The MD5 of each file; for those of a bundle its list of digests stands."""
     files = (f for f in model.rglob("*") if f.is_file())
     return {
         str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()

@@ -34,14 +34,14 @@ else:
 
     soa.errors.DISTRIBUTION = "soa-runtime"
 
-from engines.errors import EngineError, RunError, TargetError  # noqa: E402
-from registry.errors import BundleError, RegistryError, TrustError  # noqa: E402
-from runtime.errors import BindError, LoadError  # noqa: E402
-from runtime.loader import load  # noqa: E402
-from runtime.session import Binding, Session  # noqa: E402
-from soa.errors import SoaPipelineError  # noqa: E402
-from soa.layout import Layout, column, eigen, scalar  # noqa: E402
-from soa.memory import Collection, as_collection, to_arrow, to_numpy  # noqa: E402
+from engines.errors import EngineError, RunError, TargetError
+from registry.errors import BundleError, RegistryError, TrustError
+from runtime.errors import BindError, LoadError
+from runtime.loader import load
+from runtime.session import Binding, Session
+from soa.errors import SoaPipelineError
+from soa.layout import Layout, column, eigen, scalar
+from soa.memory import Collection, as_collection, to_arrow, to_numpy
 
 __all__ = [
     "BindError",

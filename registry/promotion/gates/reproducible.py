@@ -1,4 +1,4 @@
-"""reproducible: does each artifact give the same bits on every processor, thread, tile and level?"""
+"""reproducible: the same bits of each artifact on every processor, thread, tile and level?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bits: what a version keeps of them, what a host says at its first load, and the gate's question."""
+"""Bits: what a version keeps of them, what a host says of its own, and the gate's question."""
 
 from __future__ import annotations
 
