@@ -95,7 +95,7 @@ def measure(bundle: Bundle, peak: tuple[float, float]) -> Panel:
     )  # fmt: skip
 
 
-def main(configs: list[Path], work: Path) -> None:
+def main(configs: list[Path], work: Path, plot: str) -> None:
     torch.set_num_threads(1)
     print_machine()
     peak = peaks()
@@ -111,9 +111,9 @@ def main(configs: list[Path], work: Path) -> None:
                 continue
             print_panels(CAPTION if len(panels) == 1 else "", panels[-1:])
     if panels:
-        save_plot("limit", CAPTION, panels)
+        save_plot(plot, CAPTION, panels)
 
 
 if __name__ == "__main__":
     with asked() as given:
-        main(given.configs, given.work)
+        main(given.configs, given.work, "limit_unseen" if given.unseen else "limit")

@@ -33,6 +33,7 @@ COPIES = "the copies alone"
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
+_LONG_S = 0.5  # of a first call: it is no slower than the next ones; of a round: few will do
 _LOST = 1.05  # times the fastest: a choice that is slower has lost that size
 _HOPELESS = 2.0  # times the fastest: such a candidate takes part in the first rounds alone
 
@@ -187,24 +188,31 @@ def race(
 ) -> dict[K, Timing]:
     """Time callables in turns; each turn repeats a short one until it takes a few milliseconds.
 
-    With `stay`, others than those leave after a few rounds where they are hopeless.
+    With `stay`, others than those leave after a few rounds where they are hopeless; before the
+    first one, where a round alone is long and takes more than `seconds`.
     """
-    repeats: dict[K, int] = {}
-    once: dict[K, float] = {}
-    for name, run in runs.items():
-        run()
-        begun = time.perf_counter()
-        run()
-        once[name] = time.perf_counter() - begun
-        repeats[name] = max(1, round(_TURN_S / max(once[name], 1e-7)))
+    once = {name: seconds_of(run) for name, run in runs.items()}
+    once |= {name: seconds_of(runs[name]) for name, took in once.items() if took < _LONG_S}
+    repeats = {name: max(1, round(_TURN_S / max(took, 1e-7))) for name, took in once.items()}
     taken: dict[K, list[float]] = {name: [] for name in runs}
     order = list(runs)
     shuffle = random.Random(0).shuffle
 
-    def rounds() -> int:
-        a_round = sum(once[name] * repeats[name] for name in order)
-        return max(_MIN_ROUNDS, min(200, math.ceil(seconds / max(a_round, 1e-6))))
+    def a_round() -> float:
+        return max(1e-6, sum(once[name] * repeats[name] for name in order))
 
+    def is_long() -> bool:
+        return a_round() > max(seconds, _LONG_S)
+
+    def rounds() -> int:
+        least = _FIRST_ROUNDS if is_long() else _MIN_ROUNDS
+        return max(least, min(200, math.ceil(seconds / a_round())))
+
+    if stay is not None and is_long():
+        most = _HOPELESS * min(once.values())
+        order = [name for name in order if name in stay or once[name] <= most]
+        for name in runs.keys() - set(order):
+            taken[name].append(once[name] * 1e6)
     last = rounds()
     number = 0
     while number < last:
@@ -222,6 +230,13 @@ def race(
                 run()
             taken[name].append((time.perf_counter() - begun) / repeat * 1e6)
     return {name: _summary(values) for name, values in taken.items()}
+
+
+def seconds_of(run: Callable[[], object]) -> float:
+    """The time of one call."""
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
 
 
 def _summary(values: list[float]) -> Timing:

@@ -10,8 +10,7 @@ case of the reference is then validated through the tiles as well.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -20,7 +19,7 @@ from runtime.opening import in_tiles
 from runtime.session import Session
 from soa.memory import Collection, read_block
 from soa.signature import Signature
-from stages.benchmark import bound_call, race
+from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
 Columns = Mapping[str, Mapping[str, torch.Tensor]]
@@ -42,7 +41,9 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     rows = session.signature.ranges[dim]
     n = min(rows.max, _MANY)
     whole = sizes[-1] if rows.unbounded else 0
-    seconds = _seconds(bound_call(tiled(session, whole), inputs, {dim: n}))
+    call = bound_call(tiled(session, whole), inputs, {dim: n})
+    call()  # may be slower than the next one
+    seconds = seconds_of(call)
     if seconds > _LONG_S:  # fewer rows will do: they fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
@@ -55,14 +56,6 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     if best > _WORTH * times.get(0, math.inf):
         return None
     return min(tile for tile in sizes if times[tile] <= _AS_GOOD * best)
-
-
-def _seconds(call: Callable[[], None]) -> float:
-    """Of a second call: the first one may be slower."""
-    call()
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:
