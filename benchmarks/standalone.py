@@ -1,8 +1,9 @@
 """Artifacts without torch beside the other engines: `python -m benchmarks.standalone [CONFIG ...]`.
 
-Each config goes through `pipeline run`; then every valid candidate races at each size, in one thread,
-from SoA columns to SoA columns. `v3` and `v4` are the levels of the CPU that it was built for, ratios
-are to the first row. The lines below a table say what each took to compile, and what was refused.
+Each config goes through `pipeline run`; then every valid candidate races at each size, in one
+thread, from SoA columns to SoA columns. `v3` and `v4` are the levels of the CPU that it was built
+for, ratios are to the first row. The lines below a table say what each took to compile, and what
+was refused.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ _FUNCTIONS = (
 )  # fmt: skip
 _MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-_DISPATCHER = "aoti_torch_proxy_executor_call_function"
+# By which torch calls an operator that has no function in C.
+_DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninitialized_tensor")
 _TORCH = str(Path(torch.__file__).parent)
 
 
@@ -74,7 +75,7 @@ class StandaloneBuild(AotiEngine):
             if not missing:
                 raise
             program = load_program(source.program)
-            named = [_said(name, program) for name in missing if name != _DISPATCHER]
+            named = [_said(name, program) for name in missing if name not in _DISPATCHER]
             needs = ", ".join(dict.fromkeys([*dispatched, *named]))
             raise EngineError(f"it cannot run without torch: {needs}") from error
         with (out / TARGET).open("a") as note:
@@ -142,5 +143,5 @@ def _said(name: str, program: ExportedProgram) -> str:
 def _placed(name: str, traces: Iterable[str]) -> str:
     """A name with the innermost line of each trace that is not torch's own."""
     found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
-    places = [":".join(lines[-1]) for lines in found if lines]
+    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
     return f"{name} ({', '.join(places)})" if places else name

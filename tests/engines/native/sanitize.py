@@ -2,9 +2,9 @@
 
 Under AddressSanitizer with UndefinedBehaviorSanitizer and LeakSanitizer, then under
 ThreadSanitizer: the runner (stress.cpp), on a small artifact with torch and on one without, which
-are compiled first; the operators and functions that stand in for torch's (operators.cpp, functions.cpp).
-libtorch is not instrumented: what happens inside it is not seen, what it calls (malloc, mutexes)
-and the runner's own code are.
+are compiled first; what stands in for torch, its operators (operators.cpp) and functions
+(functions.cpp). libtorch is not instrumented: what happens inside it is not seen, what it calls
+(malloc, mutexes) and the code of this repository are.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def test_functions_are_as_exact_as_is_written_down(programs: Path) -> None:
     assert len(found) == 24
     assert {name: error.wrong for name, error in found.items()} == dict.fromkeys(found, 0)
     worst = {name: error.ulps for name, error in found.items()}
-    assert worst.pop("exp") <= 1.01
+    assert worst.pop("exp") <= 1.02
     assert max(worst.values()) <= 0.51
 
 
