@@ -131,6 +131,7 @@ def test_candidates_are_opened_by_the_stages() -> None:
     """The one door beside the route: an artifact that is being proved, before any bundle has it."""
     assert users("runtime.opening.open_candidate") == {
         "pipeline/building/candidates.py",
+        "stages/reproduce.py",
         "stages/validate.py",
     }
 
