@@ -116,7 +116,7 @@ def _noting(dispatched: list[str]) -> Iterator[None]:
     """Adds the operators that have no function in C, each with the line of the model."""
     from torch._inductor.ir import FallbackKernel
 
-    exported = FallbackKernel.export_extern_kernel_node
+    exported: Any = FallbackKernel.export_extern_kernel_node
 
     def noting(kernel: Any) -> Any:
         dispatched.append(_placed(str(kernel.op_overload), kernel.get_stack_traces()))

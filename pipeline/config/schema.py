@@ -290,7 +290,7 @@ class ReferenceConfig(_Part):
 
 
 class CompileConfig(_Part):
-    """`options.aoti`, `.aoti-autotune` and `.aoti-folded`: any setting of Inductor.
+    """`options.aoti` and of those named after it: any setting of Inductor.
 
     `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """

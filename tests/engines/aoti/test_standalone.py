@@ -97,7 +97,8 @@ class Foreign(nn.Module):
         found = torch.lgamma(x[:, :3].abs() + 1)  # line: a function
         found = torch.cumsum(found, 1)  # line: an operator
         turned = torch.linalg.inv(x[:, :4].reshape(-1, 2, 2))  # line: by the dispatcher
-        return found + turned[:, :1, 0]
+        needs_torch: Tensor = found + turned[:, :1, 0]
+        return needs_torch
 
 
 def test_what_needs_torch_is_named(tmp_path: Path) -> None:
