@@ -42,8 +42,10 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.registry.campaigns.kill
 	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
 	$(BIN)/python -m tests.engines.native.sanitize
+	$(BIN)/python -m tests.engines.native.ulps
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
+	$(BIN)/python -m tests.campaigns.first_model
 	$(BIN)/python -m tests.registry.campaigns.postgres
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
@@ -65,7 +67,7 @@ clean: ## remove .venv, .venv-triton and the caches
 	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Made anew when the pins here or the dependencies change.
-$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*)
+$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/* engines/native/shim/*)
 	@command -v $(firstword $(PYTHON)) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -55,8 +55,8 @@ def profile(bundle: Bundle) -> None:
     found = sampled(bound_call(measured_session(opened, target), inputs, case))
     kinds: Counter[str] = Counter()
     for name, count in found.items():
-        kind = (kind for kind, words in _KINDS.items() if re.search(words, name))
-        kinds[next(kind, "the rest")] += count
+        found_in = (kind for kind, words in _KINDS.items() if re.search(words, name))
+        kinds[next(found_in, "the rest")] += count
     table = new_table(f"{bundle.manifest.name}, {label(case)}, {made_by}", "what", "share")
     for kind, count in kinds.most_common():
         table.add_row(Text(kind), f"{count / found.total():.0%}")

@@ -48,7 +48,7 @@ RESULTS = ROOT / "benchmarks/RESULTS.md"
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
-LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text"}
+LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "cpp"}
 NAME = "jet-tagger"
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, ClassVar
@@ -226,12 +227,32 @@ def _memory(tensor: torch.Tensor) -> bytes:
     return flat.contiguous().view(torch.uint8).numpy().tobytes()
 
 
+@contextmanager
+def _products_of_no_rows() -> Iterator[None]:
+    """Torch 2.13's own products divide by their blocks of rows: SIGFPE where there is no row."""
+    from torch._inductor import lowering  # noqa: F401  # first: the two import each other
+    from torch._inductor.codegen import cpp_gemm_template as template
+
+    text = template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK
+    least = text.replace(
+        "const int64_t Mr_blocks = (M + Mr - 1) / Mr;",
+        "const int64_t Mr_blocks = std::max<int64_t>((M + Mr - 1) / Mr, 1);",
+        1,
+    )
+    template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = least
+    try:
+        yield
+    finally:
+        template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = text
+
+
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
     """Compile into `out`, unpacked; the library comes first."""
     package = out / "package.pt2"
-    torch._inductor.aoti_compile_and_package(
-        program, package_path=str(package), inductor_configs=settings
-    )
+    with _products_of_no_rows():
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(package), inductor_configs=settings
+        )
     files = unpack(package, out)
     package.unlink()
     return files

@@ -57,6 +57,28 @@ def hoist_linear(program: ExportedProgram) -> int:
     return moved
 
 
+def linear_for_convolutions(program: ExportedProgram) -> None:
+    """Make a convolution that looks at one place at a time a linear layer, in place.
+
+    Its features come last, so that the places of all rows are one matrix.
+    """
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        layer = _layer(node)
+        if layer is None or node.target is aten.linear.default:
+            continue
+        rank = len(sizes(node))
+        with graph.inserting_before(node):
+            shape = [int(size) for size in sizes(layer.weight)[:2]]
+            weight = insert(graph, aten.reshape.default, layer.weight, shape)
+            turned = insert(graph, aten.permute.default, layer.given, [0, *range(2, rank), 1])
+            made = insert(graph, aten.linear.default, turned, weight, layer.bias)
+            made = insert(graph, aten.permute.default, made, [0, rank - 1, *range(1, rank - 1)])
+        node.replace_all_uses_with(made)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
 def _layer(node: Node) -> _Layer | None:
     """A linear layer, or a convolution that looks at one place at a time; None for all else."""
     given: Any

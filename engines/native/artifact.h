@@ -111,11 +111,34 @@ inline void require_whole_library(const char *path) {
   if (!whole) fail(SOA_OPEN_FAILED, "%s: not a whole 64-bit ELF library", path);
 }
 
+// The library that stands in for torch: beside this code, else wherever the loader looks. It stays loaded,
+// and the artifact finds it by its name.
+inline void load_shim(int version) {
+  Dl_info here;
+  const std::string name = "libsoa_shim.so";
+  std::string path = name;
+  if (dladdr(reinterpret_cast<void *>(&load_shim), &here) != 0) {
+    const std::string code = here.dli_fname, beside = code.substr(0, code.rfind('/') + 1) + name;
+    if (::access(beside.c_str(), F_OK) == 0) {
+      require_whole_library(beside.c_str());
+      path = beside;
+    }
+  }
+  void *handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle == nullptr) fail(SOA_OPEN_FAILED, "an artifact that runs without torch needs %s", dlerror());
+  const auto found = reinterpret_cast<int32_t (*)()>(dlsym(handle, "soa_shim_version"));
+  if (found == nullptr || found() < version) {
+    fail(SOA_OPEN_FAILED, "the artifact needs version %d of %s, this one is %d: install a newer soa-pipeline", version,
+         name.c_str(), found != nullptr ? found() : 0);
+  }
+}
+
 // That this host runs what folder/target.txt says the library was built for. Asked before it is
-// loaded: code of a higher CPU level would end the process by SIGILL.
-inline void require_target(const std::string &folder, const char *device) {
+// loaded: code of a higher CPU level would end the process by SIGILL. Returns whether the library runs
+// without torch; then the shim has been loaded.
+inline bool require_target(const std::string &folder, const char *device) {
   std::ifstream file(folder + "/target.txt");
-  if (!file) return;  // an artifact that does not say
+  if (!file) return false;  // an artifact that does not say
   std::string line, target;
   if (!std::getline(file, line) || line != "soa-target 1" || !std::getline(file, target) ||
       target.find('/') == std::string::npos) {
@@ -129,6 +152,10 @@ inline void require_target(const std::string &folder, const char *device) {
   if (!lacking.empty()) {
     fail(SOA_OPEN_FAILED, "this host cannot run %s: it lacks %s", target.c_str(), lacking.c_str());
   }
+  int version = 0;
+  if (!std::getline(file, line) || std::sscanf(line.c_str(), "soa-shim %d", &version) != 1) return false;
+  load_shim(version);
+  return true;
 }
 
 // A loaded library with its container. It stays loaded when this is gone: its code may be on some
@@ -139,8 +166,11 @@ class Artifact {
   Artifact(const char *library, const char *device, const char *folder, int32_t instances)
       : on_gpu(std::strncmp(device, "cuda", 4) == 0), single(instances == 0) {
     require_whole_library(library);
-    if (folder != nullptr) require_target(folder, device);
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    int mode = RTLD_NOW | RTLD_LOCAL;
+    const bool without_torch = folder != nullptr && require_target(folder, device);
+    // Where torch's functions are there for the whole process, the shim's have to be found first.
+    if (without_torch && dlsym(RTLD_DEFAULT, "aoti_torch_get_data_ptr") != nullptr) mode |= RTLD_DEEPBIND;
+    void *handle = dlopen(library, mode);
     if (handle == nullptr) fail(SOA_OPEN_FAILED, "%s", dlerror());
     const CreateContainer create = find(handle, "AOTInductorModelContainerCreateWithDevice");
     delete_container_ = find(handle, "AOTInductorModelContainerDelete");

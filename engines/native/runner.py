@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 _native.set_error(RunError)
 
+SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
+"""What runs in place of torch, for artifacts built so; on x86-64 alone."""
+
 
 class NativeExecutable:
     """An opened library, its weights held once for any number of threads.

@@ -1,12 +1,13 @@
-// soa_model: a bundle's artifact in C++17, over the C interface of soa_runner.h; no Python.
+// soa_model: a bundle in C++17, over the C interfaces of soa_load.h and soa_runner.h; no Python.
 //
-//   auto model = soa::Model::open(bundle + "/targets/cpu/x86-64-v3/aoti", "cpu");
-//   soa::Binding run = model.bind({{"jets", jets_buffer, n}, {"tags", tags_buffer, n}});
-//   run();                 // writes the columns of tags_buffer in place; no copy
+//   auto model = soa::Model::load("jets-3");      // the folder that `pipeline pull jets@production jets-3` made
+//   soa::Collection jets = model.collection("jets", n), tags = model.collection("tags", n);
+//   soa::Binding run = model.bind({jets, tags});  // or memory of your own, see below
+//   run();                 // writes the columns of tags in place; no copy
 //   run.resize(n - 5);     // fewer rows of the same memory
 //
-// A buffer is laid out as CMSSW's GENERATE_SOA_LAYOUT lays it out; model.layout("jets") says where
-// each column lies. Where the layout's storage is "columns", as of Arrow's, each has its own memory:
+// Memory of one's own: {"jets", buffer, n}; model.layout("jets") says where each column lies. Where the layout's
+// storage is "columns", as of Arrow's, each has its own memory:
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
 // Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}.
 // Memory stays the caller's. Mistakes are soa::Error with one line each.
@@ -20,100 +21,29 @@
 #include <map>
 #include <memory>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "soa_runner.h"
+#include "soa_layout.hpp"
+#include "soa_load.h"
 
 namespace soa {
 
-class Error : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
+// What is asked of a bundle when it is loaded. What is not set is as the version's config says.
+struct Loading {
+  bool test = false;    // any folder, promoted or not; it is run on its own reference first
+  std::string device = "cpu", target, engine;  // on a GPU the target is to be named
+  std::string trusted_keys;  // files or folders of PEM, ':' in between: one of them must have signed
+  int threads = 0, instances = 0;
+  // What a generated header expects: the bundle's digest, or, of any version, the same layouts.
+  std::string digest, layouts;
+  bool any_version = false;
 };
 
-struct Column {
-  std::string name, dtype, kind;
-  std::size_t itemsize = 0, components = 1;
-
-  // Whether no model gets it: a struct, or a std::array. Such an element asks for no alignment.
-  bool opaque() const { return dtype.compare(0, 6, "opaque") == 0; }
-};
-
-// The byte layout of one collection. storage is "buffer" or "columns"; offset and nbytes are a
-// buffer's.
-class Layout {
- public:
-  std::vector<Column> columns;
-  std::size_t alignment = 128;
-  std::string rows, storage = "buffer";
-
-  // Bytes that a separate column's address is a multiple of.
-  std::size_t alignment_of(const Column &column) const {
-    return column.opaque() ? alignment : std::max(alignment, column.itemsize);
-  }
-
-  // Rows from one to the next at which every column is aligned as the first row is.
-  std::size_t row_step() const {
-    std::size_t step = 1;
-    for (const Column &column : columns) {
-      if (!column.opaque()) step = std::max(step, alignment_of(column) / column.itemsize);
-    }
-    return step;
-  }
-
-  // Bytes from one component of a column to the next.
-  std::size_t pitch(const Column &column, std::size_t n) const {
-    const std::size_t elements = column.kind == "scalar" ? 1 : n;
-    return (elements * column.itemsize + alignment - 1) / alignment * alignment;
-  }
-  std::size_t offset(const std::string &name, std::size_t n) const {
-    require_buffer();
-    std::size_t at = 0;
-    for (const Column &column : columns) {
-      if (column.name == name) return at;
-      at += pitch(column, n) * column.components;
-    }
-    throw Error("no column '" + name + "'");
-  }
-  const Column &operator[](const std::string &name) const {
-    for (const Column &column : columns) {
-      if (column.name == name) return column;
-    }
-    throw Error("no column '" + name + "'");
-  }
-  std::size_t nbytes(std::size_t n) const {
-    require_buffer();
-    std::size_t total = 0;
-    for (const Column &column : columns) total += pitch(column, n) * column.components;
-    return total;
-  }
-
- private:
-  void require_buffer() const {
-    if (storage != "buffer") throw Error("separate columns have no place in a buffer");
-  }
-};
-
-// The addresses of separate columns by name: one for each component, those of a matrix column by column.
-using Columns = std::map<std::string, std::vector<void *>>;
-
-// A collection's memory, a buffer or separate columns: `capacity` elements (that is what a buffer's
-// column pitch follows from; -1: n), of which the n from `first` on are in use.
-struct Memory {
-  Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1,
-         std::int64_t first_row = 0)
-      : collection(std::move(name)), data(buffer), n(rows), capacity(room), first(first_row) {}
-  Memory(std::string name, Columns separate, std::int64_t rows, std::int64_t room = -1,
-         std::int64_t first_row = 0)
-      : collection(std::move(name)), columns(std::move(separate)), n(rows), capacity(room), first(first_row) {}
-
-  std::string collection;
-  void *data = nullptr;
-  Columns columns;
-  std::int64_t n, capacity, first;
+// What was loaded.
+struct Origin {
+  std::string name, ref, digest, target, engine;
 };
 
 namespace detail {
@@ -136,23 +66,38 @@ struct State {
   int threads = 1;  // which share the tiles
   bool any_first = false;  // whether windows may begin at any row
   std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
+  Origin origin;
 };
 
-inline void check(int code, const char *message) {
-  if (code != SOA_OK) throw Error(message);
+[[noreturn]] inline void refuse(int code, const std::string &said) {
+  switch (code) {
+    case SOA_BAD_BUNDLE: throw BundleError(said);
+    case SOA_NOT_PROMOTED: throw PromotionError(said);
+    case SOA_NOT_SIGNED: throw TrustError(said);
+    case SOA_WRONG_HOST: throw HostError(said);
+    case SOA_WRONG_VERSION: throw HeaderError(said);
+    case SOA_DEVIATES: throw DeviationError(said);
+    default: break;
+  }
+  const bool torch = code == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
+  throw Error(torch ? said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH" : said);
 }
 
-inline void read_description(const std::filesystem::path &file, State &state) {
-  std::ifstream stream(file);
-  if (!stream) {
-    throw Error(file.string() + ": cannot be read: is this the folder of an aoti artifact? One of separate "
-                "columns that was built before they ran in C++ is to be built again");
-  }
+// A call of the C interface, `call(message, size)`: what it refuses is thrown.
+template <typename Call>
+void check(const Call &call) {
+  char message[2048];
+  message[0] = 0;
+  if (const int code = call(message, sizeof message); code != SOA_OK) refuse(code, message);
+}
+
+// where: the file, for errors.
+inline void read_description(std::istream &stream, const std::string &where, State &state) {
   std::string line, word;
   const bool found = static_cast<bool>(std::getline(stream, line));
   const bool says_storage = found && line == "soa-arguments 2";
   if (!found || (line != "soa-arguments 1" && !says_storage)) {
-    throw Error(file.string() + ": not a description of arguments (soa-arguments 1 or 2)");
+    throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)");
   }
   while (std::getline(stream, line)) {
     std::istringstream fields(line);
@@ -167,31 +112,57 @@ inline void read_description(const std::filesystem::path &file, State &state) {
       Layout layout;
       fields >> name >> layout.rows >> layout.alignment;
       if (says_storage) fields >> layout.storage;
+      if (layout.alignment == 0 || (layout.alignment & (layout.alignment - 1)) != 0) fields.setstate(std::ios::failbit);
       state.layouts[name] = layout;
     } else if (word == "column") {
       std::string collection;
       Column column;
-      fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >>
-          column.components;
+      fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >> column.components;
+      if (column.itemsize == 0 || column.components == 0) fields.setstate(std::ios::failbit);
       state.layouts[collection].columns.push_back(column);
     } else if (word == "argument") {
       Argument argument;
-      fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >>
-          argument.column >> argument.component >> argument.count >> argument.role;
+      fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >> argument.column >>
+          argument.component >> argument.count >> argument.role;
       state.arguments.push_back(argument);
     } else if (word == "tile") {
       std::int64_t limit = 0;
       fields >> state.tile >> state.kinds >> limit;
       for (auto &[name, rows] : state.rows) {
         if (limit > rows.max && 2 * state.tile > rows.max) {
-          throw Error(file.string() + ": more rows at a time than it was compiled for: " + line);
+          throw Error(where + ": more rows at a time than it was compiled for: " + line);
         }
         rows.max = limit;
       }
     } else if (word == "windows") {
       state.any_first = true;
     }
-    if (fields.fail()) throw Error(file.string() + ": cannot read: " + line);
+    if (fields.fail()) throw Error(where + ": cannot read: " + line);
+  }
+}
+
+// An opened model as C++ sees it, by the content of its arguments.txt.
+inline std::shared_ptr<State> described(soa_model *model, void (*close)(soa_model *), const char *arguments,
+                                        const std::string &where, int threads) {
+  auto state = std::make_shared<State>();
+  state->model = {model, close};
+  state->threads = threads;
+  std::istringstream text(arguments);
+  read_description(text, where, *state);
+  return state;
+}
+
+inline void require_layouts(const std::string &expected, const State &found) {
+  State header;
+  std::istringstream text(expected);
+  read_description(text, "the generated header", header);
+  for (const auto &[name, layout] : header.layouts) {
+    const auto there = found.layouts.find(name);
+    if (there == found.layouts.end() || !(there->second == layout) || header.layouts.size() != found.layouts.size()) {
+      throw HeaderError("the generated header does not fit " + found.origin.name + " (bundle " +
+                        found.origin.digest.substr(0, 12) + "): its collection '" + name +
+                        "' has other columns there, or it has other collections: run `pipeline cxx` again");
+    }
   }
 }
 
@@ -203,8 +174,7 @@ class Binding {
   // Runs; where there is no output element (n = 0) there is nothing to do.
   void operator()(void *stream = nullptr) {
     if (!writes_) return;
-    char message[512] = "";
-    detail::check(soa_call_run(call_.get(), stream, message, sizeof message), message);
+    detail::check([&](char *text, std::size_t size) { return soa_call_run(call_.get(), stream, text, size); });
   }
 
   // Use n rows of the same memory, in every collection whose rows are `dim`.
@@ -225,10 +195,9 @@ class Binding {
       indices.push_back(i);
       tensors.push_back(describe(argument, rows));
     }
-    char message[512] = "";
-    detail::check(soa_call_update(call_.get(), indices.data(), tensors.data(), indices.size(), message,
-                                  sizeof message),
-                  message);
+    detail::check([&](char *text, std::size_t size) {
+      return soa_call_update(call_.get(), indices.data(), tensors.data(), indices.size(), text, size);
+    });
     rows_ = std::move(rows);
     writes_ = writes();
   }
@@ -248,11 +217,10 @@ class Binding {
       const Layout &layout = found->second;
       const auto step = static_cast<std::int64_t>(layout.row_step());
       if (given.first % step != 0 && !state_->any_first) {
-        throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) +
-                    " on, and the artifact was not validated on such: begin at a multiple of " +
-                    std::to_string(step));
+        throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
+                    "artifact was not validated on such: begin at a multiple of " + std::to_string(step));
       }
-      check_memory(given, layout);
+      given.require(layout);
       const auto [rows, first] = rows_.emplace(layout.rows, given.n);
       if (!first && rows->second != given.n) {
         throw Error("collections disagree on the number of rows '" + layout.rows + "'");
@@ -260,58 +228,23 @@ class Binding {
       check_rows(layout.rows, given.n);
     }
     for (const auto &[name, layout] : state_->layouts) {
-      if (std::none_of(memory_.begin(), memory_.end(),
-                       [&name = name](const Memory &m) { return m.collection == name; })) {
+      if (std::none_of(memory_.begin(), memory_.end(), [&name = name](const Memory &m) { return m.collection == name; })) {
         throw Error("no memory for collection '" + name + "'");
       }
     }
     std::vector<soa_tensor> tensors;
     for (const auto &argument : state_->arguments) tensors.push_back(describe(argument, rows_));
-    char message[512] = "";
     soa_call *call = nullptr;
-    detail::check(soa_call_create(state_->model.get(), tensors.data(), tensors.size(), &call, message,
-                                  sizeof message),
-                  message);
+    detail::check([&](char *text, std::size_t size) {
+      return soa_call_create(state_->model.get(), tensors.data(), tensors.size(), &call, text, size);
+    });
     call_.reset(call);
     if (state_->tile > 0) {
-      detail::check(soa_call_tile(call, state_->kinds.c_str(), state_->tile, state_->threads, message,
-                                  sizeof message),
-                    message);
+      detail::check([&](char *text, std::size_t size) {
+        return soa_call_tile(call, state_->kinds.c_str(), state_->tile, state_->threads, text, size);
+      });
     }
     writes_ = writes();
-  }
-
-  static void check_memory(const Memory &given, const Layout &layout) {
-    const std::string name = "'" + given.collection + "'";
-    const auto capacity = static_cast<std::size_t>(given.capacity);
-    if (layout.storage == "buffer") {
-      if (!given.columns.empty()) throw Error(name + " lies in one buffer: give its address");
-      check_address(name, given.data, layout.nbytes(capacity), layout.alignment);
-      return;
-    }
-    if (given.data != nullptr) throw Error(name + " has separate columns: give the address of each");
-    for (const auto &[column, addresses] : given.columns) {
-      if (addresses.size() != layout[column].components) {
-        throw Error(name + ", column '" + column + "': " + std::to_string(layout[column].components) +
-                    " addresses are needed, found " + std::to_string(addresses.size()));
-      }
-    }
-    for (const Column &column : layout.columns) {
-      const auto found = given.columns.find(column.name);
-      const std::string where = name + ", column '" + column.name + "'";
-      if (found == given.columns.end()) throw Error(where + ": no address");
-      for (const void *address : found->second) {
-        check_address(where, address, column.kind == "scalar" ? 1 : capacity, layout.alignment_of(column));
-      }
-    }
-  }
-
-  static void check_address(const std::string &where, const void *address, std::size_t size,
-                            std::size_t alignment) {
-    if (address == nullptr && size > 0) throw Error(where + ": null pointer");
-    if (reinterpret_cast<std::uintptr_t>(address) % alignment != 0) {
-      throw Error(where + ": not aligned to " + std::to_string(alignment));
-    }
   }
 
   bool writes() const {
@@ -333,9 +266,9 @@ class Binding {
     const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
     if (argument.kind == "carrier") return tensor;
-    const Memory &memory = *std::find_if(
-        memory_.begin(), memory_.end(),
-        [&](const Memory &m) { return m.collection == argument.collection; });
+    const Memory &memory = *std::find_if(memory_.begin(), memory_.end(), [&](const Memory &m) {
+      return m.collection == argument.collection;
+    });
     const Layout &layout = state_->layouts.at(argument.collection);
     const Column &column = layout[argument.column];
     const auto capacity = static_cast<std::size_t>(memory.capacity);
@@ -369,28 +302,58 @@ class Binding {
 // An opened artifact; any number of threads may bind and run it at once.
 class Model {
  public:
-  // folder: the unpacked artifact of one target, with its library and arguments.txt.
-  static Model open(const std::filesystem::path &folder, const std::string &device = "cpu",
-                    int instances = 1, int threads = 1) {
-    auto state = std::make_shared<detail::State>();
-    state->threads = threads;
-    detail::read_description(folder / "arguments.txt", *state);
+  // folder: a bundle. Its digests are checked; in production its promotion too, and who signed it: see soa_load.h.
+  static Model load(const std::filesystem::path &folder, const Loading &loading = {}) {
+    const auto given = [](const std::string &text) { return text.empty() ? nullptr : text.c_str(); };
+    soa_loading asked{};
+    asked.test = loading.test ? 1 : 0;
+    asked.threads = loading.threads;
+    asked.instances = loading.instances;
+    asked.device = given(loading.device);
+    asked.target = given(loading.target);
+    asked.engine = given(loading.engine);
+    asked.digest = loading.any_version ? nullptr : given(loading.digest);
+    asked.trusted_keys = given(loading.trusted_keys);
+    soa_model *model = nullptr;
+    soa_origin *opened = nullptr;
+    detail::check([&](char *text, std::size_t size) { return soa_load(folder.c_str(), &asked, &model, &opened, text, size); });
+    const std::unique_ptr<soa_origin, void (*)(soa_origin *)> found(opened, soa_origin_delete);
+    auto state = detail::described(model, soa_model_close, found->arguments, std::string(found->folder) + "/arguments.txt",
+                                   found->threads);
+    state->origin = {found->name, found->ref, found->digest, found->target, found->engine};
+    if (!loading.layouts.empty()) detail::require_layouts(loading.layouts, *state);
+    return Model(std::move(state));
+  }
+
+  // folder: the unpacked artifact of one target, with its library and arguments.txt. Nothing of it is checked.
+  static Model open(const std::filesystem::path &folder, const std::string &device = "cpu", int instances = 1,
+                    int threads = 1) {
+    const std::string described_in = (folder / "arguments.txt").string();
+    std::ifstream stream(described_in);
+    if (!stream) {
+      throw Error(described_in + ": cannot be read: is this the folder of an aoti artifact? One "
+                  "of separate columns that was built before they ran in C++ is to be built again");
+    }
+    const std::string arguments{std::istreambuf_iterator<char>(stream), {}};
+    auto state = detail::described(nullptr, soa_model_close, arguments.c_str(), described_in, threads);
     std::vector<std::filesystem::path> libraries;
     for (const auto &entry : std::filesystem::directory_iterator(folder)) {
       if (entry.path().extension() == ".so") libraries.push_back(entry.path());
     }
     if (libraries.size() != 1) {
-      throw Error(folder.string() + ": one library is needed, found " +
-                  std::to_string(libraries.size()));
+      throw Error(folder.string() + ": one library is needed, found " + std::to_string(libraries.size()));
     }
-    char message[512] = "";
     soa_model *model = nullptr;
-    detail::check(soa_model_open(libraries[0].c_str(), device.c_str(), folder.c_str(), instances,
-                                 threads, &model, message, sizeof message),
-                  message);
+    detail::check([&](char *text, std::size_t size) {
+      return soa_model_open(libraries[0].c_str(), device.c_str(), folder.c_str(), instances, threads, &model, text, size);
+    });
     state->model.reset(model);
     return Model(std::move(state));
   }
+
+  explicit Model(std::shared_ptr<detail::State> state) : state_(std::move(state)) {}
+
+  const Origin &origin() const { return state_->origin; }
 
   const Layout &layout(const std::string &collection) const {
     const auto found = state_->layouts.find(collection);
@@ -398,10 +361,12 @@ class Model {
     return found->second;
   }
 
+  // Memory for n elements of a collection; it may not outlive the model.
+  Collection collection(const std::string &name, std::int64_t n) const { return Collection(name, layout(name), n); }
+
   Binding bind(std::vector<Memory> memory) const { return Binding(state_, std::move(memory)); }
 
  private:
-  explicit Model(std::shared_ptr<detail::State> state) : state_(std::move(state)) {}
   std::shared_ptr<detail::State> state_;
 };
 

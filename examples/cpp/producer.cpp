@@ -2,10 +2,10 @@
 // queue, and one forward() per event. The event loop below stands in for the framework; nothing of
 // CMSSW is needed to build it.
 //
-//   producer BUNDLE/targets/cpu/x86-64-v3/aoti EVENTS
+//   producer BUNDLE EVENTS [--test]
 //
-// It runs the demo's jet tagger on events of varying size and prints the mean of p_top over all
-// jets, and how many jets there were.
+// BUNDLE is what `pipeline pull jet-tagger@production BUNDLE` made; with --test any bundle is taken. It runs the demo's
+// jet tagger on events of varying size and prints the mean of p_top over all jets, and how many jets there were.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// alpaka's queue, as far as a model sees it: a native stream handle, null on the host.
+// alpaka's queue, as far as a model sees it: alpaka::getNativeHandle(queue), null on the host.
 struct Queue {
   void *native_handle = nullptr;
 };
@@ -52,7 +52,7 @@ class PortableCollection {
 
 class JetTagger {
  public:
-  explicit JetTagger(const std::string &artifact) : model_(soa::Model::open(artifact)) {}
+  JetTagger(const std::string &bundle, const soa::Loading &loading) : model_(soa::Model::load(bundle, loading)) {}
 
   // Input columns in, output columns out, in the event's own memory.
   void produce(Queue &queue, PortableCollection &jets, PortableCollection &tags) const {
@@ -83,12 +83,14 @@ void simulate(PortableCollection &jets, std::size_t event) {
 }  // namespace
 
 int main(int argc, char **argv) {
-  if (argc != 3) {
-    std::cerr << "usage: producer ARTIFACT_FOLDER EVENTS\n";
+  if (argc < 3) {
+    std::cerr << "usage: producer BUNDLE EVENTS [--test]\n";
     return 2;
   }
   try {
-    const JetTagger tagger(argv[1]);
+    soa::Loading loading;
+    loading.test = argc > 3 && std::strcmp(argv[3], "--test") == 0;
+    const JetTagger tagger(argv[1], loading);
     const auto events = std::strtoull(argv[2], nullptr, 10);
     Queue queue;
     double sum = 0.0;

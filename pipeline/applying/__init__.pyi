@@ -1,4 +1,4 @@
-from .on_dask import on_dask as on_dask
+from .dask_cluster import on_dask as on_dask
 from .plan import Execute as Execute
 from .plan import Input as Input
 from .plan import Job as Job

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from pipeline.applying.on_dask import on_dask
+from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score
@@ -149,9 +149,9 @@ def _alone(folder: Path) -> Iterator[None]:
     """In the folder of a job, made where there is none; it goes when no part is left in it."""
     above = folder.parent.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK, timeout=0)
+    lock = FileLock(folder / _LOCK)
     try:
-        lock.acquire()
+        lock.acquire(timeout=0)
     except Timeout:
         raise ApplyError(
             f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"

@@ -10,6 +10,7 @@ import click
 
 from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, run
+from pipeline.cli.cxx import cxx
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
@@ -85,5 +86,6 @@ for _command in (
     init, run, build, apply, explain, ls, show, diff, validate, bench, doctor, promote, approve,
     rollback, history,
     policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
+    cxx,
 ):  # fmt: skip
     main.add_command(_command)

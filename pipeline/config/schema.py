@@ -257,7 +257,7 @@ class ReferenceConfig(Part):
 
 
 class CompileConfig(Part):
-    """`options.aoti`, `.aoti-autotune` and `.aoti-folded`: any setting of Inductor.
+    """`options.aoti` and of those named after it: any setting of Inductor.
 
     `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
     """

@@ -26,6 +26,11 @@ class FileColumn:
     def rows(self) -> int:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
+    @property
+    def cut(self) -> bytes | None:
+        """The same for columns whose items belong to rows alike; None where they are no items."""
+        return None if self.offsets is None else self.offsets.tobytes()
+
 
 def _library(given: Any) -> str:
     return type(given).__module__.partition(".")[0]

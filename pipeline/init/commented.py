@@ -3,61 +3,60 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pipeline.config import SCHEMA_FILE, CoreLoader
+from pipeline.config import SCHEMA_FILE, CoreLoader, read_yaml
 
-_Key = tuple[str | int, ...]
-_ON_ONE_LINE = ("jagged", "kwargs")
-_COMMENTS_AT = 46
+_FORM: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 1 << 20}
 
 
-def text_of(config: Mapping[str, Any], notes: Mapping[_Key, str]) -> str:
-    """`notes`, by the path of a key, stand for the schema's own descriptions."""
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class OneLine:
+    """What is written on one line, and is not commented inside."""
 
-    def plain(node: Any) -> Any:
-        """Without references and alternatives: the mapping or list that it may be."""
-        while "$ref" in node or "anyOf" in node:
-            node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
+    value: Any
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+    def one_line(self, given: OneLine) -> Any:
+        node: Any = self.represent_data(given.value)
+        node.flow_style = True
         return node
 
-    def lines(value: Mapping[str, Any], node: Any, at: _Key) -> Iterator[tuple[str, str]]:
-        for key, inner in value.items():
-            here = (*at, key)
-            below = node.get("properties", {}).get(key) or node["additionalProperties"]
-            said, below = notes.get(here, below.get("description", "")), plain(below)
-            if isinstance(inner, dict) and not (key in _ON_ONE_LINE or at == ("rows",)):
-                yield f"{key}:", said
-                yield from ((f"  {text}", more) for text, more in lines(inner, below, here))
-            elif isinstance(inner, list) and isinstance(inner[0], dict | list):
-                yield f"{key}:", said
-                for i, each in enumerate(inner):
-                    inside = iter([(_yaml(each), notes.get((*here, i), ""))])
-                    if key not in ("columns", "features"):
-                        inside = lines(each, plain(below["items"]), (*here, i))
-                    for k, (text, more) in enumerate(inside):
-                        yield f"  {' ' if k else '-'} {text}", more
-            else:
-                yield f"{key}: {_yaml(inner)}", said
 
-    found = lines(config, schema, ())
-    return "".join(f"{t:<{_COMMENTS_AT}} # {said}\n" if said else f"{t}\n" for t, said in found)
+_Dumper.add_representer(OneLine, _Dumper.one_line)
 
 
-def _yaml(value: Any) -> str:
-    """On one line; text in quotes where a reader would take it for something else."""
-    match value:
-        case str():
-            with suppress(yaml.YAMLError):
-                if yaml.load(f"[{value}]", CoreLoader) == [value]:
-                    return value
-        case list() | tuple():
-            return f"[{', '.join(map(_yaml, value))}]"
-        case dict():
-            return f"{{{', '.join(f'{_yaml(key)}: {_yaml(each)}' for key, each in value.items())}}}"
-    return json.dumps(value)
+def write_config(
+    path: Path, head: str, config: Mapping[str, Any], notes: Mapping[tuple[str | int, ...], str]
+) -> None:
+    """`notes`, by the path of a key, stand for the schema's own descriptions."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    text = head + yaml.dump(dict(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
+    path.write_text(text, encoding="utf-8")
+    said: dict[int, str] = {}
+    for key, line in read_yaml(path).lines.items():
+        node: Any = schema
+        for part in key if not {"columns", "features", "kwargs"} & {*key[:-1]} else ():
+            while "$ref" in node or "anyOf" in node:  # the mapping or list that it may be
+                node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
+            inner = node.get("properties", {}).get(part)
+            node = inner or node["items" if isinstance(part, int) else "additionalProperties"]
+        described = "" if node is schema else node.get("description", "")
+        said[line] = said.get(line) or notes.get(key, described)
+    lines = enumerate(text.splitlines(), 1)
+    commented = (f"{t:<46} # {said[i]}\n" if said.get(i) else f"{t}\n" for i, t in lines)
+    path.write_text("".join(commented), encoding="utf-8")

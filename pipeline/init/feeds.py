@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,20 +17,17 @@ from pipeline.init.weaver import WeaverInput
 
 Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)`: what the user says; InitError where nobody answers."""
-MOST = 4096  # rows that are read
-_LENGTHS = (32, 128)
 
 
 @dataclass(frozen=True)
 class Feed:
     """What an input gets: columns, weaver's expressions of them, or the mask of jagged ones.
 
-    `option` is how forward took it; `items_first`: jagged rows as (n, items, columns). With neither
-    columns nor a mask, what it may take is unknown.
+    `option` is how forward took it; `items_first`: jagged rows as (n, items, columns).
     """
 
     port: Port
-    columns: tuple[FileColumn, ...] = ()
+    columns: tuple[FileColumn, ...]
     trained: WeaverInput | None = None
     mask: bool = False
     option: Option = ((), "")
@@ -39,79 +35,28 @@ class Feed:
 
     @property
     def jagged(self) -> bool:
-        return self.mask or any(column.offsets is not None for column in self.columns)
+        return any(column.offsets is not None for column in self.columns)
 
-    @property
-    def count(self) -> int:
-        return len(self.trained.features if self.trained else self.columns) or 1
-
-    @property
-    def length(self) -> int:
-        """Of jagged rows: how many items the model sees."""
-        return self.option[0][0 if self.items_first else 1]
-
-    @property
-    def usual(self) -> tuple[int, ...]:
-        """The shape that a block has if none is said."""
-        inner = [column.values.shape[1:] for column in self.columns]
-        if self.jagged and not self.mask:
-            return () if self.items_first else (self.count, self.length)
-        if self.trained or self.mask:
-            return self.option[0]
-        if len(inner) == 1 and len(inner[0]) == 2:
-            return inner[0]
-        return (sum(map(math.prod, inner)),)
-
-    @property
-    def seen(self) -> bool:
-        """Whether it has columns with rows in them, and so a known kind."""
-        return any(column.rows for column in self.columns)
-
-    def options(self, dtype: str, widths: Sequence[int], length: int) -> list[Option]:
+    def options(self, dtype: str, length: int) -> list[Option]:
         """The forms in which forward may want it, the likely ones first."""
-        known, count = self.port.shape, self.count
+        count = len(self.trained.features if self.trained else self.columns)
         extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
+        flat = (sum(math.prod(c.values.shape[1:]) for c in self.columns),)
+        shapes: list[tuple[int, ...]] = [(count, *extents), flat]
         if self.mask:
-            shapes: list[tuple[int, ...]] = [(1, length)]
-        elif not self.seen and known is not None:
-            shapes = [tuple(length if extent is None else extent for extent in known)]
-        elif not self.seen:
-            widths = [count] if self.columns else widths
-            shapes = [s for w in widths for s in ((w,), (w, length), (length, w))]
+            shapes = [(1, length), (length,), (length, 1)]
         elif self.jagged:
             shapes = [(count, length), (length, count)]
         elif self.trained or not extents:
             shapes = [(count, *extents)]
-        else:
-            flat = (sum(math.prod(c.values.shape[1:]) for c in self.columns),)
-            shapes = [(count, *extents), flat] if count > 1 else [extents, (1, *extents), flat]
-        if known is not None:
-            shapes = [s for s in shapes if len(s) == len(known)
-                      and all(b in (None, a) for a, b in zip(s, known, strict=True))]  # fmt: skip
+        elif count == 1:
+            shapes = [extents, (1, *extents), flat]
         dtypes = [self.port.dtype] if self.port.dtype else [dtype, "bool" if self.mask else "int64"]
         return [(shape, each) for each in dtypes for shape in shapes]
 
     def flat(self) -> Feed:
         """With a row for each item."""
         return replace(self, columns=tuple(FileColumn(c.name, c.values) for c in self.columns))
-
-    def with_option(self, option: Option, longer: tuple[int, ...]) -> Feed:
-        """With columns of the kind that forward takes, where they were not seen in a file: named
-        `features0`, `features1`, … where they have no name.
-
-        `longer`: the shape where rows have one item more.
-        """
-        shape, dtype = option
-        turned = len(shape) == 2 and shape[0] != longer[0]
-        if self.seen or self.mask:
-            return replace(self, option=option, items_first=turned)
-        count, *inner = shape[::-1] if turned else shape
-        names = [c.name for c in self.columns] or list(self.port.columns)
-        names = names or [f"{self.port.name}{i}" for i in range(count)]
-        values = np.zeros((0, *[math.prod(inner)] * (len(inner) > 1)), dtype)
-        offsets = np.zeros(1, int) if len(inner) == 1 else None
-        columns = tuple(FileColumn(name, values, offsets) for name in names)
-        return replace(self, columns=columns, option=option, items_first=turned)
 
 
 def choose(
@@ -124,9 +69,8 @@ def choose(
 ) -> list[Feed]:
     """A feed for each input: as `given` by its name, else what weaver or the file has for it.
 
-    `flatten`: each item of jagged columns is a row.
-
-    Raises InitError.
+    `flatten`: each item of jagged columns is a row. A mask is of the jagged input before it, of the
+    next one where it comes first. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in given)
     names = [port.name for port in ports]
@@ -140,54 +84,65 @@ def choose(
     have = data.columns if data else []
     words: dict[str, Sequence[str]] = {}
     for port in used:
-        source, own = trained.get(port.name), {*port.columns} <= {*have} or not data
-        found = weaver[source].columns if source else given.get(port.name) or port.columns * own
-        found = found or [port.name] * (port.name in have)
-        words[port.name] = found or ["mask"] * ("mask" in port.name)
-    taken = [n for p in words for n in expanded(f"--input {p}", words[p], have)]
-    left = [n for n in have if n not in taken]
-    for port in used if data else ():
-        if not words[port.name]:
-            only = len(left) <= 64 and [p for p in words if not words[p]] == [port.name]
-            question = f"the columns of {port.name!r}, out of {', '.join(have[:9])}, …"
-            default = ",".join(left) if only else None
-            words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default).split(",")
+        name, own = port.name, {*port.columns} <= {*have} or not data
+        found = weaver[trained[name]].columns if name in trained else given.get(name)
+        found = found or port.columns * own or [name] * (name in have)
+        words[name] = found or ["mask"] * ("mask" in name)
+    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
+    unsaid = [port for port in used if not words[port.name]]
+    for port in unsaid:
+        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
+        if not data:
+            likely = [f"{port.name}{i}" for i in range(port.width)]
+        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
+        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
+        words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default or None).split(
+            ","
+        )
     feeds = []
     for port in used:
         each = expanded(f"--input {port.name}", words[port.name], have)
-        mask = each == ["mask"] and "mask" not in have
-        columns = tuple(
-            data.column(n) if data else FileColumn(n, np.zeros(0, model.dtype))
-            for n in each
-            if not mask
-        )
-        said = weaver.get(trained.get(port.name, ""))
+        mask, said = each == ["mask"] and "mask" not in have, weaver.get(trained.get(port.name, ""))
+        empty = np.zeros(0, port.dtype or model.dtype)
+        columns = [data.column(n) if data else FileColumn(n, empty) for n in each if not mask]
         if said and said.mask and columns[0].offsets is not None:
-            mask, columns, said = True, (), None
-        for column in columns if "trees" not in model.said else ():
-            if bad := int(np.sum(~np.isfinite(column.values))):
-                raise InitError(
-                    f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
-                    "clean the file, or leave the column out"
-                )
-        alike = {c.offsets is None: c.name for c in columns}
-        if len(alike) > 1:
-            raise InitError(
-                f"{port.name!r} would get {alike[False]}, which is jagged, beside {alike[True]}: "
-                f"name columns of one kind by --input {port.name}=COLUMN,COLUMN"
-            )
-        feeds.append(Feed(port, columns, said, mask))
+            mask, columns, said = True, [], None
+        _check(port, columns, said, "trees" in model.said)
+        feeds.append(Feed(port, tuple(columns), said, mask))
+    for i, feed in enumerate(feeds):
+        others = [f for f in feeds[:i][::-1] + feeds[i:] if f.jagged]
+        if feed.mask and not others:
+            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
+        feeds[i] = replace(feed, columns=others[0].columns) if feed.mask else feed
     every = [column for feed in feeds for column in feed.columns]
-    kinds = {c.offsets is None or c.offsets.tobytes(): c.name for c in every}
-    if flatten and len(kinds) > 1:
-        raise InitError(
-            f"--flatten: {' and '.join(kinds.values())} have not the same items in a row"
-        )
-    rows = {column.rows: column.name for column in every}
-    if len(rows) > 1:
-        counts = ", ".join(f"{name} has {n} rows" for n, name in rows.items())
-        raise InitError(f"{counts}: name columns that have the same")
+    cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
+    if len(cuts) > 1:
+        same = "items in each" if flatten else "rows"
+        raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
     return [feed.flat() for feed in feeds] if flatten else feeds
+
+
+def _check(
+    port: Port, columns: Sequence[FileColumn], said: WeaverInput | None, missing: bool
+) -> None:
+    """InitError where columns cannot be of one input; `missing`: NaN is a value."""
+    for column in columns if not missing else ():
+        if bad := int(np.sum(~np.isfinite(column.values))):
+            raise InitError(
+                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
+                "clean the file, or leave the column out"
+            )
+    cuts = {c.cut: c.name for c in columns}
+    if len(cuts) > 1:
+        first, *others = cuts.values()
+        advice = f"--input {port.name}=COLUMN,COLUMN names columns of one kind"
+        if said:
+            advice = "give the file one of them for each item (ak.broadcast_arrays), or a column "
+            advice += "of the formula's own name"
+        raise InitError(
+            f"{port.name!r} would get {first} and {', '.join(others)}, which differ in their items "
+            f"of a row: {advice}"
+        )
 
 
 def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
@@ -198,60 +153,43 @@ def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
         raise InitError(f"{flag}: {error}") from None
 
 
-def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> list[Feed]:
-    """The feeds with the options that forward takes together, and columns for those without.
-
-    `length`: items of a jagged row. Raises InitError, which says what forward takes instead.
+def fitted(
+    model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask
+) -> tuple[list[Feed], int]:
+    """The feeds with the options that forward takes together, and the items of a jagged row:
+    `length`, else weaver's, else an answer. Raises InitError.
     """
-    until = time.monotonic() + 30
-    offsets = [c.offsets for feed in feeds for c in feed.columns if c.offsets is not None]
-    largest = max((int(np.diff(each).max(initial=1)) for each in offsets), default=None)
-    wide = model.widths
-    inner = [a // b for a in wide for b in wide if a > b and a % b == 0]
-    lengths = [length] if length else [*dict.fromkeys([largest or 32, *_LENGTHS, *wide, *inner])]
 
     def options(feeds: Sequence[Feed], size: int) -> list[list[Option]]:
-        return [feed.options(model.dtype, wide, size) for feed in feeds]
-
-    def tried(feeds: Sequence[Feed]) -> tuple[tuple[int, ...], int]:
-        """Which options forward takes together, and with how many items of a row; () if none."""
-        for size in lengths:
-            for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
-                place = fitting(model.module, options(feeds, probe), until)
-                if place and not why_not(model.module, at(place, size, feeds)):
-                    return place, size
-            if options(feeds, size) == options(feeds, size + 1):
-                break  # no length matters
-        return (), lengths[0]
+        return [feed.options(model.dtype, size) for feed in feeds]
 
     def at(place: Sequence[int], size: int, feeds: Sequence[Feed] = feeds) -> list[Option]:
         return [each[i] for each, i in zip(options(feeds, size), place, strict=True)]
 
-    flat = [feed.flat() for feed in feeds]
-    if offsets and length is None and (alone := tried(flat))[0]:
-        raise InitError(
-            f"forward takes {_shown(flat, at(*alone, flat))}, and the columns are jagged: "
-            "--flatten makes a row of each item; or --length N, where it is to see whole rows"
-        )
-    place, size = tried(feeds)
-    if not place:
-        asked = [each[0] if each else ((), "") for each in options(feeds, size)]
-        advice = "name the columns of each: --input NAME=COLUMN,COLUMN"
-        bare = [Feed(feed.port) for feed in feeds]
-        takes = tried(bare)
-        if takes[0]:
-            advice = f"it takes {_shown(bare, at(*takes, bare))}: {advice}"
-        said = why_not(model.module, asked)
-        raise InitError(f"forward does not run on {_shown(feeds, asked)} ({said}); {advice}")
-    matters = length is None and at(place, size + 1) != at(place, size)
-    if matters and not why_not(model.module, at(place, size + 1)):  # any length will do
-        question = "how many items of a row the model sees at most"
-        said = ask("--length", question, str(largest) if largest else None)
+    offsets = [c.offsets for feed in feeds for c in feed.columns if c.offsets is not None]
+    size = length or max((f.trained.length for f in feeds if f.trained), default=0)
+    if offsets and not size:
+        flat = [feed.flat() for feed in feeds]
+        if place := fitting(model.module, options(flat, 1)):
+            raise InitError(
+                f"forward takes {_shown(flat, at(place, 1, flat))}, and the columns are jagged: "
+                "--flatten makes a row of each item; or --length N, where it is to see whole rows"
+            )
+        largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
+        said = ask("--length", "how many items of a row the model sees at most", str(largest))
         if not said.isdecimal() or not int(said):
             raise InitError(f"--length: found {said!r}; expected a whole number")
         size = int(said)
-    pairs = zip(feeds, at(place, size), at(place, size + 1), strict=True)
-    return [feed.with_option(option, longer[0]) for feed, option, longer in pairs]
+    for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
+        place = fitting(model.module, options(feeds, probe))
+        if place is not None and not why_not(model.module, at(place, size)):
+            pairs = zip(feeds, at(place, size), place, strict=True)
+            return [replace(f, option=o, items_first=i % 2 == 1) for f, o, i in pairs], size
+    asked = at([0] * len(feeds), size)
+    raise InitError(
+        f"forward does not run on {_shown(feeds, asked)} ({why_not(model.module, asked)}); "
+        "name the columns of each: --input NAME=COLUMN,COLUMN"
+    )
 
 
 def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:

@@ -30,12 +30,12 @@ _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
 
 @dataclass(frozen=True)
 class Port:
-    """One argument of forward. `shape` of a row where the file says it, with None for what is free
-    there; `columns` are the names that it was trained with."""
+    """An argument of forward: `width` of a flat row and `dtype` where the file says them; `columns`
+    are the names that it was trained with."""
 
     name: str
     needed: bool = True
-    shape: tuple[int | None, ...] | None = None
+    width: int = 0
     dtype: str | None = None
     columns: tuple[str, ...] = ()
 
@@ -54,12 +54,6 @@ class Model:
         floats = (v.dtype for v in self.module.state_dict().values() if v.is_floating_point())
         return str(next(floats, torch.float32)).removeprefix("torch.")
 
-    @property
-    def widths(self) -> list[int]:
-        """Extents of its weights that an input may have, the first layer's first."""
-        shapes = [value.shape for value in self.module.state_dict().values() if value.ndim]
-        return list(dict.fromkeys(s for shape in shapes for s in shape[1:2] or shape if s))[:16]
-
 
 def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[str, Any]) -> Model:
     """The model of `file.py:callable`, `module:callable` or a file, to be said from `folder`.
@@ -73,13 +67,12 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
             f"{spec}: a model is file.py:callable or module:callable, which makes a torch module, "
             f"or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )
-    given: dict[str, Any] = {kind: Path(spec) if kind != "factory" else spec}
-    said: dict[str, Any] = {kind: spec if kind == "factory" else os.path.relpath(spec, folder)}
+    given: dict[str, Any] = {kind: spec if file else Path(spec)}
+    said: dict[str, Any] = {kind: spec if file else os.path.relpath(spec, folder)}
     if file.endswith(".py"):
         given = {kind: f"{Path(file).resolve()}:{name}"}
         said = {kind: f"{os.path.relpath(file, folder)}:{name}"}
-    if kwargs:
-        given["kwargs"] = said["kwargs"] = dict(kwargs)
+    given |= {"kwargs": kwargs} if kwargs else {}
     try:
         module = build_model(ModelSource(**given))
     except SourceError as error:
@@ -88,7 +81,7 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(ModelSource(**given, weights=weights, weights_prefix=prefix))
-        said["weights"] = os.path.relpath(weights, folder)
+        said |= {"weights": os.path.relpath(weights, folder)}
         said |= {"weights_prefix": prefix} if prefix else {}
     return Model(said, module, tuple(_ports(module)))
 
@@ -101,18 +94,23 @@ def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
 
 
 def _ports(module: Any) -> Iterator[Port]:
+    def wide(shape: Sequence[Any]) -> int:
+        return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 0
+
     if hasattr(module, "session"):  # ONNX Runtime's
         for each in module.session.get_inputs():
             kind = each.type.removeprefix("tensor(").removesuffix(")")
-            row = tuple(extent if isinstance(extent, int) else None for extent in each.shape[1:])
-            yield Port(
-                each.name, True, row, {"float": "float32", "double": "float64"}.get(kind, kind)
-            )
+            dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
+            yield Port(each.name, True, wide(each.shape), dtype)
     elif hasattr(module, "names") and hasattr(module, "features"):  # boosted trees
-        yield Port("features", True, (module.features,), None, tuple(module.names))
+        yield Port("features", True, module.features, None, tuple(module.names))
     elif isinstance(module, torch.jit.ScriptModule):
         for argument in module.forward.schema.arguments[1:]:  # type: ignore[attr-defined]
             yield Port(argument.name, not argument.has_default_value())
+    elif isinstance(module, torch.fx.GraphModule):  # an exported program
+        for node in module.graph.find_nodes(op="placeholder"):
+            value = node.meta["val"]
+            yield Port(node.name, True, wide(value.shape), str(value.dtype).removeprefix("torch."))
     else:
         for name, given in inspect.signature(module.forward).parameters.items():
             if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
@@ -146,9 +144,10 @@ def why_not(module: torch.nn.Module, options: Sequence[Option], n: int = ROWS) -
 
 
 def fitting(
-    module: torch.nn.Module, choices: Sequence[Sequence[Option]], until: float
+    module: torch.nn.Module, choices: Sequence[Sequence[Option]], seconds: float = 30
 ) -> tuple[int, ...] | None:
-    """Which option of each input makes it run, those in front first; None by the time `until`."""
+    """Which option of each input makes it run, those in front first; None after so long."""
+    until = time.monotonic() + seconds
     places = product(*(range(len(options)) for options in choices))
     for place in sorted(islice(places, 100_000), key=sum):
         if not why_not(module, [options[i] for options, i in zip(choices, place, strict=True)]):

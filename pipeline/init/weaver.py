@@ -24,11 +24,13 @@ _FAR = 1e30  # weaver writes a bound of 1e32 where there is none
 @dataclass(frozen=True)
 class WeaverInput:
     """`features`: an expression of `columns` for each, as a config has it. `mask`: the only one is
-    above zero where there is an item; `exists` is the column that says so, where one does."""
+    above zero where there is an item; `exists` is the column that says so, where one does. `length`
+    is how many items the network was trained on."""
 
     features: tuple[list[Any], ...]
     columns: tuple[str, ...]
     mask: bool
+    length: int = 0
     exists: str | None = None
 
 
@@ -41,15 +43,18 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
     try:
         if "input_names" in data:  # preprocess.json
             keys = ("median", "norm_factor", "lower_bound", "upper_bound")
+            infos = {name: data[name] for name in data["input_names"]}
             entries = {
-                name: [[v, *(i[key] for key in keys)] for v, i in data[name]["var_infos"].items()]
-                for name in data["input_names"]
+                name: [[v, *(i[key] for key in keys)] for v, i in info["var_infos"].items()]
+                for name, info in infos.items()
             }
+            lengths = {name: info.get("var_length", 0) for name, info in infos.items()}
             labels = data["output_names"]
         else:
             entries = {name: each["vars"] for name, each in data["inputs"].items()}
+            lengths = {name: each.get("length", 0) for name, each in data["inputs"].items()}
             labels = data["labels"]["value"]
-        found = {name: _input(name, each, data, have) for name, each in entries.items()}
+        found = {name: _input(name, entries[name], lengths[name], data, have) for name in entries}
     except (KeyError, TypeError, AttributeError) as error:
         said = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
         raise InitError(said) from error
@@ -62,7 +67,9 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
     return found, [str(label).removeprefix("label_") for label in labels]
 
 
-def _input(own: str, entries: Any, data: Mapping[str, Any], have: Collection[str]) -> WeaverInput:
+def _input(
+    own: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
+) -> WeaverInput:
     formulas = data.get("new_variables") or {}
     prepared = {"method": "manual", "params": None, **(data.get("preprocess") or {})}
     automatic = str(prepared["method"]).startswith("auto")
@@ -85,7 +92,7 @@ def _input(own: str, entries: Any, data: Mapping[str, Any], have: Collection[str
             value += [{"clip": [low, high]}] if low > -_FAR and high < _FAR else []
         features.append(value)
     mask = len(features) == 1 and own.endswith("mask")
-    return WeaverInput(tuple(features), tuple(columns), mask)
+    return WeaverInput(tuple(features), tuple(columns), mask, length)
 
 
 def _formula(

@@ -45,25 +45,20 @@ class OnnxModel(torch.nn.Module):
             raise SourceError(f"{path}: {error}") from error
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = self.session.get_inputs()
-        if len(given) != len(inputs):
-            names = ", ".join(one.name for one in given)
-            raise CaptureError(f"{self.path} has the inputs {names}; found {len(inputs)} blocks")
-        for one, x in zip(given, inputs, strict=True):
-            kind = one.type.removeprefix("tensor(").removesuffix(")")
-            sizes = zip(one.shape, x.shape, strict=False)
-            wrong = [i for i, (a, b) in enumerate(sizes) if type(a) is int and a != b]
-            same = str(x.dtype) == f"torch.{_DTYPES.get(kind, kind)}" and len(one.shape) == x.dim()
-            if wrong or not same:
-                cure = "write dtype: or shape: for the block"
-                if same and wrong == [0]:
-                    cure = "export it with a symbolic first dimension (dynamic_shapes)"
-                raise CaptureError(
-                    f"{self.path}: the input {one.name!r} is {kind} {list(one.shape)}, its block "
-                    f"gives {x.dtype} {list(x.shape)}: {cure}"
-                )
-        feed = {one.name: x.numpy() for one, x in zip(given, inputs, strict=True)}
-        return tuple(map(torch.from_numpy, self.session.run(None, feed)))
+        names = [one.name for one in self.session.get_inputs()]
+        if len(names) != len(inputs):
+            found = f"found {len(inputs)} blocks"
+            raise CaptureError(f"{self.path} has the inputs {', '.join(names)}; {found}")
+        feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        try:
+            return tuple(map(torch.from_numpy, self.session.run(None, feed)))
+        except Exception as error:  # its exceptions have no public common base
+            given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
+            raise CaptureError(
+                f"{self.path} does not run on {given}: {' '.join(str(error).split())}. Its first "
+                "dimension has to be free (export it with dynamic_shapes); a block can have dtype: "
+                "and shape:, rows min:"
+            ) from error
 
 
 def as_torch(model: torch.nn.Module) -> torch.nn.Module:
@@ -345,9 +340,9 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: getattr(torch, name.lower()) for name in _NAMED_ALIKE.split()},
     "Equal": torch.eq, "Greater": torch.gt, "Less": torch.lt, "GreaterOrEqual": torch.ge,
     "LessOrEqual": torch.le, "And": torch.logical_and, "Or": torch.logical_or,
-    "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus, "Mish": F.mish,
-    "Softsign": F.softsign, "HardSwish": F.hardswish, "Identity": lambda x: x,
-    "Dropout": lambda x, ratio=None: x, "PRelu": lambda x, w: torch.where(x < 0, x * w, x),
+    "Xor": torch.logical_xor, "Not": torch.logical_not, "Softplus": F.softplus,
+    "Identity": lambda x: x, "Dropout": lambda x, ratio=None: x,
+    "PRelu": lambda x, w: torch.where(x < 0, x * w, x),
     "Pow": lambda x, y: x.pow(y).to(x.dtype), "Range": torch.arange, "CastLike": Tensor.type_as,
     "Div": lambda x, y: x / y if x.is_floating_point() else x.div(y, rounding_mode="trunc"),
     "Min": lambda *x: reduce(torch.minimum, x), "Max": lambda *x: reduce(torch.maximum, x),
@@ -361,9 +356,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _REDUCTIONS: dict[str, Callable[..., Tensor]] = {
     "Sum": torch.sum, "Mean": torch.mean, "Max": torch.amax, "Min": torch.amin,
-    "LogSumExp": torch.logsumexp, "L1": lambda x, axes, keep: x.abs().sum(axes, keep),
-    "L2": lambda x, axes, keep: x.square().sum(axes, keep).sqrt(),
-    "SumSquare": lambda x, axes, keep: x.square().sum(axes, keep),
+    "LogSumExp": torch.logsumexp,
 }  # fmt: skip
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _plain(run) for name, run in _FUNCTIONS.items()},
@@ -386,8 +379,6 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gelu": lambda a, x: F.gelu(x, approximate=a("approximate", "none")),
     "LeakyRelu": lambda a, x: F.leaky_relu(x, a("alpha", 0.01)),
     "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)),
-    "Selu": lambda a, x: a("gamma", 1.05070102) * F.elu(x, a("alpha", 1.67326319)),
-    "HardSigmoid": lambda a, x: (x * a("alpha", 0.2) + a("beta", 0.5)).clamp(0, 1),
     "Softmax": lambda a, x: x.softmax(a("axis", -1)),
     "LogSoftmax": lambda a, x: x.log_softmax(a("axis", -1)),
     "BatchNormalization": lambda a, x, w, b, mean, var: F.batch_norm(

@@ -1,7 +1,8 @@
 """Boosted trees of XGBoost and LightGBM, from their own files, as one torch module.
 
-The nodes of all trees lie in one array each, and a row goes down all trees at once, a level at a
-step: gathers and comparisons, which every engine compiles. Which way a row goes at a node is each
+In trees of few levels all nodes are asked, for all rows and trees at once: comparisons of whole
+columns, and from the leaves up each picks a side. In deeper ones a row goes down all trees at once,
+a level at a step. Which way a row goes at a node is each
 library's own rule: `GetNextNode` of xgboost's src/predictor/predict_fn.h (float32, x < threshold),
 `NumericalDecision` of LightGBM's include/LightGBM/tree.h (float64, x <= threshold).
 """
@@ -48,6 +49,7 @@ _OBJECTIVES = {
     "signed_square": "regression-sqrt",
 }
 _LINK_OF = {objective: link for link, all in _OBJECTIVES.items() for objective in all.split()}
+_FEW_LEVELS = 6
 _ZERO = float(np.float32(1e-35))  # LightGBM: what is no larger is 0
 _CATEGORIES = "categorical splits are not known here: train on numbers, or one-hot"
 
@@ -76,7 +78,6 @@ class Trees(torch.nn.Module):
     below: torch.Tensor
     feature: torch.Tensor
     threshold: torch.Tensor
-    missing_left: torch.Tensor
     value: torch.Tensor
     roots: torch.Tensor
     base: torch.Tensor
@@ -97,26 +98,40 @@ class Trees(torch.nn.Module):
             raise ValueError("there is no tree in it")
         self.features, self.names, self.link = features, names, link
         self.scale, self.zero = scale, zero
-        for tree in trees:
-            inside = (tree.children >= 0) & (tree.children < len(tree.value))
-            if not inside.all() or not ((tree.feature >= 0) & (tree.feature < features)).all():
-                raise ValueError("a node names a child or a feature that is not there")
-        self.depth = max(map(_depth, trees))
-        starts = np.cumsum([0, *(len(tree.value) for tree in trees)])[:-1]
+        children, feature, threshold, missing_left, value = map(
+            np.concatenate, zip(*trees, strict=True)
+        )
+        counts = np.array([len(tree.value) for tree in trees])
+        starts, most = np.cumsum(counts) - counts, np.repeat(counts, counts)[:, None]
+        inside = ((children >= 0) & (children < most)).all(axis=1)
+        if not (inside & (feature >= 0) & (feature < features)).all():
+            raise ValueError("a node names a child or a feature that is not there")
+        if not np.isfinite(threshold).all():
+            raise ValueError("a threshold is not finite")
         order = np.argsort(outputs, kind="stable")  # the trees of one output side by side
         each = np.repeat(np.arange(len(base)), len(trees) // len(base))
         if not np.array_equal(np.asarray(outputs)[order], each):
             raise ValueError("its outputs have different numbers of trees")
-        children = [tree.children + start for tree, start in zip(trees, starts, strict=True)]
-        _, feature, threshold, missing_left, value = map(np.concatenate, zip(*trees, strict=True))
+        below, roots = children + np.repeat(starts, counts)[:, None], starts[order]
+        at, self.depth = roots, 0  # steps until every row is in a leaf
+        while (below[at] != at[:, None]).any():
+            at, self.depth = np.unique(below[at]), self.depth + 1
+            if self.depth > counts.max():
+                raise ValueError("the nodes of a tree go in a circle")
+        feature = feature + features * (missing_left != 0)  # among the columns of `forward`
+        if self.depth <= _FEW_LEVELS:  # (nodes of a full tree, trees)
+            levels = [roots[None]]
+            for _ in range(self.depth):
+                levels.append(below[levels[-1]].swapaxes(1, 2).reshape(-1, len(trees)))
+            inner = np.concatenate([np.zeros((0, len(trees)), int), *levels[:-1]])
+            feature, threshold, value = feature[inner], threshold[inner], value[levels[-1]]
         real = np.float32 if zero is None else np.float64
         for name, array, dtype in (
-            ("below", np.concatenate(children).reshape(-1), np.int64),
+            ("below", below.reshape(-1), np.int64),
             ("feature", feature, np.int64),
             ("threshold", threshold, real),
-            ("missing_left", missing_left, np.bool_),
-            ("value", value, np.float64),
-            ("roots", starts[order], np.int64),
+            ("value", value, real),
+            ("roots", roots, np.int64),
             ("base", base, np.float64),
         ):
             self.register_buffer(name, torch.from_numpy(np.ascontiguousarray(array, dtype)))
@@ -128,16 +143,33 @@ class Trees(torch.nn.Module):
         x = x.to(self.threshold.dtype)
         if self.zero is not None:
             x = torch.where(x.abs() <= _ZERO, self.zero, x)
+        # What is missing is above all thresholds, and below them for nodes where it goes left.
+        x, missing = x.t(), x.t().isnan()
+        x = torch.cat([torch.where(missing, side, x) for side in (torch.inf, -torch.inf)])
+        leaf = self._picked(x, 0) if self.depth <= _FEW_LEVELS else self._reached(x.t()).t()
+        # In float64, though xgboost adds float32 one by one: nearer to the exact sum.
+        sums = leaf.unflatten(0, (self.base.shape[0], -1)).sum(dim=1, dtype=torch.float64).t()
+        found = _LINKS[self.link](((sums + self.base) * self.scale).to(x.dtype))
+        return found.squeeze(1) if found.shape[1] == 1 else found
+
+    def _picked(self, x: torch.Tensor, node: int) -> torch.Tensor:
+        """(2F, n) -> (trees, n): the value of the leaf below a node of each full tree."""
+        inner = len(self.feature)
+        if node >= inner:
+            return self.value[node - inner].unsqueeze(1).expand(-1, x.shape[1])
+        left = self._left(x[self.feature[node]], self.threshold[node].unsqueeze(1))
+        return torch.where(left, self._picked(x, 2 * node + 1), self._picked(x, 2 * node + 2))
+
+    def _reached(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, 2F) -> (n, trees), down the levels from the roots."""
         at = self.roots.expand(x.shape[0], -1)
         for _ in range(self.depth):
-            value, threshold = x.gather(1, self.feature[at]), self.threshold[at]
-            left = value < threshold if self.zero is None else value <= threshold
-            left = left | (value.isnan() & self.missing_left[at])
+            left = self._left(x.gather(1, self.feature[at]), self.threshold[at])
             at = self.below[2 * at + (~left).to(at.dtype)]
-        # In float64, though xgboost adds float32 one by one: nearer to the exact sum.
-        sums = self.value[at].unflatten(1, (self.base.shape[0], -1)).sum(dim=2) + self.base
-        found = _LINKS[self.link]((sums * self.scale).to(x.dtype))
-        return found.squeeze(1) if found.shape[1] == 1 else found
+        return self.value[at]
+
+    def _left(self, value: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+        return value < threshold if self.zero is None else value <= threshold
 
 
 def load_trees(path: Path) -> Trees:
@@ -251,13 +283,3 @@ def _link_of(objective: str) -> str:
     if objective not in _LINK_OF:
         raise ValueError(f"objective {objective!r} is none of {', '.join(_LINK_OF)}")
     return _LINK_OF[objective]
-
-
-def _depth(tree: Tree) -> int:
-    """Steps from the root until every row is in a leaf."""
-    at, depth = np.array([0]), 0
-    while (tree.children[at] != at[:, None]).any():
-        at, depth = np.unique(tree.children[at]), depth + 1
-        if depth > len(tree.value):
-            raise ValueError("the nodes of a tree go in a circle")
-    return depth

@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import pipeline
 from engines.target import Target
 from registry.bundle.bundle import Bundle
-from runtime.session.session import Session
 from soa import Signature
-from tests.models import project
+from tests.models import cplusplus, project
+from tests.models.cplusplus import ROOT, TORCH, computed, run
 from tests.models.project import Built
 from tests.models.shared import made_once
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cplusplus.installed(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if shutil.which("cmake") is None:
-        pytest.skip("cmake is not installed")
+def programs(tmp_path_factory: pytest.TempPathFactory, prefix: Path) -> Path:
     build = tmp_path_factory.mktemp("cpp")
-    source = str(ROOT / "examples" / "cpp")
-    configure = ["cmake", "-S", source, "-B", str(build), f"-DPython_EXECUTABLE={sys.executable}"]
-    for command in (configure, ["cmake", "--build", str(build)]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return build
+    return cplusplus.built(ROOT / "examples" / "cpp", build, f"-DCMAKE_PREFIX_PATH={prefix}")
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +58,6 @@ def loose(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 def artifact(bundle: Bundle) -> Path:
     return bundle.path / "targets" / str(Target.parse("cpu")) / "aoti"
-
-
-def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [str(program), *(str(argument) for argument in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("n", [0, 1, 33, 1000])
@@ -107,25 +95,6 @@ def printed(programs: Path, folder: Path, n: int) -> list[str]:
     done = run(programs / "run_bundle", folder, n, "jets", "tags")
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
-
-
-def computed(session: Session, n: int) -> list[str]:
-    """The same from Python, on the same inputs."""
-    inputs, outputs = session.collection("jets", n), session.collection("tags", n)
-    rows = np.arange(n)
-    for j, column in enumerate(inputs.layout.columns):
-        for k in range(column.components if column.dtype == "float32" else 0):
-            values = ((7 * rows + 13 * j + 3 * k) % 101).astype(np.float32) / np.float32(101)
-            inputs.component(column.name, k).numpy()[...] = values + np.float32(1)
-    session.run(inputs, outputs)
-    expected = [
-        f"{column.name}{f'.{k}' if column.kind == 'eigen' else ''} {i} {bits:08x}"
-        for column in outputs.layout.columns
-        for k in range(column.components)
-        for i, bits in enumerate(outputs.component(column.name, k).numpy().view(np.uint32))
-    ]
-    assert len(expected) == 3 * n
-    return expected
 
 
 def test_cpp_refuses_what_does_not_fit(programs: Path, jets: Built, tmp_path: Path) -> None:
@@ -204,15 +173,13 @@ int main(int, char **argv) {
 """
 
 
-def test_cpp_checks_each_separate_column(programs: Path, loose: Bundle, tmp_path: Path) -> None:
+def test_cpp_checks_each_separate_column(prefix: Path, loose: Bundle, tmp_path: Path) -> None:
     (tmp_path / "binds.cpp").write_text(BINDS)
-    torch_libraries = Path(torch.__file__).parent / "lib"
     command = [
-        *("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'engines' / 'native'}"),
+        *("g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{prefix / 'include'}"),
         *(str(tmp_path / "binds.cpp"), "-o", str(tmp_path / "binds")),
-        *(f"-L{programs}", f"-Wl,-rpath,{programs}", "-lsoa_runner"),
-        *("-Wl,--no-as-needed", f"-L{torch_libraries}", "-ltorch_cpu", "-lc10"),
-        f"-Wl,-rpath,{torch_libraries}",
+        *(f"-L{prefix}/lib", f"-Wl,-rpath,{prefix}/lib", "-lsoa_model"),
+        *("-Wl,--no-as-needed", f"-L{TORCH}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{TORCH}"),
     ]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
@@ -239,6 +206,6 @@ def test_cpp_checks_each_separate_column(programs: Path, loose: Bundle, tmp_path
 
 
 def test_the_producer_wants_the_demos_columns(programs: Path, jets: Built) -> None:
-    done = run(programs / "producer", artifact(jets.bundle), 20)
+    done = run(programs / "producer", jets.bundle.path, 20, "--test")
     assert done.returncode == 1
     assert "no column 'pt'" in done.stderr

@@ -90,7 +90,7 @@ def test_another_process_gives_the_same_bits_of_the_same_version(
 def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
     pulled = tmp_path / "pulled"
     pull(registry, "jets@production", pulled)
-    kinds = {
+    kinds: dict[type[Session], Any] = {
         Session: load(pulled, engine_name="exported"),
         CheckedSession: load("jets/1", mode="test", registry=registry, engine_name="exported"),
         MultiDeviceSession: load("jets", device="auto", registry=registry),
@@ -98,10 +98,10 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
     for kind, session in kinds.items():
         again = pickle.loads(pickle.dumps(session))
         assert type(again) is kind and again is not session
-        assert (again.origin is None) == (session.origin is None)
-        if session.origin is not None:
-            assert again.origin.engine == session.origin.engine
-            assert again.origin.digest == session.origin.digest
+        were = [
+            each.origin and (each.origin.engine, each.origin.digest) for each in (session, again)
+        ]
+        assert were[0] == were[1]
     assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from engines import EngineError, Portable, Target, engine
-from engines.aoti.hoisting import hoist_linear
+from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
 from engines.exported.archive import load_program
 from runtime.checked.comparison import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
@@ -19,6 +19,8 @@ from stages.validate import validate_session
 from tests.models.building import Built, build
 
 aten = torch.ops.aten
+LINEAR = aten.linear.default
+KINDS = (LINEAR, aten.conv1d.default, aten.conv2d.default, aten.mm.default)
 
 
 class Neighbours(nn.Module):
@@ -70,8 +72,7 @@ def exported(
 
 def layers(program: ExportedProgram) -> list[Tensor]:
     """The inputs of the program's linear layers, as they are at export."""
-    kinds = (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.mm.default)
-    nodes = [n for n in program.graph.nodes if n.target in kinds]
+    nodes = [n for n in program.graph.nodes if n.target in KINDS]
     return [n.args[1 if n.target is aten.mm.default else 0].meta["val"] for n in nodes]
 
 
@@ -83,6 +84,17 @@ def test_a_layer_on_edges_becomes_one_on_points() -> None:
     assert sorted(value.dim() for value in layers(program)) == [2, 4, 4, 4]
     on_edges = [value for value in layers(program) if value.dim() == 4 and value.shape[3] == 4]
     assert len(on_edges) == 1  # the second layer: there is a ReLU in front of it
+    for n in (1, 2, 50):
+        x = torch.randn(n, 6, 9)
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_convolution_of_one_place_becomes_a_layer() -> None:
+    torch.manual_seed(0)
+    model = Neighbours()
+    program = exported(model, (torch.randn(3, 6, 9),), (Dim("n", max=50),))
+    linear_for_convolutions(program)
+    assert [node.target for node in program.graph.nodes if node.target in KINDS] == [LINEAR] * 2
     for n in (1, 2, 50):
         x = torch.randn(n, 6, 9)
         torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)

@@ -1,8 +1,10 @@
-"""Build stress.cpp with the runner and run it: `python -m tests.engines.native.sanitize`.
+"""The native code under sanitizers: `python -m tests.engines.native.sanitize`.
 
 Under AddressSanitizer with UndefinedBehaviorSanitizer and LeakSanitizer, then under
-ThreadSanitizer, on a small artifact that is compiled first. libtorch is not instrumented: what
-happens inside it is not seen, what it calls (malloc, mutexes) and the runner's own code are.
+ThreadSanitizer: the runner (stress.cpp), on a small artifact with torch and on one without, which
+are compiled first; what stands in for torch, its operators (operators.cpp) and functions
+(functions.cpp). libtorch is not instrumented: what happens inside it is not seen, what it calls
+(malloc, mutexes) and the code of this repository are.
 """
 
 from __future__ import annotations
@@ -12,12 +14,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parents[2] / "engines" / "native"
+SHIM = NATIVE / "shim"
+SHIM_FLAGS = ("-mavx2", "-mfma", "-ffp-contract=off", f"-I{SHIM}")
 SANITIZERS = {"address": ("address", "undefined"), "thread": ("thread",)}
 _REPORT = 66
+
+Done = subprocess.CompletedProcess[str]
 
 
 def compiler() -> str | None:
@@ -37,28 +44,53 @@ def has_sanitizer(name: str, scratch: Path) -> bool:
     return built.returncode == 0 and subprocess.run([program], check=False).returncode == 0
 
 
-def build(out: Path, sanitizer: str | None = None) -> Path:
-    """The stress program and the runner, compiled as one; raises CalledProcessError."""
-    import torch
-
-    libraries = Path(torch.__file__).parent / "lib"
-    program = out / f"stress-{sanitizer or 'plain'}"
-    flags = ["-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all"]
+def compiled(sanitizer: str | None, *words: str | Path) -> None:
+    """Run the compiler; raises CalledProcessError."""
+    flags = ["-std=c++17", "-Wall", "-Wextra", "-O1", "-g", "-fno-omit-frame-pointer"]
+    flags += ["-fno-sanitize-recover=all"]
     flags += [f"-fsanitize={part}" for part in SANITIZERS[sanitizer]] if sanitizer else []
-    subprocess.run(
-        [
-            compiler() or "g++",
-            *("-std=c++17", "-Wall", "-Wextra", *flags, f"-I{NATIVE}"),
-            *(HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program),
-            *("-Wl,--no-as-needed", f"-L{libraries}", "-ltorch_cpu", "-lc10"),
-            *(f"-Wl,-rpath,{libraries}", "-ldl", "-pthread"),
-        ],
-        check=True,
-    )
+    subprocess.run([compiler() or "g++", *flags, *words, "-pthread"], check=True)
+
+
+def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> Path:
+    """The stress program and the runner, as one.
+
+    With `torch_free`, beside the shim, which is compiled alike, and without libtorch.
+    """
+    program = out / f"stress-{sanitizer or 'plain'}"
+    links: tuple[str, ...] = ()
+    if torch_free:
+        library = ("-fPIC", "-shared", "-Wl,-soname,libsoa_shim.so", "-o", out / "libsoa_shim.so")
+        small = "-DSOA_SHIM_CACHED_BYTES=4096"  # larger blocks end where they are given back
+        compiled(sanitizer, *SHIM_FLAGS, small, *library, *SHIM.glob("*.cpp"))
+    else:
+        import torch
+
+        folder = Path(torch.__file__).parent / "lib"
+        links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10")
+        links += (f"-Wl,-rpath,{folder}",)
+    runner = (f"-I{NATIVE}", HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program)
+    compiled(sanitizer, *runner, *links, "-ldl")
     return program
 
 
-def run(program: Path, library: Path, rounds: int) -> subprocess.CompletedProcess[str]:
+def build_operators(out: Path, sanitizer: str | None = None) -> Path:
+    """The program that tries the shim's operators; every block ends where it is given back."""
+    program = out / f"operators-{sanitizer or 'plain'}"
+    sources = (HERE / "operators.cpp", *SHIM.glob("*.cpp"))
+    compiled(sanitizer, *SHIM_FLAGS, "-DSOA_SHIM_CACHED_BYTES=0", *sources, "-o", program)
+    return program
+
+
+def build_functions(out: Path, sanitizer: str | None = None) -> Path:
+    """The program that measures the shim's functions."""
+    program = out / f"functions-{sanitizer or 'plain'}"
+    fast = ("-O2", "-fno-builtin")
+    compiled(sanitizer, *SHIM_FLAGS, *fast, HERE / "functions.cpp", "-o", program)
+    return program
+
+
+def run(program: Path, *words: object) -> Done:
     """Exit code 0 only if every promise was kept and no sanitizer has reported anything."""
     # Without intercept_tls_get_addr=0, gcc 12's LeakSanitizer itself crashes now and then, while
     # it walks the thread-local memory of libraries that were loaded by dlopen.
@@ -70,13 +102,22 @@ def run(program: Path, library: Path, rounds: int) -> subprocess.CompletedProces
         "TSAN_OPTIONS": f"exitcode={_REPORT}:second_deadlock_stack=1",
     }
     return subprocess.run(
-        [program, library, str(rounds)],
+        [program, *map(str, words)],
         env={**os.environ, **options, "OMP_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
     )
+
+
+def runs(folder: Path, sanitizer: str, files: Mapping[str, Path]) -> Iterator[tuple[str, Done]]:
+    """All programs, each by what it tries."""
+    yield "operators", run(build_operators(folder, sanitizer), 300, 4)
+    yield "functions", run(build_functions(folder, sanitizer), "ulps", 100003)
+    for engine, file in files.items():
+        program = build(folder, sanitizer, torch_free=engine == "aoti-standalone")
+        yield engine, run(program, file, 400)
 
 
 def main() -> int:
@@ -87,7 +128,8 @@ def main() -> int:
         folder = Path(scratch)
         print("compiling a small model ...", flush=True)
         signature = building.mlp_signature(5000)
-        made = building.build(mlps.PointwiseFirst(), signature, folder, engines=("aoti",))
+        engines = ("aoti", "aoti-standalone")
+        made = building.build(mlps.PointwiseFirst(), signature, folder, engines)
         for name, parts in SANITIZERS.items():
             title = " and ".join(parts)
             if not has_sanitizer(name, folder):
@@ -96,11 +138,12 @@ def main() -> int:
                 )
                 failed = True
                 continue
-            done = run(build(folder, name), made.files["aoti"], rounds=400)
-            print(f"{title}: exit {done.returncode}; {(done.stdout.splitlines() or [''])[-1]}")
-            if done.returncode != 0:
-                print(done.stdout, done.stderr, sep="\n")
-                failed = True
+            for what, done in runs(folder, name, made.files):
+                last = (done.stdout.splitlines() or [""])[-1]
+                print(f"{title}, {what}: exit {done.returncode}; {last}", flush=True)
+                if done.returncode != 0:
+                    print(done.stdout, done.stderr, sep="\n")
+                    failed = True
     return int(failed)
 
 

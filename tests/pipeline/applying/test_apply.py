@@ -147,9 +147,8 @@ def test_a_job_goes_on_where_it_was(
     tmp_path: Path, production: Registry, parts: list[Path]
 ) -> None:
     out = tmp_path / "all.parquet"
-    for _ in range(2):
-        with pytest.raises(Enough):
-            pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
+    with pytest.raises(Enough):
+        pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
     (folder,) = tmp_path.glob(".all*")
     assert not out.exists()
     some = next(folder.glob("*.arrow"))
@@ -325,6 +324,7 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
     ]
 
 
+@pytest.mark.long
 def test_killed_and_started_again(tmp_path: Path) -> None:
     said = campaign(tmp_path / "job", rows=600_000, files=3, kills=2, seed=5)
     assert "600,000 rows of 3 files" in said

@@ -18,6 +18,7 @@ from registry.store.registry import Registry
 from tests.examples import test_hzz as hzz
 from tests.models.project import PASSED
 
+pytestmark = pytest.mark.long  # each config is built, by one engine
 ROOT = Path(__file__).parents[3]
 
 

@@ -137,7 +137,7 @@ def test_all_mistakes_are_listed_in_the_order_of_the_file(folder: Path) -> None:
         "1: config: the key 'model' is missing",
         "3: modle: unknown key (did you mean 'model'?); allowed: name, description, model, "
         "collections, inputs, outputs, rows, reference, targets, engines, precision, "
-        "compile, gates, session",
+        "compile, gates, session, apply",
         "36: rows.n.max: found 'many'; expected a whole number",
     ]
 

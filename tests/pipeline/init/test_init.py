@@ -18,6 +18,7 @@ from pipeline.config.schema import Config, load_config
 from pipeline.errors import InitError
 from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle
+from tests.campaigns.first_model import typed
 from tests.models.project import cli, refusal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -188,18 +189,19 @@ def written_model(place: Path, name: str) -> Any:
 
 @pytest.mark.parametrize("kind", ["pt2", "ts"])
 def test_without_data(place: Path, kind: str) -> None:
-    """Widths are found by trying; the columns get names, as a range."""
+    """A program says its widths, and the columns get names; of TorchScript they are given."""
     model = written_model(place, "Flat")
     if kind == "ts":
         torch.jit.script(model).save(place / "net.ts")
+        assert "give --input features=COLUMN" in refused(place, "net.ts")
     else:
         rows = torch.export.Dim("n", min=2, max=512)
         shapes = {"features": {0: rows}}
         program = torch.export.export(model, (torch.rand(5, 4),), dynamic_shapes=shapes)
         torch.export.save(program, place / "net.pt2")
-    config = written(place, f"net.{kind}")
+    names = ("--input", "features=features0 .. features3") if kind == "ts" else ()
+    config = written(place, f"net.{kind}", *names)
     assert config.inputs[0].columns == ("features0", "features1", "features2", "features3")
-    assert "features0 .. features3" in (place / "config.yaml").read_text()
     if kind == "pt2":  # what it was exported for
         assert (config.rows["n"].min, config.rows["n"].max) == (0, 256)
 
@@ -245,7 +247,7 @@ def test_parquet(place: Path) -> None:
     assert "a has 1 nulls: fill them" in refused(place, "model.py:Flat", place / "nulls.parquet")
     text = pa.array(["x"] * 50)
     pq.write_table(pa.table({**flat, "a": text}), place / "text.parquet")
-    assert ": a is ?string" in refused(place, "model.py:Flat", place / "text.parquet")
+    assert ": a is string" in refused(place, "model.py:Flat", place / "text.parquet")
     pq.write_table(pa.table(flat).slice(0, 0), place / "empty.parquet")
     assert "has no rows" in refused(place, "model.py:Flat", place / "empty.parquet")
 
@@ -297,6 +299,12 @@ def test_asked_on_a_terminal(place: Path) -> None:
     assert config.reference.file == "c.reference.npz"
 
 
+def test_enter_answers_on_a_terminal(place: Path) -> None:
+    _, questions = typed(place, "init", "model.py:Flat", "flat.npz", "--name", "asked")
+    assert questions == 2  # the columns, and the names of what it writes
+    assert load_config(place / "config.yaml").inputs[0].columns == tuple("abcd")
+
+
 def test_files_that_are_there_stay(place: Path) -> None:
     written(place, "model.py:Flat", place / "flat.npz")
     (place / "config.yaml").write_text("mine")
@@ -309,7 +317,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "given", "says"),
     [
-        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "it takes features (n, 4)"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "not run on features (n, 3)"),
         ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
         ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),
@@ -317,14 +325,14 @@ def test_files_that_are_there_stay(place: Path) -> None:
         ("model.py:Flat", "flat.npz", ("--output", "p=a,b"), "found 2 names for 3 columns"),
         ("model.py:Flat", "none.npz", (), "none.npz cannot be read: No such file"),
         ("model.py:Flat", "model.py", (), "files that are read are .root, .parquet"),
-        ("model.py:Flat", "broken.npz", (), "broken.npz is no .npz file"),
-        ("model.py:Flat", "broken.root", (), "broken.root is no .root file"),
-        ("model.py:Flat", "broken.parquet", (), "broken.parquet is no .parquet file"),
+        ("model.py:Flat", "broken.npz", (), "broken.npz cannot be read"),
+        ("model.py:Flat", "broken.root", (), "broken.root cannot be read"),
+        ("model.py:Flat", "broken.parquet", (), "broken.parquet cannot be read"),
         ("model.py:Flat", "nan.npz", (), "a is NaN or infinite 2 times"),
         ("model.py:Flat", "lengths.npz", (), "name columns that have the same"),
         ("model.py:Flat", "kinds.npz", (), "a is text: a column is one of"),
         ("model.py:Two", "flat.npz", (), "nothing says the columns of 'x'"),
-        ("model.py:Fixed", "flat.npz", (), "it has to be a tensor with a row for each"),
+        ("model.py:Fixed", "flat.npz", (), "it has to be a tensor, a row for each"),
         ("model.py:unread", "flat.npz", (), "missing a required argument: 'width'"),
         ("model.py:unread", "flat.npz", ("--kwargs", '{"width": 1}'), "no licence"),
         ("model.py:None", "flat.npz", (), "has no callable 'None'"),

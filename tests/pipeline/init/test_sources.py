@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.config.schema import CollectionConfig, ModelConfig
 from pipeline.errors import InitError
 from pipeline.init.weaver import read_weaver
 from soa.errors import SoaPipelineError
+from tests.campaigns.first_model import WEAVER
 from tests.pipeline.init.test_init import (
     ROOT,
     place,
@@ -25,44 +25,8 @@ from tests.pipeline.init.test_init import (
 )
 
 __all__ = ["place"]  # a fixture
-WEAVER = """\
-new_variables:
-  part_mask: ak.ones_like(part_energy)
-  part_pt_log: np.log(part_pt)
-  part_e_log: np.log(part_energy)
-  part_logptrel: np.log(part_pt/jet_pt)
-  part_logerel: np.log(part_energy/jet_energy)
-  part_deltaR: np.hypot(part_deta, part_dphi)
-preprocess: {method: manual}
-inputs:
-  pf_points:
-    length: 128
-    vars: [[part_deta, null], [part_dphi, null]]
-  pf_features:
-    length: 128
-    vars:
-      - [part_pt_log, 1.7, 0.7]
-      - [part_e_log, 2.0, 0.7]
-      - [part_logptrel, -4.7, 0.7]
-      - [part_logerel, -4.7, 0.7]
-      - [part_deltaR, 0.2, 4.0]
-      - [part_deta, null]
-      - [part_dphi, null]
-  pf_mask:
-    length: 128
-    vars: [[part_mask, null]]
-labels:
-  type: simple
-  value: [label_QCD, label_Hbb, label_Hcc, label_Hgg, label_H4q, label_Hqql, label_Zqq, label_Wqq,
-    label_Tbqq, label_Tbl]
-"""
 
 
-def needs(part: type, key: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(key not in part.model_fields, reason=f"no {key} yet")  # type: ignore[attr-defined]
-
-
-@needs(ModelConfig, "onnx")
 def test_onnx(place: Path) -> None:
     """Names and widths are the file's own."""
     pytest.importorskip("onnx")
@@ -85,7 +49,6 @@ def test_onnx(place: Path) -> None:
     assert "broken.onnx" in refused(place, "broken.onnx", "--force")
 
 
-@needs(ModelConfig, "trees")
 def test_trees(place: Path) -> None:
     """Columns by the names that the trees were trained with; NaN is a missing value."""
     xgboost = pytest.importorskip("xgboost")
@@ -104,7 +67,6 @@ def test_trees(place: Path) -> None:
     assert np.isnan(reference(place)["events/a"][0])
 
 
-@needs(CollectionConfig, "jagged")
 def test_jagged_rows(place: Path) -> None:
     """Of the HZZ file: offsets and items are the reference; a mask is found by its name."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
@@ -126,13 +88,9 @@ def test_jagged_rows(place: Path) -> None:
     )
     assert "--flatten makes a row of each item" in line
     mixed = "points=Jet_Px,Jet_Py,Jet_Pz,NJet"
-    assert "Jet_Pz, which is jagged, beside NJet" in refused(
-        place, "model.py:Sets", file, "--input", mixed, "--force"
-    )
-    apart = "points=Jet_Px,Jet_Py,Muon_Px,Muon_Py"
-    assert "an input is of one" in refused(
-        place, "model.py:Sets", file, "--input", apart, "--force"
-    )
+    for other in (mixed, "points=Jet_Px,Jet_Py,Muon_Px,Muon_Py"):
+        line = refused(place, "model.py:Sets", file, "--input", other, "--force")
+        assert "which differ in their items of a row" in line
 
 
 def test_particlenet_of_weaver(place: Path) -> None:
@@ -167,7 +125,8 @@ def test_weaver_files(tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text(WEAVER)
     inputs, labels = read_weaver(tmp_path / "data.yaml", ())
     assert labels[-1] == "Tbl"
-    assert [one.mask for one in inputs.values()] == [False, False, True]
+    assert [one.mask for one in inputs.values()] == [False, False, False, True]
+    assert {one.length for one in inputs.values()} == {128}
     assert inputs["pf_points"].features == (["part_deta"], ["part_dphi"])
     radius = inputs["pf_features"].features[4]
     assert radius[:4] == ["part_deta", "square", {"add": ["part_dphi", "square"]}, "sqrt"]
@@ -203,3 +162,78 @@ def test_weaver_files_that_are_none(tmp_path: Path, old: str, new: str, says: st
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, InitError) or "YAML" in says
+
+
+def jagged_jets(jets: int = 40) -> Any:
+    """Jets with particles, nested as people write them: a list of records in each row."""
+    ak = pytest.importorskip("awkward")
+    draw = np.random.default_rng(1)
+    counts = draw.integers(0, 7, jets)
+    names = ("pt", "energy", "deta", "dphi")
+    parts = ak.zip({n: draw.uniform(1, 2, counts.sum()).astype("f4") for n in names})
+    flat = {f"jet_{name}": draw.uniform(9, 99, jets).astype("f4") for name in ("pt", "energy")}
+    return ak.zip({"part": ak.unflatten(parts, counts), **flat}, depth_limit=1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "root"])
+def test_lists_of_records(place: Path, kind: str) -> None:
+    """Nested Parquet, and ROOT's RNTuple: the items of a row are those of its records."""
+    ak, uproot = pytest.importorskip("awkward"), pytest.importorskip("uproot")
+    jets = jagged_jets()
+    if kind == "parquet":
+        ak.to_parquet(jets, place / "jets.parquet")
+    else:
+        with uproot.recreate(place / "jets.root") as file:
+            file.mkrntuple("jets", jets)
+    points = ",".join(f"part.{name}" for name in ("pt", "energy", "deta", "dphi"))
+    columns = ("--input", f"points={points}")
+    config = written(place, "model.py:Sets", place / f"jets.{kind}", *columns)
+    (name,) = config.collections.keys() - {"outputs"}
+    assert [c.name for c in config.collections[name].columns] == ["pt", "energy", "deta", "dphi"]
+    rows = reference(place)
+    assert rows[f"{name}_offsets/end"].tolist() == np.cumsum(ak.num(jets.part)).tolist()
+    assert rows[f"{name}/pt"].tolist() == ak.flatten(jets.part.pt).tolist()
+
+
+def test_two_jagged_inputs_and_their_masks(place: Path) -> None:
+    """A mask is of the jagged input before it."""
+    pytest.importorskip("uproot", reason="the extra `data` has it")
+    file = real("uproot-HZZ.root")
+    given = ("--input", "jets=Jet_Px,Jet_Py,Jet_Pz", "--input", "muon_exists=mask")
+    muons = ("--input", "muons=Muon_Px,Muon_Py,Muon_Pz,Muon_E")
+    config = written(place, f"{ROOT}/examples/hzz/model.py:build", file, *given, *muons)
+    homes = [(block.collection, block.mask, block.shape) for block in config.inputs]
+    jets, muons_ = ("Jet", False, None), ("Muon", False, (5, 4))
+    assert homes == [jets, ("Jet", True, (1, 5)), muons_, ("Muon", True, (5,))]
+    assert config.inputs[3].dtype == "bool"
+
+
+def test_formulas_of_jets_and_their_particles(place: Path) -> None:
+    """JetClass as it is written: `part_pt / jet_pt`, of items and of their row."""
+    ak = pytest.importorskip("awkward")
+    jets = jagged_jets()
+    names = {f"part_{n}": jets.part[n] for n in jets.part.fields}
+    flat = {n: jets[n] for n in ("jet_pt", "jet_energy")}
+    ak.to_parquet(ak.zip(names | flat, depth_limit=1), place / "jets.parquet")
+    (place / "kin.yaml").write_text(WEAVER)
+    model = (f"{ROOT}/examples/particlenet/model.py:network", place / "jets.parquet")
+    line = refused(place, *model, "--weaver", place / "kin.yaml")
+    assert "part_dphi and jet_energy" in line
+    assert "give the file one of them for each item" in line
+    flat = {n: ak.broadcast_arrays(jets[n], jets.part.pt)[0] for n in flat}
+    ak.to_parquet(ak.zip(names | flat, depth_limit=1), place / "jets.parquet")
+    config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8)
+    jagged = next(c.jagged for c in config.collections.values() if c.jagged)
+    assert jagged.length == 128  # what the network was trained on
+
+
+def test_lightgbm(place: Path) -> None:
+    lightgbm = pytest.importorskip("lightgbm")
+    draw = np.random.default_rng(1)
+    values = draw.normal(size=(200, 3))
+    table = lightgbm.Dataset(values, values.sum(1), feature_name=["c", "a", "d"])
+    told = {"objective": "regression", "verbosity": -1, "num_threads": 1, "num_leaves": 7}
+    lightgbm.train(told, table, 3).save_model(place / "trees.txt")
+    config = written(place, "trees.txt", place / "flat.npz")
+    assert config.inputs[0].columns == ("c", "a", "d")
+    assert config.model.trees == "trees.txt"

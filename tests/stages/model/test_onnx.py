@@ -195,7 +195,7 @@ def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "rows", "says"),
     [
-        ([node("Relu", "x", "y")], 5, "'x' is float [5, 3], its block gives torch.float32 [37"),
+        ([node("Relu", "x", "y")], 5, "Got: 37 Expected: 5"),
         ([node("NonZero", "x", "z"), node("Cast", "z", "y", to=1)], "n",
          "NonZero (node 'NonZero to z')"),
         ([node("ReduceSum", "x first", "s", keepdims=0), node("Cast", "s", "i", to=7),

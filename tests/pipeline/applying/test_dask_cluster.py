@@ -152,7 +152,7 @@ def test_the_command_scores_on_workers(tmp_path: Path, production: Registry) -> 
 def test_no_scheduler_is_one_line(
     tmp_path: Path, production: Registry, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.applying.on_dask._ANSWER_S", 1)
+    monkeypatch.setattr("pipeline.applying.dask_cluster._ANSWER_S", 1)
     sources, _ = written(tmp_path, 1)
     out = ("--out", tmp_path / "out", "--registry", production.uri)
     said = refusal("apply", REF, *sources, *out, "--dask", where)

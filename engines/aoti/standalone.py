@@ -1,0 +1,147 @@
+"""The `aoti-standalone` engine: AOTInductor's native code for a process without torch.
+
+It runs on `libsoa_shim.so` (engines/native/shim), which has the part of torch's C interface that
+such code calls, and Sleef's functions. Matrix products are written out where Inductor can. Nothing
+is chosen by time, and nothing depends on the processor: v3 and v4 give the same bits.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar
+
+import torch
+from torch.export import ExportedProgram
+
+from engines.aoti.engine import TARGET, AotiEngine
+from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
+from engines.base import Portable
+from engines.errors import EngineError
+from engines.exported import load_program
+from engines.native import SHIM
+from engines.target import Target
+
+VERSION = 1
+"""Of the shim that an artifact needs at least: `soa_shim_version` in shim/tensors.cpp."""
+
+_LEVELS = ("x86-64-v3", "x86-64-v4")
+# The C library's functions whose last bits depend on the processor: the shim's own, or none.
+_FUNCTIONS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf",
+    "erfc", "exp", "exp10", "exp2", "expm1", "hypot", "j0", "j1", "lgamma", "log", "log10",
+    "log1p", "log2", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma", "y0", "y1",
+)  # fmt: skip
+_MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+# By which torch calls an operator that has no function in C.
+_DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninitialized_tensor")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=False):
+    preset: ClassVar[Mapping[str, Any]] = {
+        "aot_inductor.link_libtorch": False,
+        "max_autotune": True,
+        "max_autotune_gemm_backends": "ATEN,CPP",
+        "cpp.simdlen": 256,
+    }
+
+    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
+        hoist_linear(program)
+        linear_for_convolutions(program)
+        return super().rewritten(program)
+
+    def compile(
+        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
+    ) -> list[str]:
+        """As for `aoti`; EngineError names what needs torch, with the model's line."""
+        if target.device != "cpu" or target.arch not in _LEVELS:
+            allowed = " and ".join(f"cpu/{level}" for level in _LEVELS)
+            raise EngineError(f"aoti-standalone builds for {allowed}; found {target}")
+        if not SHIM.is_file():
+            raise EngineError(f"{SHIM} is missing: install soa-pipeline on an x86-64 host")
+        dispatched: list[str] = []
+        try:
+            with TemporaryDirectory() as scratch, _written_out(), _noting(dispatched):
+                settings = {"aot_inductor.custom_op_libs": [_libraries(Path(scratch))]}
+                files = super().compile(source, target, {**settings, **options}, out)
+        except Exception as error:  # torch has no type for what the linker says
+            missing = dict.fromkeys(_MISSING.findall(str(error)))
+            if not missing:
+                raise
+            program = load_program(source.program)
+            named = [_said(name, program) for name in missing if name not in _DISPATCHER]
+            needs = ", ".join(dict.fromkeys([*dispatched, *named]))
+            raise EngineError(f"it cannot run without torch: {needs}") from error
+        with (out / TARGET).open("a") as note:
+            note.write(f"soa-shim {VERSION}\n")
+        return files
+
+
+def _libraries(scratch: Path) -> str:
+    """What the linker gets after `-l`: the shim, also for the C library's functions.
+
+    What neither the shim nor the system has is an error of the linker. OpenMP is not the system's:
+    one thread needs none of it.
+    """
+    (scratch / "libgomp.so").write_text("INPUT(-lsoa_shim)\n")
+    folders = [f"-L{shlex.quote(str(folder))}" for folder in (scratch, SHIM.parent)]
+    wrapped = [f"--wrap={name}{kind}" for name in _FUNCTIONS for kind in ("", "f")]
+    return " ".join(["soa_shim", *folders, ",".join(["-Wl,-z,defs", *wrapped])])
+
+
+@contextmanager
+def _written_out() -> Iterator[None]:
+    """Products are Inductor's own where it has any, without a race against a library's."""
+    from torch._inductor.select_algorithm import ExternKernelCaller, get_algorithm_selector_cache
+
+    def own(choices: list[Any]) -> list[Any]:
+        return [each for each in choices if not isinstance(each, ExternKernelCaller)] or choices
+
+    cache = get_algorithm_selector_cache()
+    cache.add_preprocessing_fn(own)
+    try:
+        yield
+    finally:
+        cache.preprocessing_fns.remove(own)
+
+
+@contextmanager
+def _noting(dispatched: list[str]) -> Iterator[None]:
+    """Adds the operators that have no function in C, each with the line of the model."""
+    from torch._inductor.ir import FallbackKernel
+
+    exported: Any = FallbackKernel.export_extern_kernel_node
+
+    def noting(kernel: Any) -> Any:
+        dispatched.append(_placed(str(kernel.op_overload), kernel.get_stack_traces()))
+        return exported(kernel)
+
+    FallbackKernel.export_extern_kernel_node = noting  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FallbackKernel.export_extern_kernel_node = exported  # type: ignore[method-assign]
+
+
+def _said(name: str, program: ExportedProgram) -> str:
+    """A function, and the line of the model that asks for it where the program tells."""
+    for node in program.graph.nodes:
+        operator = re.match(r"\w+\.(\w+)", str(node.target))
+        if node.op != "call_function" or operator is None:
+            continue
+        if re.search(rf"(^|_){operator[1].strip('_')}(_|[fd]\d|f?$)", name):
+            return _placed(name, [node.meta.get("stack_trace") or ""])
+    return name
+
+
+def _placed(name: str, traces: Iterable[str]) -> str:
+    """A name with the innermost line of each trace that is not torch's own."""
+    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
+    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
+    return f"{name} ({', '.join(places)})" if places else name

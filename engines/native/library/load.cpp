@@ -1,0 +1,198 @@
+#include "soa_load.h"
+
+#include <cmath>
+#include <thread>
+
+#include "artifact.h"
+#include "checks.h"
+
+using soa_library::Json;
+using soa_library::Sealed;
+using soa_runner::fail;
+
+namespace {
+
+// The strings of an origin, and the origin itself over them.
+struct Origin : soa_origin {
+  std::string texts[7];
+
+  Origin(const std::string &name, const std::string &ref, const Sealed &bundle, const std::string &target,
+         const std::string &engine, const std::string &folder, int32_t share)
+      : soa_origin{}, texts{name, ref, bundle.digest, target, engine, bundle.root + "/" + folder, ""} {
+    texts[6] = bundle.content(folder + "/arguments.txt");
+    const char **fields[] = {&this->name, &this->ref, &digest, &this->target, &this->engine, &this->folder, &arguments};
+    for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = texts[i].c_str();
+    threads = share;
+  }
+};
+
+const char *given(const char *text) { return text == nullptr ? "" : text; }
+
+// The ref in the note of a promotion of this very bundle; where there is none production refuses.
+std::string promoted(const Sealed &bundle, bool test) {
+  const char *root = bundle.root.c_str();
+  std::string content;
+  const bool there = bundle.beside("PROMOTED.json", &content);
+  if (!there && test) return "";
+  if (!there) {
+    fail(SOA_NOT_PROMOTED, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
+                           "or load it in test mode",
+         root);
+  }
+  std::string digest, ref;
+  try {
+    const Json note = Json::parse(content);
+    digest = note["digest"].text();
+    ref = note["ref"].text();
+  } catch (const std::exception &error) {  // in test mode it says nothing
+    if (!test) fail(SOA_BAD_BUNDLE, "%s: PROMOTED.json is not the record of a promotion: %s", root, error.what());
+  }
+  if (digest == bundle.digest) return ref;
+  if (test) return "";
+  fail(SOA_NOT_PROMOTED, "%s: not the bundle that was promoted as %s: its digest is %.12s, promoted was %.12s", root,
+       ref.c_str(), bundle.digest.c_str(), digest.c_str());
+}
+
+std::vector<std::vector<std::string>> keys_asked_for(const soa_loading &loading) {
+  std::vector<std::vector<std::string>> groups;
+  const char *host = std::getenv("PIPELINE_TRUSTED_KEYS");
+  for (const char *paths : {host, loading.trusted_keys}) {
+    if (paths == nullptr) continue;
+    groups.emplace_back();
+    std::istringstream parts(paths);
+    for (std::string part; std::getline(parts, part, ':');) {
+      if (!part.empty()) groups.back().push_back(part);
+    }
+  }
+  return groups;
+}
+
+// The wanted target, or the highest level of this CPU that was verified.
+std::string choose_target(const Sealed &bundle, const Json &targets, const soa_loading &loading) {
+  const std::string wanted = given(loading.target), root = bundle.root;
+  if (wanted.empty() && std::strncmp(given(loading.device), "cuda", 4) == 0) {
+    fail(SOA_WRONG_HOST, "%s: on a GPU the target is to be named, as cuda/sm_90", root.c_str());
+  }
+  std::string lacking, best;
+  for (const std::string &target : targets.keys) {
+    if (!wanted.empty() ? target != wanted : target.compare(0, 4, "cpu/") != 0) continue;
+    const bool for_cpu = target.compare(0, 4, "cpu/") == 0;
+    const std::string lacks = for_cpu ? soa_cpu::missing_here(target.substr(4)) : "";
+    if (!lacks.empty()) {
+      lacking += "; this CPU cannot run " + target + ": it lacks " + lacks;
+    } else if ((loading.test == 0 || wanted.empty()) && targets[target]["status"].text() != "verified") {
+      lacking += "; " + target + " is " + targets[target]["status"].text() + ", not verified";
+    } else {
+      best = std::max(best, target);  // x86-64-v4 after v3
+    }
+  }
+  if (best.empty()) {
+    fail(SOA_WRONG_HOST, "%s: no artifact for %s%s", root.c_str(), wanted.empty() ? "the CPU" : wanted.c_str(), lacking.c_str());
+  }
+  return best;
+}
+
+std::string folder_of(const Json &candidate) {
+  const std::string &file = candidate["files"].at(0).text();
+  return file.substr(0, file.rfind('/'));
+}
+
+// Why C++ cannot run an engine's artifact; "" if it can.
+std::string why_not(const Sealed &bundle, const Json &candidate, bool test) {
+  if (candidate["files"].list().empty()) return "has no artifact";
+  if (!test && candidate["status"].text() != "valid") return "is " + candidate["status"].text();
+  if (bundle.files.count(folder_of(candidate) + "/arguments.txt") == 0) return "is no native library";
+  const std::string library = bundle.content(candidate["files"].at(0).text());
+  const bool proxy = library.find("aoti_torch_proxy_executor_call_function") != std::string::npos;
+  return proxy ? "needs an operation that torch has in Python's process alone" : "";
+}
+
+// The wanted engine; else the one chosen for the target, or, where C++ cannot run it, the fastest that it can.
+std::string choose_engine(const Sealed &bundle, const std::string &target, const Json &record, const soa_loading &loading) {
+  const std::string wanted = given(loading.engine);
+  const Json &candidates = record["candidates"], &chosen = record["chosen"];
+  std::multimap<double, std::string> order;  // by what all sizes of the benchmark take together
+  for (const std::string &engine : candidates.keys) {
+    const std::vector<Json> &sizes = candidates[engine]["benchmark"].items;
+    double taken = sizes.empty() ? INFINITY : 0;
+    for (const Json &size : sizes) taken += std::log(size["median_us"].real());
+    order.emplace(chosen.kind == Json::string && engine == chosen.text() ? -INFINITY : taken, engine);
+  }
+  std::string reasons;
+  for (const auto &[taken, engine] : order) {
+    if (!wanted.empty() && engine != wanted) continue;
+    const std::string why = why_not(bundle, candidates[engine], loading.test != 0);
+    if (why.empty()) return engine;
+    reasons += "; " + engine + " " + why;
+  }
+  fail(SOA_WRONG_HOST, "%s: no artifact%s for %s that C++ can run%s", bundle.root.c_str(),
+       wanted.empty() ? "" : (" of " + wanted).c_str(), target.c_str(), reasons.c_str());
+}
+
+void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
+  const bool test = loading.test != 0;
+  const Sealed bundle(folder);
+  const Json manifest = Json::parse(bundle.content("manifest.json"));
+  if (manifest["schema_version"].integer() > 1) {
+    fail(SOA_BAD_BUNDLE, "%s: manifest.json has a later format: install a newer soa-pipeline", bundle.root.c_str());
+  }
+  const std::string ref = promoted(bundle, test);
+  if (loading.digest != nullptr && bundle.digest != loading.digest) {
+    fail(SOA_WRONG_VERSION, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
+         bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
+  }
+  if (!test) bundle.require_signature(keys_asked_for(loading));
+  const std::string target = choose_target(bundle, manifest["targets"], loading);
+  const Json &record = manifest["targets"][target];
+  const std::string engine = choose_engine(bundle, target, record, loading);
+  const Json &candidate = record["candidates"][engine], &session = manifest["session"];
+  const auto setting = [&](int32_t asked, const char *key, std::int64_t otherwise) {
+    const Json *said = session.find(key);
+    const bool known = said != nullptr && said->kind == Json::number;
+    return asked > 0 ? asked : static_cast<int32_t>(known ? said->integer() : otherwise);
+  };
+  const int32_t threads = setting(loading.threads, "threads", 1);
+  const int32_t instances = setting(loading.instances, "instances", std::max(1u, std::thread::hardware_concurrency()));
+  const std::string place = folder_of(candidate);
+  auto found = std::make_unique<Origin>(manifest["name"].text(), ref, bundle, target, engine, place, threads);
+  const char *device = loading.device == nullptr ? "cpu" : loading.device;
+  const std::string library = bundle.root + "/" + candidate["files"].at(0).text();
+  soa_model *opened = nullptr;
+  char message[2048] = "";
+  const int code = soa_model_open(library.c_str(), device, found->folder, instances, threads, &opened, message, sizeof message);
+  if (code != SOA_OK) fail(code, "%s", message);
+  std::unique_ptr<soa_model, void (*)(soa_model *)> closed(opened, soa_model_close);
+  bundle.require_unchanged(place + "/");
+  if (test) {
+    const auto borrowed = [](soa_model *) {};
+    const soa::Model checked(soa::detail::described(opened, borrowed, found->arguments, found->folder, threads));
+    soa_library::check_reference(manifest, bundle.content(manifest["reference"].text()), checked);
+  }
+  *model = closed.release();
+  *origin = found.release();
+}
+
+}  // namespace
+
+extern "C" {
+
+int soa_load(const char *folder, const soa_loading *loading, soa_model **model, soa_origin **origin, char *message,
+             size_t size) {
+  const auto told = [&](int code, const std::string &text) {
+    if (message != nullptr && size > 0) std::snprintf(message, size, "%s", text.c_str());
+    return code;
+  };
+  try {
+    if (folder == nullptr || model == nullptr || origin == nullptr) return told(SOA_BAD_ARGUMENT, "a folder is needed");
+    load(folder, loading == nullptr ? soa_loading{} : *loading, model, origin);
+    return SOA_OK;
+  } catch (const soa_runner::Failure &failure) {
+    return told(failure.code, failure.text);
+  } catch (const std::exception &error) {  // of what the manifest or the reference lacks
+    return told(SOA_BAD_BUNDLE, std::string(folder) + ": " + error.what());
+  }
+}
+
+void soa_origin_delete(soa_origin *origin) { delete static_cast<Origin *>(origin); }
+
+}  // extern "C"

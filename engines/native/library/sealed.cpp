@@ -1,0 +1,139 @@
+#include "checks.h"
+
+#include <openssl/evp.h>
+
+#include <filesystem>
+#include <set>
+
+#include "artifact.h"
+#include "soa_load.h"
+
+namespace fs = std::filesystem;
+using soa_runner::fail;
+
+namespace soa_library {
+
+namespace {
+
+// A plain file, mapped.
+class Mapped {
+ public:
+  Mapped(const std::string &root, const std::string &name) {
+    const int file = ::open((root + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    struct stat at {};
+    const bool plain = file >= 0 && ::fstat(file, &at) == 0 && S_ISREG(at.st_mode);
+    size = static_cast<std::size_t>(at.st_size);
+    void *mapped = plain && size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    const std::string why = file < 0 ? std::strerror(errno) : plain ? "it cannot be mapped" : "it is not a plain file";
+    if (file >= 0) ::close(file);
+    if (!plain || mapped == MAP_FAILED) fail(SOA_BAD_BUNDLE, "%s: cannot read %s: %s", root.c_str(), name.c_str(), why.c_str());
+    data = static_cast<const char *>(mapped);
+    identity = identity_of(at);
+  }
+  Mapped(const Mapped &) = delete;
+  Mapped &operator=(const Mapped &) = delete;
+  ~Mapped() {
+    if (data != nullptr) ::munmap(const_cast<char *>(data), size);
+  }
+
+  static std::array<long, 7> identity_of(const struct stat &at) {
+    return {static_cast<long>(at.st_dev), static_cast<long>(at.st_ino), at.st_size, at.st_mtim.tv_sec,
+            at.st_mtim.tv_nsec, at.st_ctim.tv_sec, at.st_ctim.tv_nsec};
+  }
+
+  const char *data = nullptr;
+  std::size_t size = 0;
+  std::array<long, 7> identity{};
+};
+
+std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text) {
+  std::map<std::string, std::string> listed;
+  std::istringstream lines(text);
+  std::string line;
+  while (std::getline(lines, line)) {
+    const std::string name = line.size() > 66 ? line.substr(66) : "";
+    const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() && !lines.eof() &&
+                      fs::path(name).lexically_normal() == name && name[0] != '/' && name.compare(0, 2, "..") != 0;
+    if (!good || !listed.emplace(name, line.substr(0, 64)).second) {
+      fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or cut off", root.c_str(), listed.size() + 1);
+    }
+  }
+  if (listed.count("manifest.json") == 0) fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS does not list manifest.json", root.c_str());
+  return listed;
+}
+
+std::set<std::string> listing(const std::string &root) {
+  const std::set<std::string> aside = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
+  std::set<std::string> found;
+  std::error_code error;
+  fs::recursive_directory_iterator each(root, error), end;
+  for (; !error && each != end; each.increment(error)) {
+    const std::string name = each->path().lexically_relative(root).generic_string();
+    if (name == "annexes") each.disable_recursion_pending();  // built later, under seals of their own
+    if (each->symlink_status().type() != fs::file_type::directory && aside.count(name) == 0) found.insert(name);
+  }
+  if (error) fail(SOA_BAD_BUNDLE, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
+  return found;
+}
+
+}  // namespace
+
+std::string sha256(const void *data, std::size_t size) {
+  unsigned char bytes[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  EVP_Digest(data, size, bytes, &length, EVP_sha256(), nullptr);
+  std::string text;
+  for (unsigned int i = 0; i < length; ++i) {
+    for (const int half : {bytes[i] >> 4, bytes[i] & 15}) text += "0123456789abcdef"[half];
+  }
+  return text;
+}
+
+Sealed::Sealed(const std::string &folder) : root(folder) {
+  std::string sums;
+  if (!beside("SHA256SUMS", &sums)) fail(SOA_BAD_BUNDLE, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
+  digest = sha256(sums.data(), sums.size());
+  files = read_sums(root, sums);
+  std::set<std::string> there = listing(root);
+  for (const auto &[name, listed] : files) {
+    if (there.erase(name) == 0) fail(SOA_BAD_BUNDLE, "%s: %s is missing", root.c_str(), name.c_str());
+    const Mapped file(root, name);
+    const std::string found = sha256(file.data, file.size);
+    if (found != listed) {
+      fail(SOA_BAD_BUNDLE, "%s: %s is truncated or altered (%zu bytes with sha256 %.12s, SHA256SUMS says %.12s)",
+           root.c_str(), name.c_str(), file.size, found.c_str(), listed.c_str());
+    }
+    hashed_[name] = file.identity;
+  }
+  if (!there.empty()) fail(SOA_BAD_BUNDLE, "%s: %s does not belong to the bundle", root.c_str(), there.begin()->c_str());
+}
+
+std::string Sealed::content(const std::string &name) const {
+  const auto listed = files.find(name);
+  if (listed == files.end()) fail(SOA_BAD_BUNDLE, "%s: the bundle has no file %s", root.c_str(), name.c_str());
+  const Mapped file(root, name);
+  std::string text(file.data, file.size);
+  if (sha256(text.data(), text.size()) != listed->second) {
+    fail(SOA_BAD_BUNDLE, "%s: %s was changed after its digest was checked", root.c_str(), name.c_str());
+  }
+  return text;
+}
+
+bool Sealed::beside(const std::string &name, std::string *content) const {
+  if (fs::symlink_status(root + "/" + name).type() == fs::file_type::not_found) return false;
+  const Mapped file(root, name);
+  content->assign(file.data, file.size);
+  return true;
+}
+
+void Sealed::require_unchanged(const std::string &prefix) const {
+  for (auto each = hashed_.lower_bound(prefix); each != hashed_.end() && each->first.compare(0, prefix.size(), prefix) == 0;
+       ++each) {
+    struct stat now {};
+    if (::lstat((root + "/" + each->first).c_str(), &now) != 0 || Mapped::identity_of(now) != each->second) {
+      fail(SOA_BAD_BUNDLE, "%s: %s was changed after its digest was checked", root.c_str(), each->first.c_str());
+    }
+  }
+}
+
+}  // namespace soa_library

@@ -1,0 +1,112 @@
+// The signature of OpenSSF model-signing, as registry/trust/signing.py makes it: a Sigstore bundle with a DSSE envelope
+// around an in-toto statement that lists the sha256 of every file. Keys alone are taken; certificates are refused.
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+
+#include <filesystem>
+
+#include "artifact.h"
+#include "checks.h"
+#include "soa_load.h"
+
+namespace fs = std::filesystem;
+using soa_runner::fail;
+
+namespace soa_library {
+
+namespace {
+
+const std::string kPayload = "application/vnd.in-toto+json";
+
+using Key = std::unique_ptr<EVP_PKEY, void (*)(EVP_PKEY *)>;
+
+// The digest that goes with a key's curve; null for what is no EC key on P-256, P-384 or P-521.
+const EVP_MD *digest_of(EVP_PKEY *key) {
+  const int bits = key != nullptr && EVP_PKEY_base_id(key) == EVP_PKEY_EC ? EVP_PKEY_bits(key) : 0;
+  return bits == 256 ? EVP_sha256() : bits == 384 ? EVP_sha384() : bits == 521 ? EVP_sha512() : nullptr;
+}
+
+Key read_key(const std::string &path) {
+  Key key(nullptr, EVP_PKEY_free);
+  if (std::FILE *file = std::fopen(path.c_str(), "rb")) {
+    key.reset(PEM_read_PUBKEY(file, nullptr, nullptr, nullptr));
+    std::fclose(file);
+  }
+  if (digest_of(key.get()) == nullptr) {
+    fail(SOA_NOT_SIGNED, "%s: not a public EC key on P-256, P-384 or P-521 in PEM format, which C++ needs", path.c_str());
+  }
+  return key;
+}
+
+std::vector<std::string> key_files(const std::vector<std::string> &paths) {
+  std::vector<std::string> found;
+  for (const std::string &path : paths) {
+    if (!fs::is_directory(path)) found.push_back(path);
+    for (const auto &entry : fs::is_directory(path) ? fs::directory_iterator(path) : fs::directory_iterator()) {
+      const fs::path suffix = entry.path().extension();
+      if (suffix == ".pem" || suffix == ".pub") found.push_back(entry.path().string());
+    }
+  }
+  if (found.empty()) fail(SOA_NOT_SIGNED, "a signature is asked for, and there is no key that could be trusted");
+  return found;
+}
+
+std::string decoded(const std::string &base64) {
+  std::string bytes(base64.size() / 4 * 3 + 3, '\0');
+  auto *to = reinterpret_cast<unsigned char *>(&bytes[0]);
+  const auto *from = reinterpret_cast<const unsigned char *>(base64.data());
+  const int size = EVP_DecodeBlock(to, from, static_cast<int>(base64.size()));
+  if (size < 3) throw std::runtime_error("not base64");
+  bytes.resize(static_cast<std::size_t>(size) - (base64.size() - 1 - base64.find_last_not_of('=')));
+  return bytes;
+}
+
+// Whether the key made this signature of what DSSE makes of a payload: https://github.com/secure-systems-lab/dsse.
+bool made_by(EVP_PKEY *key, const std::string &payload, const std::string &signature) {
+  const std::string said = "DSSEv1 " + std::to_string(kPayload.size()) + " " + kPayload + " " +
+                           std::to_string(payload.size()) + " " + payload;
+  const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX *)> context(EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  return EVP_DigestVerifyInit(context.get(), nullptr, digest_of(key), nullptr, key) == 1 &&
+         EVP_DigestVerify(context.get(), reinterpret_cast<const unsigned char *>(signature.data()), signature.size(),
+                          reinterpret_cast<const unsigned char *>(said.data()), said.size()) == 1;
+}
+
+// Whether a statement is of the bundle with this digest: that of SHA256SUMS, which has those of all other files.
+bool is_of(const Json &statement, const std::string &digest) {
+  for (const Json &file : statement["predicate"]["resources"].list()) {
+    if (file["name"].text() == "SHA256SUMS") return file["algorithm"].text() == "sha256" && file["digest"].text() == digest;
+  }
+  return false;
+}
+
+}  // namespace
+
+void Sealed::require_signature(const std::vector<std::vector<std::string>> &groups) const {
+  if (groups.empty()) return;
+  std::string content, payload, signature;
+  if (!beside("bundle.sig", &content)) fail(SOA_NOT_SIGNED, "%s: not signed, and a signature is asked for", root.c_str());
+  bool good = false;
+  try {
+    const Json stored = Json::parse(content);
+    const Json &envelope = stored["dsseEnvelope"];
+    payload = decoded(envelope["payload"].text());
+    signature = decoded(envelope["signatures"].at(0)["sig"].text());
+    const Json statement = Json::parse(payload);
+    good = statement["predicateType"].text() == "https://model_signing/signature/v1.0" && is_of(statement, digest);
+    if (stored["verificationMaterial"].find("publicKey") == nullptr) throw std::runtime_error("C++ takes no certificate");
+  } catch (const std::exception &error) {
+    fail(SOA_NOT_SIGNED, "%s: bundle.sig is not a signature made with a key: %s", root.c_str(), error.what());
+  }
+  for (const std::vector<std::string> &paths : groups) {
+    bool signed_here = false;
+    for (const std::string &file : key_files(paths)) {
+      signed_here = made_by(read_key(file).get(), payload, signature) || signed_here;
+    }
+    if (good && signed_here) continue;
+    fail(SOA_NOT_SIGNED, "%s: bundle.sig is no signature of exactly these files by a key in %s: it is by somebody else, "
+                         "forged, damaged or of another bundle",
+         root.c_str(), paths[0].c_str());
+  }
+}
+
+}  // namespace soa_library

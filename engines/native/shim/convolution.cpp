@@ -1,0 +1,159 @@
+// Convolutions of one to three dimensions. An image is laid out channels-last with its padding, so that what
+// a row of the kernel covers is one run of memory; then each row of positions is a product with the weights.
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "product.h"
+#include "tensors.h"
+
+using namespace soa_shim;
+
+namespace {
+
+using Three = std::array<int64_t, 3>;  // depth, height, width; what an image lacks is in front
+
+Three three(const int64_t *given, int64_t count, int64_t absent) {
+  Three made{absent, absent, absent};
+  std::copy(given, given + count, made.end() - count);
+  return made;
+}
+
+// Whether torch takes a tensor's strides for channels-last (c10/core/MemoryFormat.h).
+bool channels_last(const Tensor *t) {
+  if (t->dims < 4 || t->strides[1] == 0) return false;
+  int64_t least = 0;
+  for (int64_t i = 0; i < t->dims; ++i) {
+    const int64_t d = i == 0 ? 1 : i + 1 == t->dims ? 0 : t->dims - i;
+    if (t->sizes[d] == 0 || t->strides[d] < least || (d == 0 && least == t->strides[1])) return false;
+    least = t->strides[d] * std::max<int64_t>(t->sizes[d], 1);
+  }
+  return true;
+}
+
+struct Shape {
+  int64_t groups, outputs, channels;  // the last two of one group
+  Three in, kernel, by, pad, apart, padded, out;
+  int64_t pixel, row, plane;  // of the padded image, in floats
+
+  Shape(const Tensor *input, const Tensor *weight, const int64_t *stride, const int64_t *padding,
+        const int64_t *dilation, int64_t count)
+      : groups(count), outputs(weight->sizes[0] / count), channels(weight->sizes[1]) {
+    const int64_t nd = input->dims - 2;
+    in = three(input->sizes + 2, nd, 1), kernel = three(weight->sizes + 2, nd, 1);
+    by = three(stride, nd, 1), pad = three(padding, nd, 0), apart = three(dilation, nd, 1);
+    for (int i = 0; i < 3; ++i) {
+      padded[i] = in[i] + 2 * pad[i];
+      out[i] = (padded[i] - apart[i] * (kernel[i] - 1) - 1) / by[i] + 1;
+    }
+    pixel = channels * groups, row = padded[2] * pixel, plane = padded[1] * row;
+  }
+  int64_t inner() const { return channels * kernel[0] * kernel[1] * kernel[2]; }
+  // Whether a row of the kernel has no gaps in the image.
+  bool joined() const { return apart[2] == 1 && groups == 1; }
+};
+
+Tensor *output(const Tensor *input, const Tensor *weight, const Shape &s) {
+  int64_t sizes[5] = {input->sizes[0], weight->sizes[0]}, strides[5], step = 1;
+  const int64_t dims = input->dims;
+  std::copy(s.out.end() - (dims - 2), s.out.end(), sizes + 2);
+  const bool last = channels_last(input) || channels_last(weight);
+  for (int64_t i = 0; i < dims; ++i) {  // from the closest in memory on
+    const int64_t d = !last ? dims - 1 - i : i == 0 ? 1 : i + 1 == dims ? 0 : dims - i;
+    strides[d] = step;
+    step *= std::max<int64_t>(sizes[d], 1);
+  }
+  return empty(dims, sizes, strides, kFloat32);
+}
+
+// The weights of a group as (outputs, depth x height x width x channels).
+void flatten(const Tensor *weight, const Shape &s, int64_t group, float *to) {
+  const Three step = three(weight->strides + 2, weight->dims - 2, 0);
+  for (int64_t o = group * s.outputs; o < (group + 1) * s.outputs; ++o) {
+    for (int64_t z = 0; z < s.kernel[0]; ++z) {
+      for (int64_t y = 0; y < s.kernel[1]; ++y) {
+        for (int64_t x = 0; x < s.kernel[2]; ++x) {
+          const float *from = weight->data<float>() + o * weight->strides[0] + z * step[0] + y * step[1] + x * step[2];
+          for (int64_t c = 0; c < s.channels; ++c) *to++ = from[c * weight->strides[1]];
+        }
+      }
+    }
+  }
+}
+
+// Where each segment of the kernel begins in the image, from its first position on.
+void find_starts(const Shape &s, int64_t *starts) {
+  for (int64_t z = 0; z < s.kernel[0]; ++z) {
+    for (int64_t y = 0; y < s.kernel[1]; ++y) {
+      for (int64_t x = 0; x < (s.joined() ? 1 : s.kernel[2]); ++x) {
+        *starts++ = z * s.apart[0] * s.plane + y * s.apart[1] * s.row + x * s.apart[2] * s.pixel;
+      }
+    }
+  }
+}
+
+// Image `n` into the middle of the padded one.
+void lay_out(const Tensor *input, const Shape &s, int64_t n, float *image) {
+  const Three step = three(input->strides + 2, input->dims - 2, 0);
+  const int64_t apart = input->strides[1];
+  for (int64_t z = 0; z < s.in[0]; ++z) {
+    for (int64_t y = 0; y < s.in[1]; ++y) {
+      float *to = image + (z + s.pad[0]) * s.plane + (y + s.pad[1]) * s.row + s.pad[2] * s.pixel;
+      const float *from = input->data<float>() + n * input->strides[0] + z * step[0] + y * step[1];
+      if ((apart == 1 || s.pixel == 1) && (step[2] == s.pixel || s.in[2] == 1)) {
+        std::memcpy(to, from, static_cast<size_t>(s.in[2] * s.pixel) * sizeof(float));
+        continue;
+      }
+      for (int64_t x = 0; x < s.in[2]; ++x) {
+        for (int64_t c = 0; c < s.pixel; ++c) to[x * s.pixel + c] = from[x * step[2] + c * apart];
+      }
+    }
+  }
+}
+
+}  // namespace
+
+SOA_SHIM(aoti_torch_cpu_convolution,
+         (Tensor * input, Tensor *weight, Tensor **bias, const int64_t *stride, int64_t, const int64_t *padding,
+          int64_t, const int64_t *dilation, int64_t, int32_t transposed, const int64_t *, int64_t, int64_t groups,
+          Tensor **made), {
+  const Tensor *added = bias != nullptr ? *bias : nullptr;
+  require_float({input, weight});
+  require(input->dims >= 3 && input->dims <= 5 && weight->sizes[1] > 0 && transposed == 0, "such a convolution");
+  require(input->dims < 5 || !(channels_last(input) || channels_last(weight)), "a volume in channels-last");
+  if (added != nullptr) {
+    require_float({added});
+    require(added->strides[0] == 1 || added->sizes[0] == 1, "a bias with gaps");
+  }
+  const Shape s(input, weight, stride, padding, dilation, groups);
+  const int64_t length = s.channels * (s.joined() ? s.kernel[2] : 1), count = s.inner() / length;
+  const Scratch<float> image(s.padded[0] * s.plane), flat(s.outputs * s.inner());
+  const Scratch<int64_t> starts(count);
+  const Matrix weights{flat.data(), s.outputs, s.inner(), s.inner(), 1};
+  const int64_t packed_floats = packed_size(weights);
+  const Scratch<float> packed(packed_floats * groups);
+  for (int64_t g = 0; g < groups; ++g) {
+    flatten(weight, s, g, flat.data());
+    pack_weights(weights, packed.data() + g * packed_floats);
+  }
+  find_starts(s, starts.data());
+  std::memset(image.data(), 0, static_cast<size_t>(s.padded[0] * s.plane) * sizeof(float));
+  *made = output(input, weight, s);
+  const Tensor &out = **made;
+  const Three step = three(out.strides + 2, out.dims - 2, 0);
+  for (int64_t n = 0; n < input->sizes[0]; ++n) {
+    lay_out(input, s, n, image.data());
+    for (int64_t g = 0; g < groups; ++g) {
+      for (int64_t z = 0; z < s.out[0]; ++z) {
+        for (int64_t y = 0; y < s.out[1]; ++y) {
+          const float *from = image.data() + z * s.by[0] * s.plane + y * s.by[1] * s.row + g * s.channels;
+          float *to = out.data<float>() + n * out.strides[0] + g * s.outputs * out.strides[1];
+          to += z * step[0] + y * step[1];
+          convolve({to, s.out[2], s.outputs, step[2], out.strides[1]},
+                   {from, s.by[2] * s.pixel, count, length, starts.data()}, packed.data() + g * packed_floats,
+                   added != nullptr ? added->data<float>() + g * s.outputs : nullptr);
+        }
+      }
+    }
+  }
+})

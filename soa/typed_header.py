@@ -1,0 +1,133 @@
+"""A signature as a C++ header: each collection a struct of typed column pointers.
+
+A column of another type or name does not compile; another version, or other columns, are refused
+when the header's own `load` opens a bundle. See engines/native/soa_model.hpp.
+"""
+
+from __future__ import annotations
+
+import re
+
+from soa.describe import describe
+from soa.dtypes import is_opaque, itemsize
+from soa.layout import Column, Layout
+from soa.signature import Signature
+
+_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
+    ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: their bits
+)  # fmt: skip
+_TAKEN = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
+    char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export
+    extern false float for friend goto if inline int long mutable namespace new noexcept not not_eq
+    nullptr operator or or_eq private protected public register reinterpret_cast requires return
+    short signed sizeof static static_assert static_cast struct switch template this thread_local
+    throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while
+    xor xor_eq std soa memory buffer n capacity first at load loading folder digest layouts
+"""
+
+_HEADER = """\
+// {ref}, bundle {short}: written by `pipeline cxx`. Do not edit.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "soa_model.hpp"
+
+namespace {space} {{
+
+inline constexpr char digest[] = "{digest}";
+{structs}
+inline constexpr char layouts[] = R"({layouts})";
+
+// The bundle in a folder: this very one, or with loading.any_version one with the same columns.
+inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading = {{}}) {{
+  loading.digest = digest;
+  loading.layouts = layouts;
+  return soa::Model::load(folder, loading);
+}}
+
+}}  // namespace {space}
+"""
+_BUFFER = """
+// {least} ... {most} elements in one buffer, aligned to {alignment}.
+struct {name} {{
+{members}
+
+  // The rows first ... first + n of a buffer of `capacity` elements (-1: first + n).
+  {name}(void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0)
+      : memory("{collection}", buffer, n, capacity < 0 ? first + n : capacity, first) {{
+    soa::Cursor at(buffer, memory.capacity, first, {alignment});
+{walk}
+  }}
+
+  soa::Memory memory;
+}};
+"""
+_COLUMNS = """
+// {least} ... {most} elements in separate columns, aligned to {alignment} or to their element.
+struct {name} {{
+{members}
+
+  // The rows first ... first + n of columns of `capacity` elements (-1: first + n).
+  soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0) const {{
+    return {{"{collection}", soa::Columns{{{addresses}}}, n, capacity, first}};
+  }}
+}};
+"""
+
+
+def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
+    """The text; the namespace is the model's name with `_` for what C++ does not take.
+
+    Names that C++ or the header has taken already get a `_` behind them.
+    """
+    lines = describe(signature).splitlines(keepends=True)
+    return _HEADER.format(
+        ref=ref,
+        short=digest[:12],
+        space=_name(re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")),
+        digest=digest,
+        structs="".join(_struct(name, each, signature) for name, each in signature.layouts.items()),
+        layouts="".join(line for line in lines if not line.startswith("argument ")),
+    )
+
+
+def _struct(collection: str, layout: Layout, signature: Signature) -> str:
+    name, rows = _name(collection), signature.ranges[signature.rows_of[collection]]
+    members, walk, addresses = [], [], []
+    for column in layout.columns:
+        member, kind = _name(column.name, name), _type(column)
+        members.append(f"  {kind} *{member} = nullptr;")
+        every = member
+        if column.kind == "eigen":
+            members[-1] = f"  std::array<{kind} *, {column.components}> {member}{{}};"
+            if len(column.shape) > 1:
+                members[-1] += f"  // {column.shape[0]} x {column.shape[1]}, column by column"
+            every = ", ".join(f"{member}[{k}]" for k in range(column.components))
+        members.append(f"  static_assert(sizeof({kind}) == {itemsize(column.dtype)});")
+        walk.append(f"    at.{'scalar' if column.kind == 'scalar' else 'column'}({member});")
+        addresses.append(f'{{"{column.name}", {{{every}}}}}')
+    return (_BUFFER if layout.storage == "buffer" else _COLUMNS).format(
+        name=name,
+        collection=collection,
+        least=rows.min,
+        most=rows.limit,
+        alignment=layout.alignment,
+        members="\n".join(dict.fromkeys(members)),
+        walk="\n".join(walk),
+        addresses=", ".join(addresses),
+    )
+
+
+def _type(column: Column) -> str:
+    if is_opaque(column.dtype):
+        return f"std::array<std::byte, {itemsize(column.dtype)}>"
+    return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
+
+
+def _name(name: str, struct: str = "") -> str:
+    return f"{name}_" if name in _TAKEN.split() or name == struct else name

@@ -1,0 +1,487 @@
+"""A C++ project of somebody else: the installed library, a generated header, a bundle's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import xml.etree.ElementTree as xml
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from pipeline.promotion.pulling import pull
+from registry.bundle.bundle import Bundle, seal
+from registry.bundle.pulled import PulledNote, write_note
+from registry.store.registry import Registry
+from registry.trust import sign
+from tests.models import cplusplus
+from tests.models.authorities import certify
+from tests.models.cplusplus import ROOT, computed, execute, run
+from tests.models.keys import make_keys
+from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
+from tests.models.shared import made_once
+
+HERE = Path(__file__).parent
+AOTI = f"targets/{TARGET}/aoti"
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return cplusplus.installed(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, prefix: Path, jets: Built) -> Path:
+    """The build folder; the header jets.hpp lies in it."""
+
+    def make(folder: Path) -> None:
+        cli("cxx", f"{jets.bundle.path}/", "-o", folder / "jets.hpp")
+        headers = (f"-DHEADERS={folder}", f"-DEXAMPLES={ROOT / 'examples' / 'cpp'}")
+        cplusplus.built(HERE, folder / "build", f"-DCMAKE_PREFIX_PATH={prefix}", *headers)
+
+    return made_once(tmp_path_factory, "downstream", make) / "build"
+
+
+@pytest.fixture
+def pulled(jets: Built, tmp_path: Path) -> Path:
+    """A folder of its own that production takes: as `pipeline pull` leaves it."""
+    registry = Registry(f"sqlite:///{tmp_path}/store/registry.db")
+    registry.promote(registry.register(jets.bundle), "production", PASSED)
+    pull(registry, "jets@production", tmp_path / "pulled")
+    return tmp_path / "pulled"
+
+
+def promoted(folder: Path) -> Path:
+    """With the note of a promotion, as anybody may write one who may write the folder."""
+    write_note(folder, PulledNote("jets/7", Bundle.open(folder).digest, "ada", "2026-01-01"))
+    return folder
+
+
+def score(
+    project: Path, folder: Path, *words: str, n: int = 5, env: Mapping[str, str] | None = None
+) -> list[str]:
+    done = run(project / "score", folder, n, *words, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def refused(
+    project: Path, folder: Path, *words: str, env: Mapping[str, str] | None = None
+) -> tuple[str, str]:
+    """The exception's class, and its one line."""
+    done = run(project / "score", folder, 5, *words, env=env)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    kind, _, said = line.partition(": ")
+    return kind, said
+
+
+@pytest.mark.parametrize("n", [0, 1, 33, 1000])
+def test_what_was_promoted_gives_the_bits_that_python_computes(
+    project: Path, pulled: Path, n: int
+) -> None:
+    origin, *bits = score(project, pulled, n=n)
+    digest = Bundle.open(pulled).digest
+    assert origin == f"jets jets/1 {digest} {TARGET} aoti"
+    assert bits == computed(pipeline.load(pulled, engine_name="aoti"), n)
+
+
+def test_production_asks_for_a_promotion_of_this_bundle(
+    project: Path, jets: Built, pulled: Path
+) -> None:
+    kind, said = refused(project, jets.bundle.path)
+    assert kind == "PromotionError" and "pipeline pull" in said
+    assert score(project, jets.bundle.path, "test")[0].split()[1] == "-"
+    note = json.loads((pulled / "PROMOTED.json").read_text())
+    (pulled / "PROMOTED.json").write_text(json.dumps(note | {"digest": "0" * 64}))
+    assert refused(project, pulled)[0] == "PromotionError"
+    (pulled / "PROMOTED.json").write_text("{")
+    assert refused(project, pulled)[0] == "BundleError"
+
+
+def truncate(folder: Path) -> str:
+    [library] = (folder / AOTI).glob("*.so")
+    library.write_bytes(library.read_bytes()[:-1])
+    return library.name
+
+
+def flip(folder: Path) -> str:
+    weights = folder / AOTI / "weights.bin"
+    content = bytearray(weights.read_bytes())
+    content[3] ^= 1
+    weights.write_bytes(content)
+    return "weights.bin"
+
+
+def add(folder: Path) -> str:
+    (folder / AOTI / "extra.so").write_text("")
+    return "extra.so"
+
+
+def remove(folder: Path) -> str:
+    (folder / "program.pt2").unlink()
+    return "program.pt2"
+
+
+def link(folder: Path) -> str:
+    target = (folder / "program.pt2").rename(folder.parent / "program.pt2")
+    (folder / "program.pt2").symlink_to(target)
+    return "program.pt2"
+
+
+def cut(folder: Path) -> str:
+    sums = folder / "SHA256SUMS"
+    sums.write_text(sums.read_text()[:-1])
+    return "SHA256SUMS"
+
+
+def leave(folder: Path) -> str:
+    sums = folder / "SHA256SUMS"
+    lines = sums.read_text().splitlines(keepends=True)
+    sums.write_text("".join(line for line in lines if "../" not in line) + f"{'0' * 64}  ../x\n")
+    return "SHA256SUMS"
+
+
+def later(folder: Path) -> str:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 2}))
+    seal(folder)
+    return "manifest.json"
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, add, remove, link, cut, leave, later])
+def test_a_folder_that_is_not_the_sealed_bundle(
+    project: Path, jets: Built, tmp_path: Path, damage: Callable[[Path], str]
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(jets.bundle.path, folder)
+    name = damage(folder)
+    kind, said = refused(project, folder, "test", "any_version")
+    assert kind == "BundleError" and name in said
+
+
+def test_a_folder_that_is_none(project: Path, tmp_path: Path) -> None:
+    assert refused(project, tmp_path / "nowhere")[0] == "BundleError"
+    assert refused(project, tmp_path)[0] == "BundleError"
+
+
+@pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
+def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.EllipticCurve) -> None:
+    own, other = make_keys(tmp_path, "own", curve), make_keys(tmp_path, "other", curve)
+    (tmp_path / "trusted").mkdir()
+    shutil.copy(own.public, tmp_path / "trusted")
+    assert refused(project, pulled, f"keys={own.public}")[0] == "TrustError"  # not signed
+    sign(Bundle.open(pulled), own.private)
+    for keys in (own.public, f"{other.public}:{own.public}", tmp_path / "trusted"):
+        assert score(project, pulled, f"keys={keys}")
+    assert refused(project, pulled, f"keys={other.public}")[0] == "TrustError"
+    assert refused(project, pulled, f"keys={own.private}")[0] == "TrustError"
+    # The host asks besides.
+    host = {"PIPELINE_TRUSTED_KEYS": str(other.public)}
+    assert refused(project, pulled, f"keys={own.public}", env=host)[0] == "TrustError"
+    assert refused(project, pulled, env={"PIPELINE_TRUSTED_KEYS": ""})[0] == "TrustError"
+    assert score(project, pulled, "test", env=host)
+    # What is changed and sealed again has the right digests, and no signature.
+    manifest = json.loads((pulled / "manifest.json").read_text())
+    (pulled / "manifest.json").write_text(json.dumps(manifest | {"description": "forged"}))
+    seal(pulled)
+    promoted(pulled)
+    kind, said = refused(project, pulled, "any_version", f"keys={own.public}")
+    assert kind == "TrustError" and "exactly these files" in said
+
+
+def test_certificates_are_refused(project: Path, pulled: Path, tmp_path: Path) -> None:
+    root = certify(tmp_path, "root", authority=True)
+    ada = certify(tmp_path, "ada", root)
+    sign(Bundle.open(pulled), ada.private, chain=[ada.pem])
+    kind, said = refused(project, pulled, f"keys={root.pem}")
+    assert kind == "TrustError" and "certificate" in said
+
+
+def test_test_mode_runs_the_bundles_own_reference(
+    project: Path, jets: Built, tmp_path: Path
+) -> None:
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        file = folder / "reference.safetensors"
+        content = bytearray(file.read_bytes())
+        np.frombuffer(content, np.float32, 1, len(content) - 4)[:] += 0.01  # an answer's last value
+        file.write_bytes(content)
+
+    folder = resealed(jets.bundle, tmp_path / "other", edit).path
+    kind, said = refused(project, folder, "test", "any_version")
+    assert kind == "DeviationError" and "'probabilities': 1 of" in said
+    assert score(project, promoted(folder), "any_version")
+
+
+def test_targets_and_engines_that_cannot_run_here(
+    project: Path, jets: Built, tmp_path: Path
+) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"]["cpu/aarch64"] = manifest["targets"].pop(TARGET)
+
+    other = resealed(jets.bundle, tmp_path / "other", edit).path
+    kind, said = refused(project, other, "test", "any_version")
+    assert kind == "HostError" and "cpu/aarch64: it lacks another processor family" in said
+    folder = jets.bundle.path
+    assert refused(project, folder, "test", "target=cpu/x86-64-v1")[0] == "HostError"
+    kind, said = refused(project, folder, "test", "engine=torchscript")
+    assert kind == "HostError" and "torchscript is no native library" in said
+
+
+def test_the_fastest_native_engine_where_another_was_chosen(
+    project: Path, jets: Built, tmp_path: Path
+) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["chosen"] = "exported"
+
+    folder = resealed(jets.bundle, tmp_path / "other", edit).path
+    assert score(project, folder, "test", "any_version")[0].endswith(" aoti")
+
+
+def test_a_header_of_another_version(project: Path, jets: Built, tmp_path: Path) -> None:
+    folder = described(jets.bundle, tmp_path / "two", "the second").path
+    kind, said = refused(project, folder, "test")
+    assert kind == "HeaderError" and jets.bundle.digest[:12] in said and "pipeline cxx" in said
+    assert score(project, folder, "test", "any_version")
+
+
+def test_a_header_of_other_columns(project: Path, jets: Built, tmp_path: Path) -> None:
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        arguments = folder / AOTI / "arguments.txt"
+        arguments.write_text(arguments.read_text().replace("column tags z", "column tags w"))
+
+    folder = promoted(resealed(jets.bundle, tmp_path / "other", edit).path)
+    kind, said = refused(project, folder, "any_version")
+    assert kind == "HeaderError" and "'tags'" in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["double *p = j.a", "float *p = j.pt", "j.a = static_cast<int *>(nullptr)", "jets::hits h"],
+)
+def test_another_type_or_name_does_not_compile(
+    project: Path, prefix: Path, tmp_path: Path, line: str
+) -> None:
+    def compiles(text: str) -> bool:
+        source = tmp_path / "use.cpp"
+        source.write_text(f'#include "jets.hpp"\nvoid use(jets::jets &j) {{ {text}; (void)j; }}\n')
+        flags = ("-std=c++17", "-fsyntax-only", f"-I{project.parent}", f"-I{prefix}/include")
+        return subprocess.run(["g++", *flags, source], capture_output=True).returncode == 0
+
+    assert not compiles(line)
+    assert compiles("float *p = j.a; (void)p")
+
+
+def test_without_torch_the_library_is_named(project: Path, jets: Built) -> None:
+    done = run(project / "score", jets.bundle.path, 5, "test", env={"LD_LIBRARY_PATH": ""})
+    assert done.returncode == 1
+    assert "libtorch_cpu.so" in done.stderr and "LD_LIBRARY_PATH" in done.stderr
+
+
+def test_tiles_and_threads_give_the_same_bits(project: Path, jets: Built, tmp_path: Path) -> None:
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["candidates"]["aoti"]["tile"] = 128
+        arguments = folder / AOTI / "arguments.txt"
+        arguments.write_text(arguments.read_text() + "tile 128 nmm 1000\n")
+
+    folder = resealed(jets.bundle, tmp_path / "tiled", edit).path
+    found = [
+        score(project, folder, "test", "any_version", f"threads={threads}", n=999)
+        for threads in (1, 2, 3)
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def test_many_threads_on_one_model(project: Path, jets: Built) -> None:
+    done = run(project / "threads", jets.bundle.path, 64, 40)
+    different, mapped, before, after = map(int, done.stdout.split())
+    assert (different, mapped) == (0, 1)
+    assert after - before < 64 * 2048  # kB: stacks, events and scratch, no second model
+
+
+def test_a_cluster_of_entries_at_a_time(project: Path, jets: Built) -> None:
+    done = run(project / "clusters", jets.bundle.path)
+    assert done.stdout == "5 runs, 0 off\n"  # two slots have the clusters of more than one entry
+    assert (done.returncode, "entry 300 is in no cluster" in done.stderr) == (1, True)
+
+
+C = """
+#include <stdio.h>
+#include <soa_load.h>
+int main(int argc, char **argv) {
+  char message[256] = "";
+  soa_model *model = 0;
+  soa_origin *origin = 0;
+  soa_loading loading = {.test = argc > 2};
+  int code = soa_load(argv[1], &loading, &model, &origin, message, sizeof message);
+  printf("%d %s %d\\n", code, code ? message : origin->engine, (int)soa_model_arguments(model));
+  soa_model_close(model);
+  soa_origin_delete(origin);
+  return 0;
+}
+"""
+
+
+def test_the_c_interface_by_pkg_config(prefix: Path, jets: Built, tmp_path: Path) -> None:
+    if shutil.which("pkg-config") is None:
+        pytest.skip("pkg-config is not installed")
+    (tmp_path / "use.c").write_text(C)
+    path = f"PKG_CONFIG_PATH={prefix}/lib/pkgconfig"
+    flags = execute("env", path, "pkg-config", "--cflags", "--libs", "soa-model").split()
+    flags += ["-std=c99", "-Wall", "-Werror", f"-Wl,-rpath,{prefix}/lib"]
+    execute("gcc", tmp_path / "use.c", "-o", tmp_path / "use", *flags)
+    assert run(tmp_path / "use", jets.bundle.path, "test").stdout == "0 aoti 3\n"
+    assert run(tmp_path / "use", jets.bundle.path).stdout.startswith("17 ")
+    version = execute("env", path, "pkg-config", "--modversion", "soa-model")
+    assert version.strip() == metadata.version("soa-pipeline")
+
+
+def test_the_tool_file_of_scram(prefix: Path) -> None:
+    tool = xml.parse(prefix / "share" / "soa-model" / "soa-model.xml").getroot()
+    assert (tool.tag, tool.get("name")) == ("tool", "soa-model")
+    default = {each.get("name"): each.get("default") for each in tool.iter("environment")}
+    for name, file in (("INCLUDE", "soa_model.hpp"), ("LIBDIR", "libsoa_model.so")):
+        place = str(default[name]).replace("$SOA_MODEL_BASE", str(prefix))
+        assert Path(place, file).exists()
+
+
+def test_the_fortran_example(
+    project: Path, prefix: Path, jets: Built, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    if shutil.which("gfortran") is None:
+        pytest.skip("gfortran is not installed")
+    program = tmp_path_factory.mktemp("fortran") / "score_matrix"
+    source = ROOT / "examples" / "cpp" / "score_matrix.f90"
+    libraries = (f"-L{prefix}/lib", "-lsoa_model", f"-Wl,-rpath,{prefix}/lib")
+    execute("gfortran", "-Wall", source, f"-J{program.parent}", "-o", program, *libraries)
+    done = run(program, jets.bundle.path, 40, 6, 3)
+    assert done.returncode == 0, done.stderr
+    names = dict(zip("012", "xyz", strict=True))
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = [f"{names[column]} {row} {bits.lower()}" for column, row, bits in lines]
+    assert found == score(project, jets.bundle.path, "test", n=40)[1:]
+    done = run(program, program.parent, 40, 6, 3)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.long
+def test_the_rdataframe_example(project: Path, prefix: Path, jets: Built, tmp_path: Path) -> None:
+    uproot = pytest.importorskip("uproot")
+    if shutil.which("root-config") is None:
+        pytest.skip("ROOT is not installed")
+    rng = np.random.default_rng(1)
+    columns = {name: rng.random(3000, np.float32) for name in "abcdef"}
+    with uproot.recreate(tmp_path / "rows.root") as file:
+        tree = file.mktree("Events", dict.fromkeys("abcdef", "float32"))
+        for begin in range(0, 3000, 700):
+            tree.extend({name: values[begin : begin + 700] for name, values in columns.items()})
+    source = ROOT / "examples" / "cpp" / "dataframe.cpp"
+    flags = execute("root-config", "--cflags", "--libs").split()
+    ours = (f"-I{prefix}/include", f"-L{prefix}/lib", "-lsoa_model", f"-Wl,-rpath,{prefix}/lib")
+    execute(
+        "g++", source, "-o", tmp_path / "dataframe", *ours, *flags, "-Wl,--allow-shlib-undefined"
+    )
+    words = (jets.bundle.path, tmp_path / "rows.root", "Events", "jets", "tags", "y")
+    done = run(tmp_path / "dataframe", *words)
+    assert done.returncode == 0, done.stderr
+    session = pipeline.load(jets.bundle.path, mode="test", engine_name="aoti")
+    scores = []
+    for begin in range(0, 3000, 1000):
+        part = {name: values[begin : begin + 1000] for name, values in columns.items()}
+        given = pipeline.Collection.from_arrays(session.layout("jets"), part, 1000)
+        found = session.collection("tags", 1000)
+        session.run(given, found)
+        scores.append(np.array(found["y"]))
+    count, _, _, _, mean = done.stdout.split()
+    assert count == "3000"
+    assert float(mean) == pytest.approx(np.concatenate(scores).mean(dtype=np.float64), abs=2e-6)
+
+
+ECHO = """
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include "json.h"
+using soa_library::Json;
+void show(const Json &value) {
+  if (value.kind == Json::number) std::printf("%.17g,", value.real());
+  if (value.kind == Json::string) std::printf("%zu:%s,", value.text().size(), value.text().c_str());
+  if (value.kind == Json::null || value.kind == Json::boolean) std::printf("-,");
+  if (value.kind != Json::array && value.kind != Json::object) return;
+  std::printf("[");
+  for (std::size_t i = 0; i < value.items.size(); ++i) {
+    if (value.kind == Json::object) std::printf("%s=", value.keys[i].c_str());
+    show(value.items[i]);
+  }
+  std::printf("]");
+}
+int main(int, char **argv) {
+  std::ifstream file(argv[1]);
+  try {
+    show(Json::parse({std::istreambuf_iterator<char>(file), {}}));
+  } catch (const std::runtime_error &error) {
+    std::printf("no: %s", error.what());
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("json")
+    (folder / "echo.cpp").write_text(ECHO)
+    library = ROOT / "engines" / "native" / "library"
+    flags = ("-std=c++17", "-fsanitize=address,undefined", "-fno-sanitize-recover", f"-I{library}")
+    execute("g++", *flags, folder / "echo.cpp", "-o", folder / "echo")
+    return folder / "echo"
+
+
+def shown(value: Any) -> str:
+    """As ECHO shows it."""
+    if isinstance(value, bool) or value is None:
+        return "-,"
+    if isinstance(value, int | float):
+        return f"{value:.17g},"
+    if isinstance(value, str):
+        return f"{len(value.encode())}:{value},"
+    if isinstance(value, list):
+        return f"[{''.join(map(shown, value))}]"
+    return f"[{''.join(f'{key}={shown(each)}' for key, each in value.items())}]"
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]))
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner) | st.dictionaries(TEXTS, inner)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    nested,
+)
+
+
+@given(VALUES, st.sampled_from([None, 1]))
+@settings(max_examples=50)
+def test_json_is_read_as_python_reads_it(echo: Path, value: Any, indent: int | None) -> None:
+    file = echo.parent / "value.json"
+    file.write_text(json.dumps(value, ensure_ascii=False, indent=indent), encoding="utf-8")
+    assert execute(echo, file) == shown(value)
+
+
+@given(st.binary() | VALUES.map(lambda v: json.dumps(v).encode()[:-1]))
+@settings(max_examples=50)
+def test_nothing_crashes_what_reads_json(echo: Path, content: bytes) -> None:
+    file = echo.parent / "damaged.json"
+    file.write_bytes(content)
+    execute(echo, file)  # sanitized: a read past the end would end it

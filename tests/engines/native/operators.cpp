@@ -1,0 +1,223 @@
+// The shim's operators on random shapes and strides, on several threads: `operators ROUNDS THREADS`.
+//
+// For the sanitizers: each tensor has its memory to itself, not a byte more, and all threads share one weight.
+// Products and convolutions are compared with loops in double precision here, the others with torch in pytest.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "tensors.h"
+
+using soa_shim::Tensor;
+
+extern "C" {
+int32_t aoti_torch_create_tensor_from_blob(void *, int64_t, const int64_t *, const int64_t *, int64_t, int32_t, int32_t,
+                                           int32_t, Tensor **);
+int32_t aoti_torch_delete_tensor_object(Tensor *);
+int32_t aoti_torch_new_tensor_handle(Tensor *, Tensor **);
+int32_t aoti_torch_clone(Tensor *, Tensor **);
+int32_t aoti_torch_copy_(Tensor *, Tensor *, int32_t);
+int32_t aoti_torch_cpu_mm_out(Tensor *, Tensor *, Tensor *);
+int32_t aoti_torch_cpu_bmm_out(Tensor *, Tensor *, Tensor *);
+int32_t aoti_torch_cpu_addmm_out(Tensor *, Tensor *, Tensor *, Tensor *, double, double);
+int32_t aoti_torch_cpu_baddbmm_out(Tensor *, Tensor *, Tensor *, Tensor *, double, double);
+int32_t aoti_torch_cpu_topk(Tensor *, int64_t, int64_t, int32_t, int32_t, Tensor **, Tensor **);
+int32_t aoti_torch_cpu_sort_stable(Tensor *, int32_t *, int64_t, int32_t, Tensor **, Tensor **);
+int32_t aoti_torch_cpu_convolution(Tensor *, Tensor *, Tensor **, const int64_t *, int64_t, const int64_t *, int64_t,
+                                   const int64_t *, int64_t, int32_t, const int64_t *, int64_t, int64_t, Tensor **);
+int32_t aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(Tensor *, Tensor *, Tensor *, double, int32_t,
+                                                                   Tensor **, double *, Tensor **, Tensor **);
+}
+
+namespace {
+
+using Sizes = std::vector<int64_t>;
+using Handle = std::unique_ptr<Tensor, int32_t (*)(Tensor *)>;
+std::atomic<int> wrong{0};
+
+void expect(bool fine, const char *what) {
+  if (!fine && wrong++ == 0) std::printf("wrong: %s\n", what);
+}
+Handle owned(Tensor *made) { return {made, aoti_torch_delete_tensor_object}; }
+
+struct Draw {
+  std::mt19937 next;
+  int64_t operator()(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(next); }
+  float value() { return std::normal_distribution<float>()(next); }
+};
+
+// Normal numbers, the dimensions in any order in memory and with gaps between them.
+struct Given {
+  std::unique_ptr<float[]> memory;
+  Handle handle{nullptr, aoti_torch_delete_tensor_object};
+
+  Given(Draw &draw, const Sizes &sizes) {
+    const auto dims = static_cast<int64_t>(sizes.size());
+    std::vector<size_t> order(sizes.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::shuffle(order.begin(), order.end(), draw.next);
+    Sizes strides(sizes.size());
+    int64_t step = 1, span = 1;
+    for (size_t d : order) {
+      strides[d] = step;
+      span = sizes[d] == 0 ? 0 : span == 0 ? 0 : span + (sizes[d] - 1) * step;
+      step *= std::max<int64_t>(sizes[d], 1) + draw(0, 2);
+    }
+    memory.reset(new float[static_cast<size_t>(span)]);
+    std::generate_n(memory.get(), span, [&] { return draw.value(); });
+    Tensor *made = nullptr;
+    expect(aoti_torch_create_tensor_from_blob(memory.get(), dims, sizes.data(), strides.data(), 0, soa_shim::kFloat32, 0,
+                                              0, &made) == 0, "a tensor");
+    handle = owned(made);
+  }
+  operator Tensor *() const { return handle.get(); }
+};
+
+float at(const Tensor *t, std::initializer_list<int64_t> place) {
+  int64_t offset = 0, d = 0;
+  for (int64_t i : place) offset += i * t->strides[d++];
+  return t->data<float>()[offset];
+}
+
+// A sum in double precision, and what its rounding in single precision is bounded by.
+struct Exact {
+  double sum = 0, weight = 0;
+  int64_t terms = 0;
+
+  void add(double x) { sum += x, weight += std::fabs(x), ++terms; }
+  void compare(float got, const char *what) const {
+    expect(std::fabs(got - sum) <= static_cast<double>(terms + 2) * 0x1p-23 * weight + 1e-30, what);
+  }
+};
+
+void products(Draw &draw, Tensor *shared) {
+  const bool batched = draw(0, 1) != 0, with = !batched && draw(0, 1) != 0, added = draw(0, 1) != 0;
+  const int64_t m = draw(0, 40), k = with ? shared->sizes[0] : draw(0, 40), n = with ? shared->sizes[1] : draw(1, 40);
+  const auto sized = [&](int64_t rows, int64_t cols) { return batched ? Sizes{3, rows, cols} : Sizes{rows, cols}; };
+  const Given a(draw, sized(m, k)), other(draw, sized(k, n)), plus(draw, Sizes{n}), out(draw, sized(m, n));
+  Tensor *b = with ? shared : static_cast<Tensor *>(other);
+  const auto product = batched ? aoti_torch_cpu_bmm_out : aoti_torch_cpu_mm_out;
+  const auto product_added = batched ? aoti_torch_cpu_baddbmm_out : aoti_torch_cpu_addmm_out;
+  expect((added ? product_added(out, plus, a, b, 1, 1) : product(out, a, b)) == 0, "a product");
+  for (int64_t batch = 0; batch < (batched ? 3 : 1); ++batch) {
+    const auto from = [&](const Tensor *t, int64_t i, int64_t j) { return batched ? at(t, {batch, i, j}) : at(t, {i, j}); };
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < n; ++j) {
+        Exact exact;
+        for (int64_t l = 0; l < k; ++l) exact.add(static_cast<double>(from(a, i, l)) * from(b, l, j));
+        if (added) exact.add(at(plus, {j}));
+        exact.compare(from(out, i, j), "a product's values");
+      }
+    }
+  }
+}
+
+void convolutions(Draw &draw) {
+  const int64_t nd = draw(1, 3), groups = draw(1, 3), inner = draw(1, 4), outer = draw(1, 20), images = draw(0, 2);
+  Sizes kernel, by, pad, apart, none(static_cast<size_t>(nd)), in{images, groups * inner}, weights{groups * outer, inner};
+  for (int64_t d = 0; d < nd; ++d) {
+    kernel.push_back(draw(1, 3)), by.push_back(draw(1, 2)), pad.push_back(draw(0, 2)), apart.push_back(draw(1, 2));
+    in.push_back(apart.back() * (kernel.back() - 1) + draw(1, 6));
+    weights.push_back(kernel.back());
+  }
+  const Given image(draw, in), weight(draw, weights);
+  std::vector<float> plus(static_cast<size_t>(groups * outer));
+  for (float &x : plus) x = draw.value();
+  const int64_t one = 1, count = groups * outer;
+  Tensor *bias = nullptr, *made = nullptr;
+  expect(aoti_torch_create_tensor_from_blob(plus.data(), 1, &count, &one, 0, soa_shim::kFloat32, 0, 0, &bias) == 0, "bias");
+  const Handle bias_owner = owned(bias);
+  const int32_t code = aoti_torch_cpu_convolution(image, weight, &bias, by.data(), nd, pad.data(), nd, apart.data(), nd, 0,
+                                                  none.data(), nd, groups, &made);
+  if (code != 0 && nd == 3) return;  // a volume whose strides say channels-last
+  expect(code == 0, "a convolution");
+  if (code != 0) return;
+  const Handle out = owned(made);
+  // Every place of the output and of the kernel, counted through.
+  const int64_t places = std::accumulate(made->sizes + 2, made->sizes + 2 + nd, int64_t{1}, std::multiplies<int64_t>());
+  const int64_t taps = std::accumulate(kernel.begin(), kernel.end(), int64_t{1}, std::multiplies<int64_t>());
+  for (int64_t i = 0; i < images * count * places; ++i) {
+    const int64_t n = i / (count * places), o = i / places % count;
+    Exact exact;
+    exact.add(plus[static_cast<size_t>(o)]);
+    int64_t to = n * made->strides[0] + o * made->strides[1];
+    for (int64_t d = nd - 1, left = i % places; d >= 0; left /= made->sizes[d + 2], --d) {
+      to += left % made->sizes[d + 2] * made->strides[d + 2];
+    }
+    for (int64_t tap = 0; tap < taps; ++tap) {
+      bool inside = true;
+      int64_t from = n * image.handle->strides[0], of = o * weight.handle->strides[0];
+      for (int64_t d = nd - 1, p = i % places, t = tap; d >= 0; p /= made->sizes[d + 2], t /= kernel[d], --d) {
+        const int64_t x = p % made->sizes[d + 2] * by[d] - pad[d] + t % kernel[d] * apart[d];
+        inside = inside && x >= 0 && x < in[d + 2];
+        from += x * image.handle->strides[d + 2];
+        of += t % kernel[d] * weight.handle->strides[d + 2];
+      }
+      for (int64_t c = 0; inside && c < inner; ++c) {
+        const int64_t channel = from + (o / outer * inner + c) * image.handle->strides[1];
+        exact.add(static_cast<double>(image.memory[channel]) * weight.memory[of + c * weight.handle->strides[1]]);
+      }
+    }
+    exact.compare(made->data<float>()[to], "a convolution's values");
+  }
+}
+
+void orders(Draw &draw) {
+  const Sizes sizes{draw(1, 3), draw(1, 200), draw(1, 3)};
+  const Given x(draw, sizes), target(draw, sizes);
+  const int64_t dim = draw(0, 2), k = draw(0, sizes[static_cast<size_t>(dim)]);
+  for (const bool sorted : {false, true}) {
+    Tensor *values = nullptr, *indices = nullptr;
+    const int32_t code = sorted ? aoti_torch_cpu_sort_stable(x, nullptr, dim, draw(0, 1) != 0, &values, &indices)
+                                : aoti_torch_cpu_topk(x, k, dim, draw(0, 1) != 0, 1, &values, &indices);
+    expect(code == 0, "an order");
+    const Handle value_owner = owned(values), index_owner = owned(indices);
+    const int64_t *found = indices->data<int64_t>();
+    for (int64_t i = 0; i < indices->count(); ++i) expect(found[i] >= 0 && found[i] < sizes[dim], "an index");
+  }
+  Tensor *copied = nullptr, *again = nullptr;
+  expect(aoti_torch_clone(x, &copied) == 0 && aoti_torch_copy_(target, copied, 0) == 0, "a copy");
+  expect(aoti_torch_new_tensor_handle(copied, &again) == 0, "a second handle");
+  aoti_torch_delete_tensor_object(copied);
+  const Handle last = owned(again);
+  expect(at(target, {0, 0, 0}) == at(x, {0, 0, 0}) && at(again, {0, 0, 0}) == at(x, {0, 0, 0}), "a copy's values");
+}
+
+void attention(Draw &draw) {
+  const int64_t rows = draw(1, 20), keys = draw(1, 40), width = draw(1, 16);
+  const Given q(draw, {2, 3, rows, width}), k(draw, {2, 3, keys, width}), v(draw, {2, 3, keys, width});
+  const Given mask(draw, {2, 1, rows, keys});
+  Tensor *added = mask, *made = nullptr, *logarithms = nullptr;
+  expect(aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu(q, k, v, 0, 0, draw(0, 1) != 0 ? &added : nullptr,
+                                                                    nullptr, &made, &logarithms) == 0, "attention");
+  const Handle out = owned(made), sums = owned(logarithms);
+  expect(std::isfinite(at(made, {1, 2, rows - 1, width - 1})) && std::isfinite(at(logarithms, {1, 2, rows - 1})), "values");
+}
+
+}  // namespace
+
+int main(int count, char **words) {
+  if (count != 3) return std::puts("operators ROUNDS THREADS"), 2;
+  const int rounds = std::atoi(words[1]), threads = std::atoi(words[2]);
+  Draw first{std::mt19937(0)};
+  const Given weight(first, {24, 33});
+  std::vector<std::thread> at_work;
+  for (int t = 0; t < threads; ++t) {
+    at_work.emplace_back([&, t] {
+      Draw draw{std::mt19937(static_cast<unsigned>(t + 1))};
+      for (int i = 0; i < rounds; ++i) products(draw, weight), convolutions(draw), orders(draw), attention(draw);
+    });
+  }
+  for (std::thread &each : at_work) each.join();
+  std::printf("%d rounds on %d threads, %d wrong\n", rounds, threads, wrong.load());
+  return wrong != 0;
+}

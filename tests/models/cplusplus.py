@@ -1,0 +1,77 @@
+"""The C++ library as its users install it, and programs that are built against it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.session.session import Session
+from tests.models.shared import made_once
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH = Path(torch.__file__).parent / "lib"
+
+
+def execute(*command: object) -> str:
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def built(source: Path, build: Path, *settings: str) -> Path:
+    """The build folder of a CMake project; without optimisation, which takes longer."""
+    if shutil.which("cmake") is None:
+        pytest.skip("cmake is not installed")
+    if not Path("/usr/include/openssl").is_dir() and not os.environ.get("OPENSSL_ROOT_DIR"):
+        pytest.skip("OpenSSL has no headers here (libssl-dev)")
+    execute("cmake", "-S", source, "-B", build, "-DCMAKE_BUILD_TYPE=Quick", *settings)
+    execute("cmake", "--build", build)
+    return build
+
+
+def installed(factory: pytest.TempPathFactory) -> Path:
+    """The prefix into which the library was installed."""
+
+    def make(folder: Path) -> None:
+        library = ROOT / "engines" / "native" / "library"
+        settings = ("-DCMAKE_CXX_FLAGS=-Werror", "-DCMAKE_INSTALL_LIBDIR=lib")
+        build = built(library, folder / "build", *settings)
+        execute("cmake", "--install", build, "--prefix", folder / "prefix")
+
+    return made_once(factory, "cplusplus", make) / "prefix"
+
+
+def run(
+    program: Path, *arguments: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A program; the loader finds torch's libraries unless `env` says otherwise."""
+    command = [str(program), *map(str, arguments)]
+    own = {**os.environ, "LD_LIBRARY_PATH": str(TORCH), **(env or {})}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=own)
+
+
+def computed(session: Session, n: int) -> list[str]:
+    """What Python computes on the inputs of examples/cpp/run_bundle.cpp, as `column row bits`."""
+    inputs, outputs = session.collection("jets", n), session.collection("tags", n)
+    rows = np.arange(n)
+    for j, column in enumerate(inputs.layout.columns):
+        for k in range(column.components if column.dtype == "float32" else 0):
+            values = ((7 * rows + 13 * j + 3 * k) % 101).astype(np.float32) / np.float32(101)
+            inputs.component(column.name, k).numpy()[...] = values + np.float32(1)
+    session.run(inputs, outputs)
+    expected = [
+        f"{column.name}{f'.{k}' if column.kind == 'eigen' else ''} {i} {bits:08x}"
+        for column in outputs.layout.columns
+        for k in range(column.components)
+        for i, bits in enumerate(outputs.component(column.name, k).numpy().view(np.uint32))
+    ]
+    assert len(expected) == 3 * n
+    return expected

@@ -1,0 +1,107 @@
+"""Generated C++ headers compile, whatever the columns are called, and point where they should."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.schema import load_config
+from soa import Block, Layout, RowRange, Signature, column, eigen, opaque, scalar
+from soa.dtypes import DTYPES, itemsize
+from soa.typed_header import typed_header
+from tests.models.cplusplus import ROOT, execute
+
+NATIVE = ROOT / "engines" / "native"
+ODD = ("class", "float", "n", "first", "buffer", "memory", "hits", "at", "std", "pt_")
+
+
+def signature() -> Signature:
+    members = [
+        *(column(name, "float32") for name in ODD),
+        *(column(f"of_{dtype}", dtype) for dtype in DTYPES),
+        eigen("direction", "float64", 3),
+        eigen("matrix", "float32", 2, 3),
+        opaque("detector", 12),
+        column("event", "uint64"),
+        scalar("rho", "float32"),
+    ]
+    separate = [column("digest", "float32"), eigen("load", "float32", 2), scalar("mean", "float64")]
+    return Signature.build(
+        {"hits": Layout(members), "namespace": Layout(separate, storage="columns")},
+        [Block("features", "hits", ODD)],
+        [Block("answers", "namespace", ("digest", "load"))],
+        {"n": RowRange(0, 1000)},
+        {"hits": "n", "namespace": "n"},
+    )
+
+
+PROGRAM = """
+#include <cstdio>
+#include "model.hpp"
+int main() {
+  alignas(128) static char buffer[1 << 16];
+  const std::int64_t n = 40, capacity = 50, first = 3;
+  const _3d_odd::hits hits(buffer, n, capacity, first);
+  const auto at = [](const void *address) {
+    std::printf("%td\\n", static_cast<const char *>(address) - buffer);
+  };
+@SHOWS@
+  float values[2][40];
+  double mean = 0;
+  _3d_odd::namespace_ out;
+  out.digest_ = values[0];
+  out.load_ = {values[0], values[1]};
+  out.mean = &mean;
+  const soa::Memory memory = out.memory(40);
+  const bool same = memory.columns.at("load")[1] == values[1];
+  std::printf("%zu %d %zu\\n", memory.columns.size(), same, sizeof(*hits.detector));
+}
+"""
+
+
+def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> None:
+    made = signature()
+    layout = made.layouts["hits"]
+    (tmp_path / "model.hpp").write_text(typed_header(made, "3d-odd", "3d-odd/1", "ab" * 32))
+    members = {c.name: c.name + "_" if c.name in ODD[:9] else c.name for c in layout.columns}
+    shows = [
+        f"  at(hits.{members[c.name]}{f'[{k}]' if c.kind == 'eigen' else ''});"
+        for c in layout.columns
+        for k in range(c.components)
+    ]
+    (tmp_path / "use.cpp").write_text(PROGRAM.replace("@SHOWS@", "\n".join(shows)))
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", f"-I{tmp_path}")
+    # Nothing of the library is called, but it is referred to.
+    unused = ("-Wl,--unresolved-symbols=ignore-all",)
+    execute("g++", *flags, tmp_path / "use.cpp", "-o", tmp_path / "use", *unused)
+    *offsets, last = execute(tmp_path / "use").splitlines()
+    assert last == "3 1 12"
+    expected = [
+        layout.offsets(50)[c.name]
+        + k * layout.pitch(c.name, 50)
+        + (0 if c.kind == "scalar" else 3 * itemsize(c.dtype))
+        for c in layout.columns
+        for k in range(c.components)
+    ]
+    assert list(map(int, offsets)) == expected
+
+
+@pytest.mark.parametrize("name", ["default", "jets", "2-x.y"])
+def test_the_namespace_is_an_identifier(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
+    (tmp_path / "use.cpp").write_text('#include "model.hpp"\n')
+    flags = ("-std=c++17", "-fsyntax-only", f"-I{NATIVE}", f"-I{tmp_path}")
+    execute("g++", *flags, tmp_path / "use.cpp")
+
+
+def test_the_page_compiles(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```cpp\n(.*?)^```$", (ROOT / "docs/cpp.md").read_text(), re.S | re.M)
+    demo = load_config(ROOT / "configs" / "demo.yaml")
+    (tmp_path / "jet_tagger.hpp").write_text(
+        typed_header(demo.signature(), demo.name, "jet-tagger/1", "ab" * 32)
+    )
+    (tmp_path / "page.cpp").write_text(code)
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
+    execute("g++", *flags, f"-I{NATIVE}", f"-I{tmp_path}", tmp_path / "page.cpp")
