@@ -1,1 +1,1 @@
-"""Models of the registry on Dask: in coffea, in dask-awkward, on batch systems."""
+"""Models of the registry on batch systems, by Dask."""

@@ -157,9 +157,7 @@ class Trees(torch.nn.Module):
         inner = len(self.feature)
         if node >= inner:
             return self.value[node - inner].unsqueeze(1).expand(-1, x.shape[1])
-        # Not x[…]: each of these features was found to be one, and is not looked at again.
-        column = torch.ops.aten._unsafe_index(x, [self.feature[node]])
-        left = self._left(column, self.threshold[node].unsqueeze(1))
+        left = self._left(x[self.feature[node]], self.threshold[node].unsqueeze(1))
         return torch.where(left, self._picked(x, 2 * node + 1), self._picked(x, 2 * node + 2))
 
     def _reached(self, x: torch.Tensor) -> torch.Tensor:
