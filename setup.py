@@ -40,4 +40,5 @@ if platform.machine() == "x86_64":
     )
     extensions.append(shim)
 
-setup(cmdclass={"build_ext": Build}, ext_modules=extensions)
+if __name__ == "__main__":  # packages/soa-runtime builds the same
+    setup(cmdclass={"build_ext": Build}, ext_modules=extensions)

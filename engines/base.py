@@ -32,6 +32,9 @@ DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("
 # Those that a config may give options to.
 WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("options", True))
 
+# Those whose artifacts are opened and run without torch.
+WITHOUT_TORCH = tuple(n for n, f in _FOUND.items() if not f.settings.get("torch", True))
+
 FACTS = "facts.json"
 """A file an artifact may hold: what its engine records for the manifest, names and plain values."""
 
@@ -73,7 +76,7 @@ class Engine(ABC):
 
     A subclass declares itself by literal keywords: `engine` is its name, `order` its place among
     the candidates; `default=False` keeps it out of those that nobody names, `options=False` says
-    that a config has nothing to set.
+    that a config has nothing to set, `torch=False` that its artifacts run without torch.
     """
 
     name: ClassVar[str] = ""
@@ -83,7 +86,12 @@ class Engine(ABC):
     """Whether `compile` chooses by time: then nothing else is compiled beside it."""
 
     def __init_subclass__(
-        cls, engine: str = "", order: int = 0, default: bool = True, options: bool = True
+        cls,
+        engine: str = "",
+        order: int = 0,
+        default: bool = True,
+        options: bool = True,
+        torch: bool = True,
     ) -> None:
         cls.name = engine or cls.name
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-import torch
-
-from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession
 from runtime.errors import LoadError
 from runtime.loader import load_here, shadowed
 from runtime.opening import Mode, Opening, Options
@@ -15,12 +12,16 @@ from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
 from soa.options import known_options
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a session of an artifact that needs no torch imports none
+    import torch
+
+    from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession
     from serving.remote import RemoteSession
     from serving.site import Site, SiteSession
 
+    Device = str | torch.device
+
 Ref = str | Path
-Device = str | torch.device
 Build = Literal["never", "missing"]
 Production = Literal["production"]
 

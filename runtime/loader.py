@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from engines.processes import Lock
 from engines.target import Target
-from registry.bundle import Manifest, Tolerance, record_to_json
-from registry.mlflow import ShadowRecord
-from registry.trust import require_signature
-from runtime.devices import LiveSession, MultiDeviceSession, ShadowedSession, contract
+from registry.bundle import Manifest, Tolerance
 from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
@@ -26,16 +24,19 @@ from runtime.opening import (
     open_program,
     open_version,
 )
-from runtime.process import settle_threads
+from runtime.process import has_torch, settle_threads
 from runtime.session import Origin, Session
 from soa.files import write_whole
+from soa.memory import CPU
 from soa.options import known_options
 from soa.signature import Signature
 
 if TYPE_CHECKING:
     import torch
 
+    from registry.mlflow import ShadowRecord
     from runtime.checked import CheckedSession
+    from runtime.devices import ShadowedSession
 
 AUTO = "auto"
 
@@ -75,6 +76,8 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
             f"live: {opening.ref} is always the same version: to follow what is promoted, write "
             f"{name.ref.name}@production"
         )
+    from runtime.devices import LiveSession
+
     return LiveSession(name, lambda opened: session_on(opened, where))
 
 
@@ -90,6 +93,11 @@ def shadowed(
     `shadow`: a ref, or `@alias` of the same model; promoted or not, but signed as this host asks.
     What it shows goes to the registry, or into `record`, a file of this session's own. LoadError.
     """
+    from registry.bundle import record_to_json
+    from registry.mlflow import ShadowRecord
+    from registry.trust import require_signature
+    from runtime.devices import ShadowedSession, contract
+
     if session.device.type != "cpu" or session.origin is None:
         raise LoadError(f"a shadow runs on CPUs; found device {str(session.device)!r}")
     if not 0 <= fraction <= 1:
@@ -137,9 +145,16 @@ def shadowed(
 
 def session_on(opened: Opened, device: torch.device | None) -> Session:
     """A session on one device; with None on each, opened at the first event there."""
+    if not opened.production and not has_torch():
+        raise LoadError(
+            f"{opened.label}: test mode compares with the portable program, which torch runs, and "
+            "torch is not installed here: pip install torch, or load it with mode='production'"
+        )
     limit = opened.production or opened.opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device is None:
+        from runtime.devices import MultiDeviceSession
+
         made: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
     else:
         made = _session(opened, device)
@@ -213,7 +228,8 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
         trusted_keys=keys,
         target=origin.target if origin else None,
     )
-    registry = opening.store().uri if by_name else None
+    # Without torch there is no registry to ask, only this host's cache.
+    registry = opening.store().uri if by_name and has_torch() else None
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
@@ -249,7 +265,11 @@ def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
 
 
 def device_here(device: str | torch.device) -> torch.device:
-    """A device that torch has here; LoadError."""
+    """A device of this host, as torch knows it; the CPU also without torch. LoadError."""
+    if str(device) == "cpu" and "torch" not in sys.modules:
+        return cast("torch.device", CPU)  # torch takes it as one
+    if not has_torch():
+        raise LoadError(f"device {str(device)!r}: without torch, which is not installed, use 'cpu'")
     import torch
 
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from contextlib import suppress
+from importlib.util import find_spec
 
 from engines.processes import require_openmp
 from runtime.errors import LoadError
@@ -34,15 +36,21 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
+def has_torch() -> bool:
+    """Whether torch is installed here; it is not imported to find out."""
+    return "torch" in sys.modules or find_spec("torch") is not None
+
+
 def settle_threads(threads: int, limit: bool, production: bool) -> None:
     """Check that a run with `threads` threads is possible here; with `limit`, set torch to that.
 
-    In production torch starts no other threads of its own. RunError after a fork, see
-    `require_openmp`.
+    In production torch starts no other threads of its own. Where nobody has imported torch, it is
+    not imported for that. RunError after a fork, see `require_openmp`.
     """
-    import torch
-
     require_openmp(threads)
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
     if limit:
         torch.set_num_threads(threads)
     if production and torch.get_num_interop_threads() != 1:

@@ -41,19 +41,19 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     Raises SoaPipelineError where two have one name.
     """
     root = Path(__file__).parents[1]
-    begins = re.compile(rf"^class \w+\([^)]*\b{family}=", re.MULTILINE)
+    # The head of a class alone is parsed: every process that runs a model does this.
+    heads = re.compile(r"^class \w+\((?:[^()]|\([^()]*\))*\):", re.MULTILINE)
     found: list[Declared] = []
     for file in root.joinpath(*package.split(".")).rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        if not begins.search(text):
-            continue
         module = ".".join(file.relative_to(root).with_suffix("").parts)
-        for node in ast.parse(text, str(file)).body:
+        for head in heads.findall(file.read_text(encoding="utf-8")):
+            if re.search(rf"\b{family}=", head) is None:
+                continue
+            (node,) = ast.parse(f"{head} ...", str(file)).body
             if isinstance(node, ast.ClassDef):
                 said = {each.arg: each.value for each in node.keywords if each.arg is not None}
-                if family in said:
-                    settings = {key: ast.literal_eval(value) for key, value in said.items()}
-                    found.append(Declared(settings[family], module, node.name, settings))
+                settings = {key: ast.literal_eval(value) for key, value in said.items()}
+                found.append(Declared(settings[family], module, node.name, settings))
     found.sort(key=lambda each: (each.settings.get("order", 0), each.name))
     by_name: dict[str, Declared] = {}
     for each in found:

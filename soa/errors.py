@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 from soa.text import plain
 
+DISTRIBUTION = "soa-pipeline"
+"""Whose extras an error tells to install; soa-runtime has some of its own."""
+
 
 class SoaPipelineError(Exception):
     """A user's mistake, or a state of the outside world: where, what was found, what to do.
@@ -52,5 +55,5 @@ def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
         yield
     except (ImportError, OSError) as problem:
         what = getattr(problem, "name", None) or "a library"
-        cure = f"pip install 'soa-pipeline[{extra}]'"
+        cure = f"pip install '{DISTRIBUTION}[{extra}]'"
         raise error(f"{what} cannot be imported ({problem}): {cure}") from problem

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from runtime.checked import (
     snapshot,
     wrote_outside,
 )
-from runtime.opening import open_candidate
+from runtime.opening import answer_bits, open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.files import as_record
@@ -89,6 +89,8 @@ class ValidationReport:
     unverified: bool = False
     window: str = NOT_TRIED
     """Why windows that begin at any row are not to be bound; empty where they may."""
+    bits: str | None = None
+    """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
 
     @property
     def windows(self) -> bool:
@@ -216,6 +218,8 @@ def validate_here(
                 frozenset(classifiers),
                 say=lambda text: print(text, flush=True),
             )
+            if report.valid and where.type == "cpu":
+                report = replace(report, bits=answer_bits(session, Path(reference)))
         else:
             inputs = read_set(kept, Path(reference))
             report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)

@@ -17,6 +17,8 @@ for name in sys.argv[1:]:
         before[name, public] = getattr(package, public)
 for name, package in faces.items():
     for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if module.name.rpartition(".")[2].startswith("lib"):  # a library beside the modules
+            continue
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:  # one that only a server of Triton's has

@@ -132,6 +132,7 @@ def test_candidates_are_opened_by_the_stages() -> None:
     assert users("runtime.opening.open_candidate") == {
         "pipeline/building/candidates.py",
         "stages/benchmark.py",
+        "stages/reproduce.py",
         "stages/validate.py",
     }
 

@@ -1,4 +1,4 @@
-"""The `aoti-standalone` engine: AOTInductor's native code for a process without torch.
+"""How `aoti-standalone` builds: AOTInductor's native code for a process without torch.
 
 It runs on `libsoa_shim.so` (engines/native/shim), which has the part of torch's C interface that
 such code calls, and Sleef's functions. Matrix products are written out where Inductor can. Nothing
@@ -43,7 +43,7 @@ _DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninit
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=False):
+class StandaloneBuild(AotiEngine):
     preset: ClassVar[Mapping[str, Any]] = {
         "aot_inductor.link_libtorch": False,
         "max_autotune": True,

@@ -1,3 +1,4 @@
 from .cpu import cpu_code as cpu_code
+from .cpu import cpu_flags as cpu_flags
 from .cpu import host_cpu_levels as host_cpu_levels
 from .cpu import missing_flags as missing_flags

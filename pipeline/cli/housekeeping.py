@@ -20,17 +20,32 @@ if TYPE_CHECKING:
 @command()
 @click.argument("ref")
 @click.argument("folder", type=click.Path(path_type=Path))
-def pull(ref: str, folder: Path, registry: Registry) -> Answer:
+@click.option(
+    "--runtime", is_flag=True,
+    help="Only if it runs by soa-runtime alone: without torch and in production.",
+)  # fmt: skip
+def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     """Copy the bundle of REF into the new FOLDER, digests checked.
 
     The copy of a version that was promoted to production loads in production mode without a
     registry.
     """
     from pipeline.promotion import pull as pull_bundle
+    from runtime.opening import engine_without_torch
 
-    version, bundle = pull_bundle(registry, ref, folder)
-    data = {"version": version.ref, "digest": bundle.digest, "folder": str(bundle.path)}
-    return Answer(data, [f"{version.ref} is in {folder}"])
+    version, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
+    engines = {t: engine_without_torch(record) for t, record in bundle.manifest.targets.items()}
+    without = {target: engine for target, engine in engines.items() if engine}
+    data = {
+        "version": version.ref,
+        "digest": bundle.digest,
+        "folder": str(bundle.path),
+        "without_torch": without,
+    }
+    said = [f"{version.ref} is in {folder}"]
+    if runtime:
+        said += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
+    return Answer(data, said)
 
 
 @command()

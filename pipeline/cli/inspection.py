@@ -117,6 +117,11 @@ def validate(ref: str, target: str | None, registry: Registry) -> Answer:
         yield from describe_reference(opened.bundle)
         for name, each in reports.items():
             yield from describe_validation(f"validation on {name}", each)
+            for report in each:
+                known = targets[name].candidates[report.engine].bits
+                if known and report.bits:
+                    bits = "the same bits as" if report.bits == known else "other bits than"
+                    yield f"{report.engine} on {name}: {bits} where it was built"
 
     valid = all(
         report.valid

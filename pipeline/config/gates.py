@@ -77,6 +77,7 @@ class GatesConfig(Part):
 
     max_slowdown: Positive = 1.1
     max_outside: Annotated[float, Field(ge=0, le=1)] = 0.0
+    reproducible: bool = False
     required_targets: (
         Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(once)] | None
     ) = None

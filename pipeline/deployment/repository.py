@@ -31,6 +31,7 @@ from serving.native import (
 from serving.remote import connect
 from serving.triton import (
     BLOCKS_ALONE,
+    BUNDLE,
     Service,
     preferred_sizes,
     why_merging_does_not_pay,
@@ -157,7 +158,7 @@ def check_answers(server: TritonServer | Fleet, deployed: Deployed) -> Validatio
 
     Raises ServerError where an answer is out of the version's tolerances.
     """
-    folder = deployed.folder / str(deployed.service.number) / "bundle"
+    folder = deployed.folder / str(deployed.service.number) / BUNDLE
     session = connect(Opening(folder), server.url, RemoteOptions(deadline_s=_CALL_S))
     try:
         report = _compared(session, "triton", deployed.bundle, deployed.service.signature)

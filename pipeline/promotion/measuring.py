@@ -18,6 +18,7 @@ from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.mlflow import ShadowRecord, Version
 from registry.promotion import (
+    Bits,
     Findings,
     Proof,
     Requirements,
@@ -32,6 +33,7 @@ from runtime.loader import measured_session, recorded_tolerances
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference import Reference, proof_of, too_much
+from stages.reproduce import reproduce
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -90,6 +92,14 @@ def measure(
             *bounded(opened, other, in_place, list(served), say),
             *(shadowed(opened, version, replaced, shadows) if shadows is not None else ()),
         ],
+        [
+            bits
+            for target, engines in served.items()
+            for engine in engines
+            for bits in _bits(opened, target, engine, say)
+        ]
+        if needed.reproducible
+        else (),
     )
 
 
@@ -155,6 +165,13 @@ def _on_set(
         )
     worst = _worst(manifest, report) if report.cases else None
     return SetResult(inputs.name, target, engine_name, worst, report.reason or "")
+
+
+def _bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
+    """One artifact on other processors, threads and tiles."""
+    say(f"comparing the bits of {engine_name} on {target}")
+    with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
+        return list(reproduce(opened, target, engine_name, Path(folder)))
 
 
 def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:

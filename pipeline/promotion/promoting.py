@@ -150,6 +150,7 @@ def requirements(
         gates.max_slowdown if max_slowdown is None else max_slowdown,
         policies,
         production=alias == PRODUCTION,
+        own_reproducible=gates.reproducible,
     )
 
 

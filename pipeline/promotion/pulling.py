@@ -9,31 +9,39 @@ from registry.bundle import Bundle, PulledNote, write_note
 from registry.history import PRODUCTION
 from registry.mlflow import Version
 from registry.store import Registry
-from runtime.opening import require_promoted
+from runtime.errors import LoadError
+from runtime.opening import require_promoted, why_torch
 
 
-def pull(registry: Registry, ref: str, folder: Path) -> tuple[Version, Bundle]:
+def pull(
+    registry: Registry, ref: str, folder: Path, *, runtime: bool = False
+) -> tuple[Version, Bundle]:
     """Copy the bundle of `ref` and its annexes into the new `folder`, whole and verified or not at
     all.
 
     If the version was promoted to production, the folder says so, by its digest. LoadError if the
-    record of the promotion is not of this version.
+    record of the promotion is not of this version; with `runtime` also where the folder would not
+    run by soa-runtime alone, and why.
     """
     version = registry.find(ref)
-    return version, pull_version(registry, version, folder)
+    return version, pull_version(registry, version, folder, runtime=runtime)
 
 
-def pull_version(registry: Registry, version: Version, folder: Path) -> Bundle:
+def pull_version(
+    registry: Registry, version: Version, folder: Path, *, runtime: bool = False
+) -> Bundle:
     note = None
-    if version.promotion(PRODUCTION) is not None:
+    if version.promotion(PRODUCTION) is not None or runtime:
         found = require_promoted(version, registry.promotions(version, PRODUCTION))
         let_pass = {t: d for t, d in version.annexes.items() if found.annexes.get(t) == d}
         note = PulledNote(version.ref, version.digest, found.by, found.at, let_pass)
     bundle = registry.fetch(version, folder)
-    if note is not None:
-        try:
+    try:
+        if runtime and (why := why_torch(bundle.manifest)):
+            raise LoadError(f"{version.ref} was not pulled: {why}")
+        if note is not None:
             write_note(folder, note)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return bundle

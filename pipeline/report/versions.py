@@ -74,11 +74,11 @@ def _metrics(bundle: Bundle) -> Iterator[Part]:
     """What the labelled rows came to, where the config has such."""
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
-        title = f"metrics on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
         rows = [
             (k, t, f"{v:.6g}") for t, record in targets.items() for k, v in record.metrics.items()
         ]
-        yield new_table(title, "metric", "target", "value", rows=rows)
+        yield new_table("metrics", "metric", "target", "value", rows=rows)
+        yield f"  on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
 
 
 def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iterator[Part]:

@@ -117,6 +117,8 @@ class Candidate(Record):
     """How many rows run at a time; None: all."""
     windows: bool = False
     """Whether it was validated on rows of larger collections, from odd ones on."""
+    bits: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    """The sha256 of its answers to some rows of the reference: see runtime/opening/bits.py."""
     options: dict[str, Any] = Field(default_factory=dict)
     compile_seconds: float | None = None
     facts: dict[str, Any] = Field(default_factory=dict)

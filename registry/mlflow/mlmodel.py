@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from registry.bundle import Manifest
 from soa.layout import Column
 from soa.signature import Signature
@@ -82,6 +80,8 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     `example`: by field name, arrays of the fields' shapes. NumPy has no bfloat16: a model with such
     a column gets no `MLmodel`, and MLflow keeps it as files.
     """
+    import yaml  # what only reads a registry needs none
+
     signature, provenance = Signature.from_dict(manifest.signature), manifest.provenance
     inputs, outputs = fields(signature, "input"), fields(signature, "output")
     if any(field.column.dtype == "bfloat16" for field in (*inputs, *outputs)):

@@ -2,6 +2,7 @@ from .decision import Decision as Decision
 from .decision import check_override as check_override
 from .decision import decide as decide
 from .decision import override as override
+from .findings import Bits as Bits
 from .findings import Findings as Findings
 from .findings import Measured as Measured
 from .findings import Proof as Proof

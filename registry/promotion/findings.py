@@ -62,6 +62,22 @@ class Proof:
 
 
 @dataclass(frozen=True)
+class Bits:
+    """The digest of an artifact's answers, run in one way: `how`, for people.
+
+    `digest` None: it was not measured, for the reason `why`. `every`: of all cases of the
+    reference, else of a few rows; only digests of one kind are compared.
+    """
+
+    target: str
+    engine: str
+    how: str
+    digest: str | None
+    why: str = ""
+    every: bool = False
+
+
+@dataclass(frozen=True)
 class SignatureCheck:
     """Whose signature is needed, and whose was found, or why it does not count."""
 
@@ -112,6 +128,8 @@ class Findings:
     """None: no policy asks for one."""
     bounded: Sequence[Measured] = ()
     """Numbers whose bounds the config sets: latency, memory, size, metrics, a shadow's record."""
+    bits: Sequence[Bits] = ()
+    """Of each artifact of a target that this host runs, where it is asked for."""
 
     def excused(self, target: str) -> bool:
         return target in self.allow_unverified - self.needed.named_targets

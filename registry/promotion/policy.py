@@ -49,6 +49,8 @@ class Policy(BaseModel):
     max_outside: Fraction | None = None
     max_outside_by_output: dict[str, Fraction] = {}
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    reproducible: bool = False
+    """Whether the same bits are needed on every processor: see docs/gates.md."""
     reference: str | None = None
     """A safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
@@ -84,6 +86,7 @@ class Requirements:
     max_outside: float
     max_outside_by_output: Mapping[str, float]
     max_slowdown: float
+    reproducible: bool
     references: tuple[ReferenceFile, ...]
     min_time_in_staging: timedelta
     approvals: tuple[str, ...]
@@ -99,6 +102,7 @@ def strictest(
     policies: Sequence[Asked],
     *,
     production: bool = True,
+    own_reproducible: bool = False,
 ) -> Requirements:
     """The config's gates, which every version has, and on top of them each policy.
 
@@ -121,6 +125,7 @@ def strictest(
         max_outside=min((own_max_outside, *outside)),
         max_outside_by_output=by_output,
         max_slowdown=min((own_max_slowdown, *slowdown)),
+        reproducible=own_reproducible or any(policy.reproducible for policy in every),
         references=tuple(references.values()),
         min_time_in_staging=max(waits, default=timedelta(0)),
         approvals=tuple(dict.fromkeys(name for p in for_production for name in p.approvals or ())),

@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from registry.bundle import SUMS, write_atomically
 from registry.errors import BundleError, NotCachedError, RegistryError, RegistryUnavailableError
 from soa.files import as_record, open_plain
@@ -152,6 +150,8 @@ class Cache:
     @contextlib.contextmanager
     def _fetching(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
         """The right to fill an entry."""
+        from filelock import FileLock, Timeout  # what only reads the cache needs no such package
+
         wait_s = FETCH_WAIT_S if wait_s is None else wait_s
         lock = FileLock(self.root / f".{digest}.lock", timeout=wait_s)
         try:

@@ -4,6 +4,7 @@ from .artifact import held_files as held_files
 from .artifact import open_artifact as open_artifact
 from .artifact import open_candidate as open_candidate
 from .artifact import open_program as open_program
+from .bits import answer_bits as answer_bits
 from .opening import LOOKUPS as LOOKUPS
 from .opening import LookupPolicy as LookupPolicy
 from .opening import Mode as Mode
@@ -13,7 +14,9 @@ from .opening import Options as Options
 from .route import Name as Name
 from .route import name_of as name_of
 from .route import open_version as open_version
+from .target_choice import engine_without_torch as engine_without_torch
 from .target_choice import open_here as open_here
+from .target_choice import why_torch as why_torch
 from .target_choice import withheld as withheld
 from .tiled import in_tiles as in_tiles
 from .trust import keys_asked_for as keys_asked_for

@@ -91,9 +91,11 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
         pinned.check()
 
 
-def open_candidate(engine_name: str, file: Path, device: torch.device) -> Executable:
+def open_candidate(
+    engine_name: str, file: Path, device: torch.device, threads: int = 1
+) -> Executable:
     """An artifact that is being made or judged, by its path: for the stages alone."""
-    return engine(engine_name).open(file, device)
+    return engine(engine_name).open(file, device, threads)
 
 
 def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
@@ -116,7 +118,15 @@ def _open(
     BundleError if one was replaced or written to since its digest was checked, or while it was
     opened. Files in the cache stay there as long as the executable does.
     """
-    made = engine(engine_name)
+    try:
+        made = engine(engine_name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise LoadError(
+            f"{bundle.path}: {engine_name} runs on torch, which is not installed here: pip install "
+            "torch"
+        ) from None
     with _held(bundle, files, close=device.type == "cpu") as pinned:
         executable = made.open(pinned.file(files[0]), device, threads, instances)
         pinned.check()

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from engines.target import Target
 from registry.bundle import MOST_THREADS, Annex, Bundle
-from registry.mlflow import Version
-from registry.store import Lookup, Registry
 from runtime.errors import LoadError
 from runtime.session import Origin
 from soa.signature import Signature
+
+if TYPE_CHECKING:  # opening a folder asks no registry
+    from registry.mlflow import Version
+    from registry.store import Lookup, Registry
 
 Mode = Literal["test", "production"]
 LookupPolicy = Literal["fresh", "prefer-cache", "offline"]
@@ -83,6 +85,8 @@ class Opening:
         return self.mode == "production"
 
     def store(self) -> Registry:
+        from registry.store import Registry
+
         return self.registry if isinstance(self.registry, Registry) else Registry(self.registry)
 
 

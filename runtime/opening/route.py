@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry.bundle import PulledNote, open_folder, read_note
 from registry.errors import (
@@ -23,9 +24,7 @@ from registry.errors import (
     RegistryUnavailableError,
     TrustError,
 )
-from registry.history import PRODUCTION
 from registry.ref import Ref, parse_ref
-from registry.store import Lookup, LookupCache, cache_root
 from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening.opening import Opened, Opening
@@ -37,6 +36,9 @@ from runtime.opening.trust import (
     usable_annexes,
 )
 from soa.text import logger
+
+if TYPE_CHECKING:  # opening a folder asks no registry
+    from registry.store import Lookup
 
 log = logger("soa-pipeline")
 
@@ -68,6 +70,8 @@ class Name:
     """A reference to a version of a registry, looked up by the policy of its opening."""
 
     def __init__(self, ref: Ref, opening: Opening) -> None:
+        from registry.store import LookupCache, cache_root
+
         self.ref = ref
         self.opening = opening
         self._store = opening.store()
@@ -142,6 +146,9 @@ class Name:
 
     def _ask(self) -> Lookup:
         """The registry, for all that is to be judged: production's is more."""
+        from registry.history import PRODUCTION
+        from registry.store import Lookup
+
         at = datetime.now(UTC)
         try:
             version = self._store.find(self.ref)

@@ -8,14 +8,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engines.base import Executable
+from engines.base import WITHOUT_TORCH, Executable
 from engines.errors import TargetError
 from engines.target import Target, check_host_runs, choose_target, gpu_target
-from registry.bundle import TargetRecord, attach
+from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
+from runtime.opening.bits import check_bits
 from runtime.opening.opening import Builder, Opened
-from runtime.process import settle_tf32
+from runtime.process import has_torch, settle_tf32, settle_threads
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,8 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
     opening = opened.opening
     if opening.builder is not None:
         opened = _completed(opened, device, opening.target, opening.builder)
+    if opening.engine_name is None and not has_torch():
+        opened = _without_torch(opened)
     target = choose(opened, device, opening.target)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
@@ -38,6 +41,11 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
         settle_tf32(manifest.capture.precision == "tf32", manifest.name)
     instances = opening.instances or manifest.session.instances
     made = open_artifact(opened, target, opening.engine_name, device, opened.threads, instances)
+    # Torch may have come with the artifact.
+    limit = opened.production or opening.threads is not None
+    settle_threads(opened.threads, limit, opened.production)
+    if device.type == "cpu":
+        check_bits(opened, made, target)
     record, named = manifest.targets[target], opening.engine_name
     windows = all(record.candidates[e].windows for e in ([named] if named else record.engines()))
     return made, target, named or record.choice(), windows
@@ -81,6 +89,46 @@ def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
             if gain < math.log(_WORTH):
                 return target
     return best
+
+
+def engine_without_torch(record: TargetRecord) -> str | None:
+    """Of a target, the candidate that runs where torch is not installed: the chosen one, if it
+    does, else the first valid one that does; None where there is none."""
+    order = dict.fromkeys((*record.engines(), *record.candidates))
+    fit = [e for e in order if e in WITHOUT_TORCH and record.candidates[e].status == "valid"]
+    return fit[0] if fit else None
+
+
+def why_torch(manifest: Manifest) -> str | None:
+    """Why a version does not run without torch; None where it does, on a CPU."""
+    needs = {
+        target: ", ".join(record.engines())
+        for target, record in manifest.targets.items()
+        if target.startswith("cpu/") and record.status == "verified"
+    }
+    if any(engine_without_torch(manifest.targets[target]) for target in needs):
+        return None
+    have = "; ".join(f"{target} has {engines}" for target, engines in needs.items())
+    return (
+        f"{manifest.name} runs on torch ({have or 'no CPU target is verified'}): install it (pip "
+        f"install torch), or build the version with {WITHOUT_TORCH[0]} among its engines"
+    )
+
+
+def _without_torch(opened: Opened) -> Opened:
+    """Of its targets those that run where torch is not installed, each by what runs there."""
+    manifest = opened.bundle.manifest
+    if why := why_torch(manifest):
+        raise LoadError(why)
+    targets = {}
+    for target, record in manifest.targets.items():
+        engine = engine_without_torch(record)
+        if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
+            record = record.model_copy(update={"chosen": engine, "below": []})
+        if engine:
+            targets[target] = record
+    found = manifest.model_copy(update={"targets": targets})
+    return replace(opened, bundle=replace(opened.bundle, manifest=found))
 
 
 def withheld(opened: Opened) -> str:

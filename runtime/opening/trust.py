@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from registry.bundle import Bundle, PulledNote
-from registry.history import PRODUCTION
-from registry.mlflow import Promotion, Version
 from registry.trust import Trusted, host_keys, trusted, trusted_keys
 from runtime.errors import LoadError
+
+if TYPE_CHECKING:  # opening a folder asks no registry
+    from registry.mlflow import Promotion, Version
 
 NOT_SIGNED = (
     "was built after the version was signed, and no signature covers it: sign a version that has "
@@ -26,6 +28,8 @@ def require_promoted(version: Version, history: Sequence[Promotion] | None) -> P
     `history`: the promotions of it that the model's own history knows; None where nobody may be
     asked. What the tag says counts if the history has it, else the history's last. LoadError.
     """
+    from registry.history import PRODUCTION
+
     record = version.promotion(PRODUCTION)
     again = f"run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with mode='test'"
     if record is None:
@@ -55,6 +59,8 @@ def usable_annexes(
 
     `signed`: a signature is asked for. None covers what was built later.
     """
+    from registry.history import PRODUCTION
+
     passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
     withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
     why = (

@@ -50,12 +50,14 @@ class TritonBinary:
 
     `backends` is its folder of backends, None for the server's own default; `stub` is the process
     that runs Python models, where it does not lie in the Python backend's folder already.
+    `agents`: it has Triton's repository agents; NVIDIA's wheel has none.
     """
 
     path: Path
     libraries: tuple[Path, ...] = ()
     backends: Path | None = None
     stub: Path | None = None
+    agents: bool = True
 
     def environment(self) -> dict[str, str]:
         """This process's environment, with our packages and this interpreter's in front."""
@@ -84,6 +86,25 @@ class TritonBinary:
         shutil.copy2(self.stub, folder / _STUB)
         return folder.parent
 
+    def model_folder(self, repository: Path, scratch: Path) -> Path:
+        """The repository, or one in `scratch` of links to it whose models ask for no agent that
+        this server lacks. What the agent checks of a bundle, the bundle's own digests check too."""
+        if self.agents:
+            return repository
+        from google.protobuf import text_format
+        from tritonclient.grpc import model_config_pb2
+
+        (models := scratch / "models").mkdir()
+        for config in repository.glob("*/config.pbtxt"):
+            message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())
+            message.ClearField("model_repository_agents")
+            (there := models / config.parent.name).mkdir()
+            for each in config.parent.iterdir():
+                (there / each.name).symlink_to(each)
+            (there / config.name).unlink()
+            (there / config.name).write_text(text_format.MessageToString(message))
+        return models
+
 
 def find_triton(given: str | Path | None = None) -> TritonBinary:
     """The server to start: `given`, $PIPELINE_TRITONSERVER, what `make triton` made, or PATH.
@@ -103,7 +124,7 @@ def find_triton(given: str | Path | None = None) -> TritonBinary:
         have = ", ".join(sorted(p.name for p in (server / "python_backend_stubs").glob("*")))
         raise ServerError(f"{path} has no Python backend for Python {version}; it has: {have}")
     stub.chmod(stub.stat().st_mode | 0o111)
-    return TritonBinary(path, (libraries,), server / "backends", stub)
+    return TritonBinary(path, (libraries,), server / "backends", stub, agents=False)
 
 
 def libpython_folder() -> Path:
@@ -155,9 +176,10 @@ class TritonServer(LocalProgram):
         # By number: Triton takes a name, and then answers nobody.
         host, ports = socket.gethostbyname(self.host), self.ports
         backends = self._triton.backend_folder(folder)
+        models = self._triton.model_folder(self.repository.resolve(), folder)
         command = [
             str(self._triton.path),
-            f"--model-repository={self.repository.resolve()}",
+            f"--model-repository={models}",
             "--disable-auto-complete-config",
             f"--grpc-address={host}", f"--grpc-port={ports.grpc}",
             f"--http-address={host}", f"--http-port={ports.http}",

@@ -93,16 +93,20 @@ class Service:
         return self.signature.ranges[dim].max
 
 
-def config_text(service: Service) -> str:
-    """The text of config.pbtxt. Raises ServingError where tritonclient is missing."""
+def config_text(service: Service, checksums: Mapping[str, str] | None = None) -> str:
+    """The text of config.pbtxt. Raises ServingError where tritonclient is missing.
+
+    `checksums`: MD5 by file, below the model's folder, as Triton's agent `checksum` checks them
+    when it loads, and CMSSW's client compares them with its own.
+    """
     from google.protobuf import text_format
 
-    text = str(text_format.MessageToString(config_message(service)))
+    text = str(text_format.MessageToString(config_message(service, checksums)))
     return f"# {service.name}/{service.number}, written by `pipeline deploy`\n{text}"
 
 
-def config_message(service: Service) -> Any:
-    """Triton's `ModelConfig` message."""
+def config_message(service: Service, checksums: Mapping[str, str] | None = None) -> Any:
+    """Triton's `ModelConfig` message; `checksums` as for `config_text`."""
     schema = _schema()
     wire = service.wire
     config = schema.ModelConfig(
@@ -137,6 +141,9 @@ def config_message(service: Service) -> Any:
         facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # what is in GPU memory stays there
     for key, value in facts.items():
         config.parameters[key].string_value = value
+    if checksums:
+        agent = config.model_repository_agents.agents.add(name="checksum")
+        agent.parameters.update({f"MD5:{file}": md5 for file, md5 in checksums.items()})
     return config
 
 

@@ -42,7 +42,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        folder = Path(__file__).resolve().parent / "bundle"
+        folder = Path(__file__).resolve().parent / ".bundle"
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
         facts = {name: each["string_value"] for name, each in config["parameters"].items()}

@@ -3,17 +3,20 @@ or the one file that a backend of Triton's own loads."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from registry.bundle import Bundle, write_atomically
+from registry.bundle import SUMS, Bundle, write_atomically
 from serving.errors import ServingError
 from serving.triton.config import Service, config_text
 
 CONFIG = "config.pbtxt"
-BUNDLE = "bundle"
+BUNDLE = ".bundle"
+"""Hidden: CMSSW's `cmsTritonConfigTool` takes whatever `*/*` finds in a model for a file."""
+
 _MODEL = "model.py"
 
 
@@ -56,10 +59,20 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
     if folder.exists() and not (folder / CONFIG).is_file():
         raise ServingError(f"{folder} holds no {CONFIG}, so it is no model: remove it yourself")
-    text = config_text(service)
+    config_text(service)  # what it refuses is said before any work
     with write_atomically(folder, replace=replace) as partial:
         version = partial / str(service.number)
         version.mkdir()
         fill(version)
-        (partial / CONFIG).write_text(text)
+        (partial / CONFIG).write_text(config_text(service, _checksums(partial)))
     return folder
+
+
+def _checksums(model: Path) -> dict[str, str]:
+    """The MD5 of each file; for those of a bundle its list of digests stands."""
+    files = (f for f in model.rglob("*") if f.is_file())
+    return {
+        str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()
+        for file in files
+        if BUNDLE not in (inside := file.relative_to(model)).parts or file.name == SUMS
+    }

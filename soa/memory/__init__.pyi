@@ -11,6 +11,7 @@ from .outgoing import to_awkward as to_awkward
 from .outgoing import to_numpy as to_numpy
 from .outgoing import to_pandas as to_pandas
 from .outgoing import to_polars as to_polars
+from .span import CPU as CPU
 from .span import Device as Device
 from .span import Span as Span
 from .span import allocate as allocate

@@ -42,7 +42,7 @@ def installed(factory: pytest.TempPathFactory) -> Path:
 
     def make(folder: Path) -> None:
         library = ROOT / "engines" / "native" / "library"
-        settings = ("-DCMAKE_CXX_FLAGS=-Werror", "-DCMAKE_INSTALL_LIBDIR=lib")
+        settings = ("-DCMAKE_CXX_FLAGS=-Werror", "-DCMAKE_INSTALL_LIBDIR=lib", "-DSOA_SHIM=OFF")
         build = built(library, folder / "build", *settings)
         execute("cmake", "--install", build, "--prefix", folder / "prefix")
 

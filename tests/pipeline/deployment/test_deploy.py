@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import signal
+from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,12 +53,44 @@ def test_the_repository(promoted: Registry, jets: Built, tmp_path: Path) -> None
     shutil.move(tmp_path / "a", tmp_path / "b")  # nothing in it knows where it lies
     folder = tmp_path / "b" / "jets"
     assert sorted(p.name for p in folder.iterdir()) == ["1", "config.pbtxt"]
-    assert sorted(p.name for p in (folder / "1").iterdir()) == ["bundle", "model.py"]
+    assert sorted(p.name for p in (folder / "1").iterdir()) == [".bundle", "model.py"]
     assert str(tmp_path) not in (folder / "config.pbtxt").read_text()
     config = config_of(tmp_path / "b")
     assert (config.name, config.backend, config.instance_group[0].count) == ("jets", "python", 2)
-    assert Bundle.open(folder / "1" / "bundle").digest == jets.bundle.digest
-    load(folder / "1" / "bundle", mode="production").close()
+    assert Bundle.open(folder / "1" / ".bundle").digest == jets.bundle.digest
+    load(folder / "1" / ".bundle", mode="production").close()
+
+
+def version_check(repository: Path) -> dict[str, str]:
+    """What CMSSW's `cmsTritonConfigTool versioncheck` does (cms-sw/cmssw, pull request 43696): each
+    `*/*` beside a config.pbtxt is read as a file, and its MD5 must be among the config's."""
+    found = {}
+    for config in repository.rglob("config.pbtxt"):
+        message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())
+        agents = message.model_repository_agents.agents
+        recorded = next(dict(a.parameters) for a in agents if a.name == "checksum")
+        for file in map(os.path.realpath, glob(str(config.parent.resolve() / "*/*"))):
+            inside = os.path.relpath(file, config.parent.resolve())
+            md5 = hashlib.md5(Path(file).read_bytes()).hexdigest()
+            of = recorded.get(f"MD5:{inside}")
+            found[inside] = "missing" if of is None else "correct" if of == md5 else "incorrect"
+    return found
+
+
+@pytest.mark.parametrize(("backend", "file"), [("python", "model.py"), ("pytorch", "model.pt")])
+def test_cmssws_version_check_passes(
+    promoted: Registry, tmp_path: Path, backend: str, file: str
+) -> None:
+    deploy(promoted, "jets", "--out", tmp_path, "--backend", backend)
+    assert version_check(tmp_path) == {f"1/{file}": "correct"}
+    (agent,) = config_of(tmp_path).model_repository_agents.agents
+    for key, md5 in agent.parameters.items():  # as Triton's own agent checks them: the bundle too
+        content = (tmp_path / "jets" / key.removeprefix("MD5:")).read_bytes()
+        assert hashlib.md5(content).hexdigest() == md5
+    assert ("MD5:1/.bundle/SHA256SUMS" in agent.parameters) == (backend == "python")
+    with (tmp_path / "jets" / "1" / file).open("ab") as changed:
+        changed.write(b"\n")
+    assert version_check(tmp_path) == {f"1/{file}": "incorrect"}
 
 
 def test_a_pulled_folder_is_as_good(promoted: Registry, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_the_version_has_its_metrics_and_the_rows(empty: Registry, gated: Gated)
     assert 0 <= found["eff"] < 1
     empty.register(gated.bad)
     shown = cli("show", "jets/1", "--registry", empty.uri).stdout
-    assert f"metrics on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
+    assert f"on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
     assert "accuracy" in shown
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry import Decision, Manifest, RegistryError, SpeedComparison, SpeedPoint, Worst, decide
-from registry.promotion import Proof, SetResult, SignatureCheck, override
+from registry.promotion import Bits, Proof, SetResult, SignatureCheck, override
 from tests.models.bundles import manifest_data
 from tests.models.findings import V3, findings
 
@@ -205,3 +205,41 @@ def test_override() -> None:
     ]:
         with pytest.raises(RegistryError, match=says):
             override([altered, good, slow], [gate], reason)
+
+
+def bits(how: str, digest: str | None, target: str = V3, every: bool = False) -> Bits:
+    return Bits(target, "aoti", how, digest, "" if digest else "it is not here", every)
+
+
+@pytest.mark.parametrize(
+    ("found", "passes", "says"),
+    [
+        ([bits("here", "a"), bits("on another", "a")], True, "the same bits in 2 ways"),
+        ([bits("here", "a"), bits("on another", "b")], False, "aoti on another gives other bits"),
+        ([bits("here", "a"), bits("with 2 threads", "b", every=True)], True, "the same bits"),
+        ([bits("here", "a"), bits("on another", None)], True, "not measured on another: it is not"),
+        ([bits("here", None)], False, "not measured (it is not here), the same bits must be shown"),
+        ([], False, "not measured (this host does not run it)"),
+    ],
+)
+def test_reproducible(ask: Ask, found: list[Bits], passes: bool, says: str) -> None:
+    decision = ask(reproducible=True, bits=found)["reproducible"]
+    assert decision.passed is passes and says in decision.detail
+    assert "reproducible" not in ask(bits=found)
+
+
+def test_reproducible_between_levels(ask: Ask, manifest: Manifest) -> None:
+    v4 = "cpu/x86-64-v4"
+    data = manifest_data()
+    one = data["targets"][V3]
+
+    def asked(other: dict[str, Any], digest: str) -> Decision:
+        both = Manifest.model_validate(data | {"targets": {V3: one, v4: other}})
+        found = [bits("here", "a"), bits("here", digest, v4)]
+        return ask(both, targets=(V3, v4), reproducible=True, bits=found)["reproducible"]
+
+    assert asked(one, "a").passed
+    assert f"aoti here gives other bits than {V3} here" in asked(one, "b").detail
+    third = {**one, "chosen": "exported"}
+    third["candidates"] = {"exported": one["candidates"][one["chosen"]]}
+    assert "the levels run different engines" in asked(third, "a").detail

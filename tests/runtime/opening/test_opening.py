@@ -268,7 +268,7 @@ class TestSignatures:
         sign(Bundle.open(pulled), release.private)
         for ref in ("jets@production", str(pulled)):
             done = deploy(registry, ref, tmp_path / "out", replace=True)
-            session = load_here(done.folder / "1" / "bundle", target=done.service.target)
+            session = load_here(done.folder / "1" / ".bundle", target=done.service.target)
             assert session.origin is not None and session.origin.digest == done.service.digest
         assert deploy(registry, "jets/1", tmp_path / "native", backend="pytorch").folder.exists()
         pipeline.load("jets@production", registry=registry, site=pipeline.Site()).close()

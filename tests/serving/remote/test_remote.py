@@ -55,7 +55,7 @@ QUICK = RemoteOptions(deadline_s=5.0, retries=2)
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Server]:
-    bundle = shop.deployed["jets"].folder / "1" / "bundle"
+    bundle = shop.deployed["jets"].folder / "1" / ".bundle"
     session = load_here(bundle)
     yield Server(session, shop.deployed["jets"].service)
     session.close()
@@ -111,7 +111,7 @@ def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) ->
 def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
     bundle = shop.bundles["jets"]
     service = shop.deployed["jets"].service
-    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    session = load_here(shop.deployed["jets"].folder / "1" / ".bundle")
     other = Server(session, replace(service, requests=form, merge=form == "rows"))
     with other.listening() as url:
         remote = connect(shop, url)
@@ -139,7 +139,7 @@ def test_a_server_that_was_restarted_in_another_form(shop: Shop, server: Server,
 
     The request says its form, so that such a server refuses it.
     """
-    session = load_here(shop.deployed["jets"].folder / "1" / "bundle")
+    session = load_here(shop.deployed["jets"].folder / "1" / ".bundle")
     service = shop.deployed["jets"].service
     rows = Server(session, replace(service, requests="rows"))
     blocks = Server(session, replace(service, requests="blocks", merge=False))

@@ -260,7 +260,7 @@ def test_a_port_that_is_taken(shop: Shop, real_triton: None) -> None:
 def test_a_model_that_does_not_load(shop: Shop, real_triton: None, tmp_path: Path) -> None:
     repository = tmp_path / "repository"
     shutil.copytree(shop.repository / "jets", repository / "jets")
-    (repository / "jets/1/bundle/program.pt2").write_bytes(b"altered")
+    (repository / "jets/1/.bundle/program.pt2").write_bytes(b"altered")
     with (
         pytest.raises(ServerError, match=r"failed to load 'jets' .*program\.pt2 is truncated or"),
         TritonServer(repository),

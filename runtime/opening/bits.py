@@ -1,0 +1,153 @@
+"""Whether an artifact gives the same bits here: by the digest of its answers to the reference.
+
+A version keeps what its artifacts gave to a few rows when they were validated. A host computes its
+own when it first loads one, and says so where it is another; an answer that is right within the
+tolerances may be. For a processor that is not there:
+
+    qemu-x86_64 -cpu Haswell python -m runtime.opening.bits <job.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from engines.base import Executable
+from engines.errors import first_line
+from engines.kinds import cpu_flags
+from runtime.opening.artifact import open_candidate
+from runtime.opening.ranged import RangedExecutable
+from runtime.session import Session
+from soa.files import parse_json, write_whole
+from soa.memory import CPU, Collection
+from soa.signature import Signature, offsets_of
+from soa.text import logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from runtime.opening.opening import Opened
+
+log = logger("soa-pipeline")
+
+FEW = 33  # rows: a vector of any width, and one more
+
+
+def answer_bits(session: Session, reference: Path, *, every: bool = False) -> str | None:
+    """The sha256 of the outputs at the largest case of up to 33 rows; with `every`, at every case.
+
+    None where an input is bfloat16, which NumPy does not have.
+    """
+    found = hashlib.sha256()
+    for case, given, written in _collections(session.signature, reference, every):
+        session.run(given, written)
+        for bound in session.signature.outputs:
+            n = 1 if bound.plan.kind == "scalars" else case[bound.rows]
+            for column, k in bound.plan.components:
+                span = written[bound.block.collection].span(column, k)
+                found.update(span.first(n).raw().numpy().tobytes())
+    return None if _unreadable(session.signature) else found.hexdigest()
+
+
+def _unreadable(signature: Signature) -> bool:
+    layouts = (signature.layouts[name] for name in signature.input_collections)
+    return any(c.dtype == "bfloat16" for layout in layouts for c in layout.numbers)
+
+
+def _collections(
+    signature: Signature, reference: Path, every: bool
+) -> Iterator[tuple[dict[str, int], dict[str, Collection], dict[str, Collection]]]:
+    """Cases of a stored reference (stages/reference writes it), in memory to be bound."""
+    from safetensors import safe_open
+
+    if _unreadable(signature):
+        return
+    with safe_open(reference, framework="np") as stored:
+        names = set(stored.keys())
+        cases = [c for c in parse_json(stored.metadata()["cases"]) if min(c.values()) > 0]
+        few = [case for case in cases if max(case.values()) <= FEW]
+        one = max(few, key=_size) if few else min(cases, key=_size)
+        for case in cases if every else [one]:
+            given = {}
+            for name in signature.input_collections:
+                n = case[signature.rows_of[name]]
+                given[name] = Collection(signature.layouts[name], n)
+                for column in signature.layouts[name].numbers:
+                    key = f"input/{name}/{column.name}"
+                    if key in names:  # else the model itself writes it
+                        part = stored.get_slice(key)
+                        scalar = column.kind == "scalar"
+                        given[name].fill(
+                            column.name, stored.get_tensor(key) if scalar else part[:n]
+                        )
+            for name in signature.jagged:
+                end = case[signature.rows_of[name]]
+                for edge in ("begin", "end"):
+                    values = given[offsets_of(name)][edge]
+                    np.minimum(values, end, out=values)
+            written = {
+                name: given.get(name)
+                or Collection(signature.layouts[name], case[signature.rows_of[name]])
+                for name in signature.output_collections
+            }
+            yield case, given, written
+
+
+def _size(case: dict[str, int]) -> int:
+    return sum(case.values())
+
+
+def check_bits(opened: Opened, executable: Executable, target: str) -> None:
+    """At a host's first load of an artifact for a CPU: a warning in the log where its bits are
+    others.
+
+    What was found is kept in this host's cache, for processors of this kind.
+    """
+    manifest = opened.bundle.manifest
+    name = opened.opening.engine_name or str(manifest.targets[target].chosen)
+    known = manifest.targets[target].candidates[name].bits
+    if known is None:
+        return
+    from registry.store import cache_root
+
+    processor = hashlib.sha256(" ".join(sorted(cpu_flags())).encode()).hexdigest()
+    key = "-".join([opened.bundle.digest, target.replace("/", "."), name, processor[:16]])
+    note = cache_root() / "bits" / key
+    try:
+        found: str | None = note.read_text()
+    except OSError:
+        if isinstance(executable, RangedExecutable):
+            executable = executable.at(sys.maxsize)  # the one that was chosen
+        session = Session(opened.signature, executable)
+        try:
+            found = answer_bits(session, opened.bundle.file(manifest.reference))
+        except Exception as error:  # what fails here fails at the first event, where it can be met
+            log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
+            return
+        with contextlib.suppress(OSError):  # a host whose cache cannot be written does it again
+            note.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(note, str(found))
+    if found != known:
+        log.warning(
+            "%s: %s (%s) gives other bits on this processor than where it was validated; "
+            "`pipeline validate` shows how far it is from the reference here",
+            opened.label, name, target,
+        )  # fmt: skip
+
+
+def main(job: dict[str, Any]) -> str | None:
+    """The bits of an artifact that is described in plain data, in this process."""
+    opened = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
+    signature = Signature.from_dict(job["signature"])
+    return answer_bits(Session(signature, opened), Path(job["reference"]))
+
+
+if __name__ == "__main__":
+    print(main(json.load(sys.stdin)))

@@ -1,0 +1,100 @@
+"""Reproduce: whether an artifact gives the same bits on other processors, threads and tiles.
+
+Processors that are not there are qemu's; it has no AVX-512, and an artifact that asks for that is
+not measured so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engines.processes import run_isolated
+from engines.target import Target
+from registry.promotion import Bits
+from runtime.opening import Opened, answer_bits, held_files, in_tiles, open_candidate
+from runtime.session import Session
+from soa.signature import Signature
+
+PROCESSORS = ("Haswell", "Skylake-Client", "EPYC", "max")
+"""qemu's names: two of Intel's and one of AMD's with AVX2, and all that qemu has."""
+THREADS = (1, 2, 3)
+_LIMIT_S = 600.0
+
+
+def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> Iterator[Bits]:
+    """What one artifact of a version gives in every way; `folder` is for scratch files."""
+    manifest = opened.bundle.manifest
+    if Target.parse(target).device != "cpu":
+        yield Bits(target, engine_name, "on a GPU", None, "only CPUs are compared")
+        return
+    candidate = manifest.targets[target].candidates[engine_name]
+    if candidate.bits is not None:
+        yield Bits(target, engine_name, "where it was built", candidate.bits)
+    with held_files(opened, target, engine_name) as held:
+        job = {
+            "engine": engine_name,
+            "file": str(held.file(candidate.files[0])),
+            "signature": manifest.signature,
+            "reference": str(held.file(manifest.reference)),
+        }
+        outcome = run_isolated(
+            "stages.reproduce:bits_here", {**job, "tile": candidate.tile or 0}, folder, _LIMIT_S
+        )
+        for how, every, digest in outcome.value if outcome.ok else [("here", False, None)]:
+            yield Bits(target, engine_name, how, digest, outcome.error or "", every=every)
+        for processor in PROCESSORS:
+            digest, why = _emulated(processor, job)
+            yield Bits(target, engine_name, f"on qemu's {processor}", digest, why)
+
+
+def bits_here(
+    engine: str, file: str, signature: dict[str, Any], reference: str, tile: int
+) -> list[tuple[str, bool, str | None]]:
+    """What the child does: whether each is of every case, and the digest."""
+    kept, stored = Signature.from_dict(signature), Path(reference)
+    whole = not any(rows.unbounded for rows in kept.ranges.values())
+    found: list[tuple[str, bool, str | None]] = []
+    for threads in THREADS:
+        torch.set_num_threads(threads)
+        artifact = open_candidate(engine, Path(file), torch.device("cpu"), threads)
+        session = Session(kept, artifact)
+        if threads == 1:
+            found.append(("here", False, answer_bits(session, stored)))
+        if whole:
+            bits = answer_bits(session, stored, every=True)
+            found.append((f"with {threads} threads", True, bits))
+        if tile:
+            session = Session(kept, in_tiles(artifact, kept, tile, threads))
+            bits = answer_bits(session, stored, every=True)
+            found.append((f"in tiles of {tile} rows with {threads} threads", True, bits))
+    return found
+
+
+def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
+    """The digest by a processor of qemu's, or why there is none."""
+    qemu = shutil.which("qemu-x86_64")
+    if qemu is None:
+        return None, "qemu-x86_64 is not installed"
+    command = [qemu, "-cpu", processor, sys.executable, "-m", "runtime.opening.bits"]
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(job), capture_output=True, text=True, check=False,
+            timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None, f"no answer within {_LIMIT_S:g} s"
+    said = done.stdout.strip()
+    if done.returncode or not said:
+        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+        return None, lines[-1]
+    return (None, "bfloat16 is not compared") if said == "None" else (said, "")

@@ -1,0 +1,136 @@
+"""Bits: what a version keeps of them, what a host says of its own, and the gate's question."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.loading import load
+from registry.bundle.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.opening import Opening, open_version
+from stages.reproduce import PROCESSORS, reproduce
+from tests.models.project import TARGET, Built, answer, cli, resealed
+
+OTHER = "0" * 64
+
+
+@pytest.fixture(autouse=True)
+def bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "bits"
+
+
+@pytest.fixture(autouse=True)
+def no_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's import takes minutes there; tests/test_runtime_wheel.py has one without torch."""
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.fixture
+def elsewhere(jets: Built, tmp_path: Path) -> Bundle:
+    """The same version, as if it had been validated on a host that gives other bits."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        for candidate in manifest["targets"][TARGET]["candidates"].values():
+            candidate["bits"] = OTHER
+
+    return resealed(jets.bundle, tmp_path / "elsewhere", edit)
+
+
+def test_a_version_keeps_the_bits_of_each_artifact(jets: Built) -> None:
+    candidates = jets.bundle.manifest.targets[TARGET].candidates
+    assert {c.bits is not None for c in candidates.values()} == {True}
+
+
+def test_a_host_that_gives_the_same_says_nothing(
+    jets: Built, bits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(jets.bundle.path, mode="test").close()
+    [note] = bits.iterdir()
+    record = jets.bundle.manifest.targets[TARGET]
+    assert note.read_text() == record.candidates[str(record.chosen)].bits
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_a_host_that_gives_others_says_so_at_every_load(
+    elsewhere: Bundle, bits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for times in (1, 2):
+        load(elsewhere.path, mode="test").close()
+        said = [r.getMessage() for r in caplog.records if "gives other bits" in r.getMessage()]
+        assert len(said) == times and "jets" in said[0] and TARGET in said[0]
+        assert len(list(bits.iterdir())) == 1  # the second load reads what the first one found
+
+
+def test_a_cache_that_cannot_be_written(
+    jets: Built, bits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bits.parent.write_text("a file")
+    load(jets.bundle.path, mode="test").close()
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_an_older_version_has_none(
+    jets: Built, tmp_path: Path, bits: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        for candidate in manifest["targets"][TARGET]["candidates"].values():
+            del candidate["bits"]
+
+    load(resealed(jets.bundle, tmp_path / "old", edit).path, mode="test").close()
+    assert not bits.exists()
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_validate_shows_it(jets: Built, elsewhere: Bundle) -> None:
+    said = cli("validate", jets.bundle.path).stdout
+    assert f"exported on {TARGET}: the same bits as where it was built" in said
+    said = cli("validate", elsewhere.path).stdout
+    assert f"exported on {TARGET}: other bits than where it was built" in said
+
+
+def test_threads_tiles_and_other_processors(jets: Built, tmp_path: Path) -> None:
+    opened = open_version(Opening(jets.bundle.path, mode="test"))
+    found = {each.how: each for each in reproduce(opened, TARGET, "exported", tmp_path)}
+    assert found["here"].digest == found["where it was built"].digest
+    whole = [found[f"with {threads} threads"].digest for threads in (1, 2, 3)]
+    assert None not in whole and found["here"].digest not in whole
+    for processor in PROCESSORS:
+        one = found[f"on qemu's {processor}"]
+        assert (one.digest, one.why) == (None, "qemu-x86_64 is not installed")
+
+
+def test_the_gate(jets: Built, tmp_path: Path) -> None:
+    registry = Registry(f"sqlite:///{tmp_path}/registry.db")
+    asked = tmp_path / "policy.yaml"
+    asked.write_text("reproducible: true\n")
+    ref = registry.register(jets.bundle).ref
+    asking = ("--to", "staging", "--policy", asked, "--dry-run")
+    found = answer("promote", ref, *asking, registry=registry)
+    (decision,) = [d for d in found["decisions"] if d["gate"] == "reproducible"]
+    assert "not measured on qemu's Haswell" in decision["detail"]
+    assert decision["passed"], decision
+
+
+def test_a_child_gives_the_same_from_plain_data(jets: Built) -> None:
+    """As under qemu: `python -m runtime.opening.bits`."""
+    bundle = jets.bundle
+    candidate = bundle.manifest.targets[TARGET].candidates["exported"]
+    job = {
+        "engine": "exported",
+        "file": str(bundle.file(candidate.files[0])),
+        "signature": bundle.manifest.signature,
+        "reference": str(bundle.file(bundle.manifest.reference)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.opening.bits"], input=json.dumps(job),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == candidate.bits
