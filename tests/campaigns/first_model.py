@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import pty
-import re
 import select
 import subprocess
 import sys
@@ -37,7 +36,6 @@ Array = npt.NDArray[Any]
 Given = dict[str, Any]
 """What a session is bound to, by collection."""
 JETS = 200
-PROMPT = re.compile(r": \Z")
 # The first configuration of weaver-core's own example, on the kinematic inputs.
 WEAVER = """\
 new_variables:
@@ -147,16 +145,9 @@ def particlenet(folder: Path) -> Show:
     from examples.particlenet.model import build
 
     columns, weights = _jets(folder), locate("ParticleNet_kin.pt")
-    sizes = {
-        "input_dims": 7,
-        "num_classes": 10,
-        "conv_params": [[16, [64] * 3], [16, [128] * 3], [16, [256] * 3]],
-        "fc_params": [[256, 0.1]],
-        "use_fusion": False,
-        "use_fts_bn": True,
-        "use_counts": True,
-        "for_inference": True,
-    }
+    sizes: dict[str, Any] = {"input_dims": 7, "num_classes": 10, "fc_params": [[256, 0.1]]}
+    sizes |= {"conv_params": [[16, [width] * 3] for width in (64, 128, 256)]}
+    sizes |= {"use_fusion": False, "use_fts_bn": True, "use_counts": True, "for_inference": True}
     words = ["weaver.nn.model.ParticleNet:ParticleNet", "jets.npz", "--weights", str(weights)]
     words += ["--kwargs", json.dumps(sizes), "--weaver", "JetClass_kin.yaml"]
     model, rows = _loaded(build(), weights), _rows(columns)
@@ -302,7 +293,7 @@ def typed(folder: Path, *words: str) -> tuple[str, int]:
     text, questions = "", 0
     while True:
         if not select.select([ours], [], [], 0.3)[0]:
-            if PROMPT.search(text):
+            if text.endswith(": "):
                 os.write(ours, b"\n")
                 text, questions = f"{text}\n", questions + 1
             if questions > 9:
