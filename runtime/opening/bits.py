@@ -25,7 +25,7 @@ from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
 from runtime.opening.ranged import RangedExecutable
 from runtime.session import Session
-from soa.files import parse_json, write_whole
+from soa.files import parse_json, read_plain, write_whole
 from soa.memory import CPU, Collection
 from soa.signature import Signature, offsets_of
 from soa.text import logger
@@ -121,8 +121,8 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
     key = "-".join([opened.bundle.digest, target.replace("/", "."), name, processor[:16]])
     note = cache_root() / "bits" / key
     try:
-        found: str | None = note.read_text()
-    except OSError:
+        found: str | None = read_plain(note).decode()
+    except (OSError, ValueError):
         if isinstance(executable, RangedExecutable):
             executable = executable.at(sys.maxsize)  # the one that was chosen
         session = Session(opened.signature, executable)

@@ -67,6 +67,7 @@ def transformer(**more: Any) -> torch.nn.Module:
     return made.eval()  # type: ignore[no-any-return]
 
 
+@pytest.mark.long
 def test_particle_transformer_is_told_what_to_change(tmp_path: Path) -> None:
     blocks = {"features": 7, "vectors": 4}
     with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .*trim: false"):
