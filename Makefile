@@ -50,7 +50,7 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
 
-sanitize: $(STAMP) ## run the native runner under AddressSanitizer, UBSan and ThreadSanitizer
+sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
 
 lint: $(STAMP) ## check style (ruff), types (mypy) and the rules of the house (.ci/rooms.py)
@@ -67,7 +67,7 @@ clean: ## remove .venv, .venv-triton and the caches
 	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Made anew when the pins here or the dependencies change.
-$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/* engines/native/shim/*)
+$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/shim/*)
 	@command -v $(firstword $(PYTHON)) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -76,7 +76,9 @@ def sampled(call: Callable[[], object]) -> Counter[str]:
         while time.perf_counter() < end:
             call()
         watched.send_signal(signal.SIGINT)
-        watched.communicate()
+        _, said = watched.communicate()
+        if not data.is_file():
+            raise SystemExit(f"perf recorded nothing: {said.decode().strip()}")
         printed = subprocess.run(
             ["perf", "report", "-q", "-i", str(data), "--stdio", "--sort", "dso,symbol",
              "--fields", "sample,dso,symbol", "-t", "|"],

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from runtime.errors import LoadError
-from runtime.loader import load_here, shadowed
+from runtime.loader import load_here
 from runtime.opening import Mode, Opening, Options
 from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
@@ -131,6 +131,8 @@ def load(
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
     if live and (at_site or url):
         raise LoadError(f"live with device {str(device)!r}: a server runs one version")
+    if shadow is None and shadow_record is not None:
+        raise LoadError(f"shadow_record={str(shadow_record)!r} without a shadow: name one")
     if shadow is not None and (live or at_site or url or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if at_site:
@@ -139,6 +141,8 @@ def load(
         session = load_here(opening, device, live)
         if shadow is None:
             return session
+        from runtime.devices import shadowed
+
         return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:

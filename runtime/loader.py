@@ -1,4 +1,5 @@
-"""Sessions of what `runtime.opening` has opened, on the devices where the data is."""
+"""Sessions of what `runtime.opening` has opened, on the devices where the data is; one that was
+pickled is opened again by the same way."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from runtime.opening import (
     Opened,
     Opening,
     Options,
-    keys_asked_for,
     name_of,
     open_artifact,
     open_here,
@@ -26,7 +26,6 @@ from runtime.opening import (
 )
 from runtime.process import has_torch, settle_threads
 from runtime.session import Origin, Session
-from soa.files import write_whole
 from soa.memory import CPU
 from soa.options import known_options
 from soa.signature import Signature
@@ -34,9 +33,7 @@ from soa.signature import Signature
 if TYPE_CHECKING:
     import torch
 
-    from registry.mlflow import ShadowRecord
     from runtime.checked import CheckedSession
-    from runtime.devices import ShadowedSession
 
 AUTO = "auto"
 
@@ -81,68 +78,6 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
     return LiveSession(name, lambda opened: session_on(opened, where))
 
 
-def shadowed(
-    session: Session,
-    opening: Opening,
-    shadow: str | Path,
-    fraction: float,
-    record: str | Path | None,
-) -> ShadowedSession:
-    """The session that was opened so, and a second version that runs on a fraction of its events.
-
-    `shadow`: a ref, or `@alias` of the same model; promoted or not, but signed as this host asks.
-    What it shows goes to the registry, or into `record`, a file of this session's own. LoadError.
-    """
-    from registry.bundle import record_to_json
-    from registry.mlflow import ShadowRecord
-    from registry.trust import require_signature
-    from runtime.devices import ShadowedSession, contract
-
-    if session.device.type != "cpu" or session.origin is None:
-        raise LoadError(f"a shadow runs on CPUs; found device {str(session.device)!r}")
-    if not 0 <= fraction <= 1:
-        raise LoadError(f"shadow_fraction={fraction}: a number from 0 to 1 is needed")
-    origin, file = session.origin, None if record is None else Path(record)
-    ref = f"{origin.name}{shadow}" if str(shadow).startswith("@") else shadow
-    asked = replace(opening, ref=ref, mode="test", target=None, engine_name=None, builder=None)
-    opened = open_version(asked)
-    for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
-        require_signature(opened.bundle, keys)
-    begun = ShadowRecord(
-        version=opened.label,
-        digest=opened.bundle.digest,
-        production="/".join(filter(None, (origin.name, origin.version))),
-        production_digest=str(origin.digest),
-    )
-    if contract(opened.signature) != contract(session.signature):
-        raise LoadError(f"the shadow {begun.version} has another signature than {begun.production}")
-    if file is None and (opened.lookup is None or not origin.version or asked.lookup == "offline"):
-        raise LoadError(
-            f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
-            "registry to keep the record of a shadow: write shadow_record=FILE"
-        )
-    if file is not None and file.exists():
-        raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
-    whole = begun
-
-    def keep(seen: ShadowRecord) -> None:
-        nonlocal whole
-        if file is None:
-            asked.store().add_shadow(seen)
-        else:
-            write_whole(file, record_to_json(whole.plus([seen])))
-        whole = whole.plus([seen])
-
-    if file is not None:
-        try:
-            keep(begun)
-        except OSError as error:
-            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
-    executable, target, engine, any_start = open_here(opened, device_here("cpu"))
-    second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
-    return ShadowedSession(session, second, fraction, begun, keep)
-
-
 def session_on(opened: Opened, device: torch.device | None) -> Session:
     """A session on one device; with None on each, opened at the first event there."""
     if not opened.production and not has_torch():
@@ -175,7 +110,8 @@ class Reopening:
     """Which version a session runs, and how: what it is pickled as.
 
     `opening` names a version by its number, or a folder by its whole path, and the target that the
-    session has, so that every host gives the same bits. `registry` may hold a password.
+    session has, so that every host with torch runs the same artifact. `registry` may hold a
+    password.
     """
 
     opening: Opening
@@ -228,8 +164,7 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
         trusted_keys=keys,
         target=origin.target if origin else None,
     )
-    # Without torch there is no registry to ask, only this host's cache.
-    registry = opening.store().uri if by_name and has_torch() else None
+    registry = opening.store().uri if by_name else None
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 

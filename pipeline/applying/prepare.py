@@ -117,10 +117,9 @@ def model_columns(signature: Signature, source: Source, given: Mapping[str, str]
         likely = [said] if said else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
         there = [each for each in likely if each in source.columns]
         if not there:
-            have = ", ".join(source.columns[:20]) + ", …" * (len(source.columns) > 20)
             raise DataError(
-                f"{source.path} has no {likely[-1]!r}; it has {have or 'nothing'}: say which "
-                f"column it is, --columns {key}=NAME or `apply: columns:` in the config"
+                f"{source.path} has no {likely[-1]!r}; it has {source.listed}: say which column "
+                f"it is, --columns {key}=NAME or `apply: columns:` in the config"
             )
         found[key] = there[0]
         if not said and there[0] in guessed:
@@ -167,7 +166,7 @@ def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
         while seeks and edge - last >= 2 * rows:
             last += rows
             yield last
-        if edge - last >= rows or edge == edges[-1]:
+        if edge > last and (edge - last >= rows or edge == edges[-1]):  # some groups are empty
             last = edge
             yield last
 
@@ -224,7 +223,7 @@ def _outputs(
         path = out if one else out / f"{name.stem}{suffix or name.suffix}"
         if path in found and not one:
             raise ApplyError(f"two files would become {path}: give one of them another name")
-        if path == name:
+        if path.resolve() == name.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # What a worker writes late for a job that was begun anew since has another name.
         mark = hashlib.sha256(f"{key}{given}".encode()).hexdigest()[:8]

@@ -140,7 +140,7 @@ def _maker(path: str) -> str | None:
     """The key of the job that wrote an output; None where there is none, or it is none."""
     try:
         return str(read_about(Path(path))["job"])
-    except (SoaPipelineError, KeyError):
+    except SoaPipelineError:
         return None
 
 
@@ -297,6 +297,9 @@ def read_about(path: Path) -> dict[str, Any]:
     try:
         if text is None:
             raise ValueError("`pipeline apply` did not write it")
-        return as_record(dict[str, Any], parse_json(text))
+        about = as_record(dict[str, Any], parse_json(text))
+        if "job" not in about:
+            raise ValueError("it is a part of a job that is not done: run that again")
+        return about
     except ValueError as error:
         raise DataError(f"{path} does not say what made it: {error}") from error

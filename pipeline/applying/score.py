@@ -202,8 +202,9 @@ class Scorer:
         found: dict[str, Any] = {}
         for column, file_column in self._read[name].items():
             values = batch[file_column]
-            found[column] = values if isinstance(values, ak.Array) else ak.Array(column_of(
-                file_column, values).values)  # fmt: skip
+            if not isinstance(values, ak.Array):
+                values = ak.Array(column_of(file_column, values).values)
+            found[column] = values
         some = next(iter(found.values()))
         for member in self._signature.layouts[name].columns:
             if member.name not in found:  # nobody reads it

@@ -81,7 +81,10 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
         import awkward as ak
 
         return ak.to_arrow(ak.to_packed(given), extensionarray=False)
-    array = pa.array(given.astype(given.dtype.newbyteorder("="), copy=False).reshape(-1))
+    try:
+        array = pa.array(given.astype(given.dtype.newbyteorder("="), copy=False).reshape(-1))
+    except pa.ArrowNotImplementedError:
+        raise ValueError(f"Arrow has no {given.dtype.name}: leave that column out") from None
     for size in reversed(given.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     if offsets is None:

@@ -48,6 +48,11 @@ class Source:
     def __exit__(self, *_: object) -> None:
         """Nothing to be closed."""
 
+    @property
+    def listed(self) -> str:
+        """Its columns, for a person: the first of many."""
+        return ", ".join(self.columns[:20]) + ", …" * (len(self.columns) > 20) or "nothing"
+
     def about(self) -> str | None:
         """The text that says what made the file, if one of ours wrote it."""
         raise NotImplementedError
@@ -56,9 +61,7 @@ class Source:
         """Raise DataError unless there are such columns."""
         for name in names:
             if name not in self.columns:
-                have = ", ".join(self.columns[:20])
-                more = ", …" * (len(self.columns) > 20)
-                raise DataError(f"{self.path} has no {name!r}; it has {have or 'nothing'}{more}")
+                raise DataError(f"{self.path} has no {name!r}; it has {self.listed}")
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         """Rows at which the file is cut, from 0 to their number: row groups, baskets, clusters."""

@@ -63,7 +63,7 @@ class ShadowedSession(Session):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> ShadowedBinding:
-        return ShadowedBinding(self, self.inner.bind(inputs, outputs))
+        return ShadowedBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
@@ -161,7 +161,7 @@ class _Worker:
         self._shadow, self._begun, self._keep = shadow, begun, keep
         self._left = begun
         """What could not be kept yet."""
-        self._process, self._lock = OwnProcess(), Lock()
+        self._process, self._lock, self._saving = OwnProcess(), Lock(), Lock()
         self._reset()
         self._closed = False
         self._free: deque[_Copy | None] = deque([None] * _ROOM)
@@ -177,8 +177,11 @@ class _Worker:
     @property
     def record(self) -> ShadowRecord:
         with self._lock:
-            now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
-            return self._left.plus([self._begun.model_copy(update=now)])
+            return self._seen()
+
+    def _seen(self) -> ShadowRecord:
+        now: dict[str, Any] = {**self._counts, **self._most, "error": self._error}
+        return self._left.plus([self._begun.model_copy(update=now)])
 
     def offer(self, event: Binding) -> None:
         """Copy an event whose call has ended, if there is room."""
@@ -206,31 +209,30 @@ class _Worker:
 
     def flush(self) -> None:
         self._process.require()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            done = threading.Event()
-            self._work.put(done)
-            done.wait()
-        seen = self.record
-        with self._lock:
-            self._left = seen
-            self._reset()
-        if seen != self._begun:
-            self._keep(seen)
-            self._left = self._begun
+        done = threading.Event()
+        self._work.put(done)
+        while self._thread.is_alive() and not done.wait(0.1):  # another thread may close it
+            pass
+        self._save()
+
+    def _save(self) -> None:
+        """Each event is kept once, whoever else saves or runs at the time."""
+        with self._saving:
+            with self._lock:
+                seen = self._left = self._seen()
+                self._reset()
+            if seen != self._begun:
+                self._keep(seen)
+                with self._lock:
+                    self._left = self._begun
 
     def close(self) -> None:
-        """What cannot be kept is logged: production ends as it would without a shadow."""
-        if not self._process.here():
-            return
-        self._closed = True
-        try:
-            self.flush()
-        except Exception as error:
-            log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
-        self._work.put(None)
-        if threading.current_thread() is not self._thread:  # where a collector's run ends it
-            self._thread.join()
-        self._shadow.close()
+        """The thread does the rest, for a collector's run may call this at any place."""
+        if self._process.here():
+            self._closed = True
+            self._work.put(None)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
 
     def _run(self) -> None:
         while (each := self._work.get()) is not None:
@@ -248,6 +250,11 @@ class _Worker:
             except Exception as error:
                 self._failed(error)
             self._free.append(each)
+        try:
+            self._save()
+        except Exception as error:  # production ends as it would without a shadow
+            log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
+        self._shadow.close()
 
     def _compared(self, copy: _Copy) -> dict[str, dict[str, float]]:
         """The largest differences of an event, by output."""

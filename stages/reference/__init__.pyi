@@ -9,10 +9,10 @@ from .answers import filled_collections as filled_collections
 from .answers import label as label
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
-from .answers import read_rows as read_rows
-from .answers import read_set as read_set
 from .answers import row_major_inputs as row_major_inputs
-from .answers import windows as windows
+from .files import read_rows as read_rows
+from .files import read_set as read_set
+from .files import windows as windows
 from .offsets import inputs_at as inputs_at
 from .proof import Nonfinite as Nonfinite
 from .proof import count_nonfinite as count_nonfinite

@@ -10,6 +10,7 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import pipeline
@@ -23,6 +24,7 @@ from tests.models.mlps import CLASSES, FEATURES
 from tests.models.project import answer, cli, described, refusal
 from tests.models.scored import (
     SUFFIXES,
+    arrow,
     columns,
     eager,
     read_rows,
@@ -62,6 +64,20 @@ def test_no_rows_are_no_rows(tmp_path: Path, production: Registry, suffix: str) 
     found = read_rows(tmp_path / "out" / source.name)
     assert {*found} == {"event", *CLASSES}
     assert all(len(each) == 0 for each in found.values())
+
+
+@pytest.mark.parametrize("rows", [0, 50])
+def test_empty_row_groups(tmp_path: Path, production: Registry, rows: int) -> None:
+    """As a skim leaves them, which writes whatever passed of each batch."""
+    given = columns(rows)
+    table = pa.table(arrow(given))
+    source = tmp_path / "skim.parquet"
+    with pq.ParquetWriter(source, table.schema) as file:
+        for part in (table[:0], table, table[:0], table[:0]):
+            file.write_table(part)
+    pipeline.apply(REF, source, tmp_path / "out.npz", keep=["event"], registry=production)
+    require_scored(tmp_path / "out.npz", given, ("event",))
+    assert len(read_about(tmp_path / "out.npz")["inputs"]) == 1
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather", ".root", ".h5", ".npz"])
@@ -151,10 +167,11 @@ def test_a_job_goes_on_where_it_was(
         pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
     (folder,) = tmp_path.glob(".all*")
     assert not out.exists()
-    some = next(folder.glob("*.arrow"))
-    some.write_bytes(some.read_bytes()[:100])  # as a machine leaves it that went down
-    whole = pa.ipc.open_file(others := sorted(folder.glob("*.arrow"))[-1]).read_all()
-    with pa.ipc.new_file(others, whole.schema) as file:
+    cut, short, *_ = folder.glob("*.arrow")
+    assert "a part of a job" in refusal("explain", cut)
+    cut.write_bytes(cut.read_bytes()[:100])  # as a machine leaves it that went down
+    whole = pa.ipc.open_file(short).read_all()
+    with pa.ipc.new_file(short, whole.schema) as file:
         file.write_table(whole[:7])
     (folder / "00000-000000000000.arrow.1234.partial").touch()
     seen: list[tuple[int, int]] = []
@@ -241,6 +258,7 @@ def files_in(folder: Path) -> list[Path]:
 
 def test_one_line_and_nothing_is_left(tmp_path: Path, production: Registry) -> None:
     given = columns(500)
+    waves = write_rows(tmp_path / "waves.npz", {**given, "wave": np.zeros(500, "c8")})
     good = write_rows(tmp_path / "good.parquet", given)
     (tmp_path / "other").mkdir()
     same = write_rows(tmp_path / "other/good.parquet", given)
@@ -266,7 +284,9 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, production: Registry) -> N
         ((good, "--out", out, "--columns", "jets/a=g"), "has no 'g'"),
         ((good, same, "--out", out), "two files would become"),
         ((good, good, "--out", out), "is named twice"),
+        ((waves, "--out", out, "--keep", "wave"), "Arrow has no complex64"),
         ((good, "--out", tmp_path), "would replace what is read"),
+        ((good, "--out", tmp_path / "other/..", "--force"), "would replace what is read"),
         ((good, "--out", tmp_path / "out.csv"), "a folder, or a file with one of .root, .parquet"),
         ((good, "--out", good / "out"), "Not a directory"),
         ((tmp_path / "none.root", "--out", out), "none.root cannot be read: No such file"),
@@ -307,8 +327,6 @@ def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Regi
 
 
 def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Registry) -> None:
-    import pyarrow.parquet as pq
-
     given = columns(20)
     table = {name: pa.array(given[name]) for name in FEATURES}
     pq.write_table(

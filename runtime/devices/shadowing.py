@@ -1,0 +1,76 @@
+"""How a shadow is opened beside a session, and where what it shows is kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from registry.bundle import record_to_json
+from registry.mlflow import ShadowRecord
+from registry.trust import require_signature
+from runtime.devices.live import contract
+from runtime.devices.shadow import ShadowedSession
+from runtime.errors import LoadError
+from runtime.opening import Opening, keys_asked_for, open_here, open_version
+from runtime.session import Session
+from soa.files import write_whole
+
+
+def shadowed(
+    session: Session,
+    opening: Opening,
+    shadow: str | Path,
+    fraction: float,
+    record: str | Path | None,
+) -> ShadowedSession:
+    """The session that was opened so, and a second version that runs on a fraction of its events.
+
+    `shadow`: a ref, or `@alias` of the same model; promoted or not, but signed as this host asks.
+    What it shows goes to the registry, or into `record`, a file of this session's own. LoadError.
+    """
+    if session.device.type != "cpu" or session.origin is None:
+        raise LoadError(f"a shadow runs on CPUs; found device {str(session.device)!r}")
+    if not 0 <= fraction <= 1:
+        raise LoadError(f"shadow_fraction={fraction}: a number from 0 to 1 is needed")
+    origin, file = session.origin, None if record is None else Path(record)
+    ref = f"{origin.name}{shadow}" if str(shadow).startswith("@") else shadow
+    asked = replace(opening, ref=ref, mode="test", target=None, engine_name=None, builder=None)
+    opened = open_version(asked)
+    for keys in keys_asked_for({}, opening.trusted_keys) if opening.production else ():
+        require_signature(opened.bundle, keys)
+    begun = ShadowRecord(
+        version=opened.label,
+        digest=opened.bundle.digest,
+        production="/".join(filter(None, (origin.name, origin.version))),
+        production_digest=str(origin.digest),
+    )
+    if contract(opened.signature) != contract(session.signature):
+        raise LoadError(f"the shadow {begun.version} has another signature than {begun.production}")
+    if file is None and (opened.lookup is None or not origin.version or asked.lookup == "offline"):
+        raise LoadError(
+            f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
+            "registry to keep the record of a shadow: write shadow_record=FILE"
+        )
+    if file is not None and file.exists():
+        raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
+    executable, target, engine, any_start = open_here(opened, torch.device("cpu"))
+    second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
+    whole = begun
+
+    def keep(seen: ShadowRecord) -> None:
+        nonlocal whole
+        if file is None:
+            asked.store().add_shadow(seen)
+        else:
+            write_whole(file, record_to_json(whole.plus([seen])))
+        whole = whole.plus([seen])
+
+    if file is not None:
+        try:
+            keep(begun)
+        except OSError as error:
+            second.close()
+            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
+    return ShadowedSession(session, second, fraction, begun, keep)

@@ -1,0 +1,125 @@
+"""Reference inputs from files, and the pieces of them that a version can run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+from zlib import error as Damaged
+
+import numpy as np
+import numpy.typing as npt
+
+from soa.signature import Signature
+from stages.errors import ReferenceDataError
+from stages.reference.answers import Arrays, Case, check_inputs, read_tensors
+
+
+def read_set(signature: Signature, path: Path) -> Arrays:
+    """A larger set of inputs: all rows of the file, checked against the layouts.
+
+    One tensor `input/<collection>/<column>` for each input column: `(N,)`, Eigen `(N, r)` or
+    `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A stored reference
+    has this form too; its outputs are not read. Raises ReferenceDataError.
+    """
+    given: Arrays = {}
+    _, tensors = read_tensors(path, "a reference set", "input/")
+    for (_, collection, column), value in tensors.items():
+        given.setdefault(collection, {})[column] = value
+    rows: Case = {}
+    for name in signature.input_collections:
+        dim = signature.rows_of[name]
+        for member in signature.layouts[name].numbers:
+            found = given.get(name, {}).get(member.name)
+            if found is not None and member.kind != "scalar" and found.ndim:
+                rows[dim] = max(rows.get(dim, 0), found.shape[0])
+    for dim in signature.dims:
+        least = max(signature.ranges[dim].min, 1)
+        if rows.get(dim, 0) < least:
+            raise ReferenceDataError(
+                f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
+            )
+    try:
+        return check_inputs(signature, given, rows)
+    except ReferenceDataError as error:
+        raise ReferenceDataError(f"{path}: {error}") from error
+
+
+def read_rows(signature: Signature, path: Path) -> Arrays:
+    """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
+    shapes that `check_inputs` takes.
+
+    Where they are fewer than validation runs, the rows begin again. Raises
+    ReferenceDataError.
+    """
+    given: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            for key in stored.files:
+                collection, _, column = key.partition("/")
+                given.setdefault(collection, {})[column] = stored[key]
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, Damaged) as error:
+        raise ReferenceDataError(f"{path} is no file of numpy.savez: {error}") from error
+    for dim in signature.dims:
+        columns = [
+            (given[name], column.name)
+            for name in signature.input_collections
+            for column in signature.layouts[name].columns
+            if signature.rows_of[name] == dim and column.kind != "scalar"
+            and column.name in given.get(name, {})
+        ]  # fmt: skip
+        counts = {len(part[key]) if part[key].ndim else 0: key for part, key in columns}
+        if len(counts) > 1 or 0 in counts:
+            found = ", ".join(f"{key} has {n}" for n, key in sorted(counts.items()))
+            raise ReferenceDataError(f"{path}: columns need the same number of rows: {found}")
+        for n in counts:
+            again = np.arange(signature.ranges[dim].proven) % n
+            for part, key in columns:
+                part[key] = part[key][again]
+    try:
+        return check_inputs(signature, given)
+    except ReferenceDataError as error:
+        raise ReferenceDataError(f"{path}: {error}") from error
+
+
+def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
+    """Pieces that the version can run, which together are all rows.
+
+    With several row dimensions the rows belong together, and are one piece or refused.
+    """
+    total = {
+        signature.rows_of[name]: next(
+            arrays[name][c.name].shape[0]
+            for c in signature.layouts[name].numbers
+            if c.kind != "scalar"
+        )
+        for name in signature.input_collections
+        if any(c.kind != "scalar" for c in signature.layouts[name].numbers)
+    }
+    if len(total) > 1:
+        for dim, n in total.items():
+            if n > signature.ranges[dim].max:
+                raise ReferenceDataError(
+                    f"{n} rows of {dim}, the version takes up to {signature.ranges[dim].max}; with "
+                    "several row dimensions a reference set is one event"
+                )
+        yield arrays, total
+        return
+    ((dim, n),) = total.items()
+    allowed = signature.ranges[dim]
+    for start in range(0, n, allowed.max):
+        size = max(min(allowed.max, n - start), allowed.min)
+        first = min(start, n - size)  # the last piece may overlap the one before
+        yield (
+            {
+                name: {
+                    c.name: arrays[name][c.name]
+                    if c.kind == "scalar"
+                    else arrays[name][c.name][first : first + size]
+                    for c in signature.layouts[name].numbers
+                }
+                for name in signature.input_collections
+            },
+            {dim: size},
+        )
