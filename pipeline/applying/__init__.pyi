@@ -1,4 +1,8 @@
+from .columns import Array as Array
+from .columns import FileColumn as FileColumn
+from .columns import column_of as column_of
 from .dask_cluster import on_dask as on_dask
+from .labelled import Labelled as Labelled
 from .plan import Execute as Execute
 from .plan import Input as Input
 from .plan import Job as Job
@@ -16,3 +20,5 @@ from .run import read_about as read_about
 from .run import run as run
 from .score import Scorer as Scorer
 from .score import score as score
+from .sources import Source as Source
+from .sources import open_source as open_source

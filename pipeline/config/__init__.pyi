@@ -6,12 +6,12 @@ from .assemble import tolerances_of as tolerances_of
 from .gates import GatesConfig as GatesConfig
 from .gates import LimitConfig as LimitConfig
 from .gates import MetricsConfig as MetricsConfig
-from .policy_file import load_policy as load_policy
 from .ranges import names_in as names_in
+from .reading import BuiltFrom as BuiltFrom
+from .reading import load_config as load_config
+from .reading import load_policy as load_policy
 from .schema import SCHEMA_FILE as SCHEMA_FILE
-from .schema import BuiltFrom as BuiltFrom
 from .schema import Config as Config
-from .schema import load_config as load_config
 from .site_file import find_site as find_site
 from .site_file import load_site as load_site
 from .yaml_lines import CoreLoader as CoreLoader
