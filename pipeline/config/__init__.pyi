@@ -3,7 +3,6 @@ from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs
 from .assemble import source_of as source_of
 from .assemble import tolerances_of as tolerances_of
-from .gates import GatesConfig as GatesConfig
 from .gates import LimitConfig as LimitConfig
 from .gates import MetricsConfig as MetricsConfig
 from .ranges import names_in as names_in
