@@ -1,6 +1,6 @@
-// threads BUNDLE THREADS EVENTS: all threads run the same events on one model. Printed: how many runs gave other bits
-// than the first one of their size did in the main thread; how often weights.bin is mapped; kB of this process's memory
-// with the model, and after all runs.
+// threads BUNDLE THREADS EVENTS [ENGINE]: all threads run the same events on one model. Printed: how many runs gave other bits
+// than the first one of their size did in the main thread; how often weights.bin is mapped, and libtorch; kB of this
+// process's memory with the model, and after all runs.
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -41,12 +41,13 @@ std::vector<float> answers(const soa::Model &model, int number) {
 
 }  // namespace
 
-int main(int, char **argv) {
+int main(int argc, char **argv) {
   try {
     const int threads = std::stoi(argv[2]), events = std::stoi(argv[3]);
     soa::Loading loading;
     loading.test = true;
     loading.instances = threads;
+    if (argc > 4) loading.engine = argv[4];
     const soa::Model model = jets::load(argv[1], loading);
     const long before = resident_kb();
     std::vector<std::vector<float>> expected;
@@ -64,7 +65,8 @@ int main(int, char **argv) {
       });
     }
     for (std::thread &thread : all) thread.join();
-    std::printf("%d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), before, resident_kb());
+    std::printf("%d %d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), mappings_of("libtorch"), before,
+                resident_kb());
     return 0;
   } catch (const soa::Error &error) {
     std::cerr << error.what() << '\n';
