@@ -1,9 +1,9 @@
 """Who gives the same bits: `python -m benchmarks.bits BUNDLE ...`, folders of `pipeline run`.
 
 Each candidate of each level runs its reference in all ways of `gates: {reproducible: true}`, and
-once with the libraries told that the processor has no AVX-512. In one network and engine, equal
-letters are equal bits: capitals of all cases of the reference, small ones of up to 33 rows. `-` was
-not measured, for the reason below the table.
+once with the libraries told that the processor has no AVX-512 (`AVX2`). In one network and engine,
+equal letters are equal bits: capitals of all cases of the reference, small ones of up to 33 rows.
+`-` was not measured, for the reason below the table.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ AVX2 = {
     "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F",
 }
 LESS = "libraries without AVX-512"
-WAYS = ("where it was built", "here", LESS, *(f"on qemu's {name}" for name in PROCESSORS))
-WAYS += tuple(f"{way} {n} threads" for way in ("with", "in tiles with") for n in THREADS)
+WAYS = {"where it was built": "built", "here": "here", LESS: "AVX2"}
+WAYS |= {f"on qemu's {name}": name for name in PROCESSORS}
+WAYS |= {f"with {n} threads": f"{n} thr." for n in THREADS}
+WAYS |= {f"in tiles with {n} threads": f"tiles, {n} thr." for n in THREADS}
 
 
 def main(folders: list[str]) -> None:
-    print("| network | engine | level |", " | ".join(WAYS), "|")
+    print("| network | engine | level |", " | ".join(WAYS.values()), "|")
     print("| --- " * (3 + len(WAYS)) + "|")
     reasons: dict[str, None] = {}
     for folder in folders:
