@@ -105,6 +105,19 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
 
 
 @pytest.fixture(scope="session")
+def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
+    """The project of `jets`, with artifacts of aoti and of aoti-standalone."""
+    from tests.models import project
+
+    def make(folder: Path) -> None:
+        engines = ("[aoti, torchscript, exported]", "[aoti, aoti-standalone]")
+        project.build(project.write_project(folder, config=project.CONFIG.replace(*engines)))
+
+    folder = made_once(tmp_path_factory, "bare-jets", make)
+    return project.copied(folder, tmp_path_factory.mktemp("bare-jets"))
+
+
+@pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
     """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
     from registry.store.registry import Registry
