@@ -79,7 +79,7 @@ def test_what_a_plan_is_tuned_for(
     assert found == {"features": ((lowest, 6), (typical, 6), (highest, 6))}
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.sampled_from(FORMS), st.lists(st.integers(0, 300), max_size=3))
 def test_every_input_with_rows_has_its_range(
     data: st.DataObject, form: Form, preferred: list[int]
