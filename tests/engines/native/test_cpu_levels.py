@@ -23,7 +23,11 @@ ONCE = {"aot_inductor.precompile_headers": False}
 
 @pytest.fixture(
     scope="module",
-    params=["x86-64-v2", "x86-64-v3", pytest.param("x86-64-v4", marks=pytest.mark.long)],
+    params=[
+        pytest.param("x86-64-v2", marks=pytest.mark.long),
+        "x86-64-v3",
+        pytest.param("x86-64-v4", marks=pytest.mark.long),
+    ],
 )
 def arch(request: pytest.FixtureRequest) -> str:
     if request.param not in host_cpu_levels():

@@ -134,8 +134,7 @@ def test_the_onnx_file_does_not_know_its_target(event: tuple[Path, Built], tmp_p
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("coupled")
-    return served.make_bundle(folder, "coupled", served.Coupled(), served.COUPLED)
+    return served.shared(tmp_path_factory, "coupled", served.Coupled(), served.COUPLED)
 
 
 def forged(bundle: Bundle, folder: Path, graphs: dict[str, tuple[str, bytes]]) -> Bundle:
