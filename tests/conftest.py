@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,22 @@ if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", "
     Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
 
 # No test may fail because a machine is slow or busy.
-hypothesis.settings.register_profile("soa", deadline=None)
+hypothesis.settings.register_profile("soa", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("soa")
+# `make campaigns` tries ten times as many.
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 # `pytest tests/fuzz --hypothesis-profile campaign`: some minutes, other examples each time.
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=5000)
+
+
+# What is imported stays: the collector need not look at a million objects again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

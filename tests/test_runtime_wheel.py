@@ -22,7 +22,7 @@ from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
 from stages.reproduce import PROCESSORS
 from tests.models.project import PASSED, Built, cli, refusal
-from tests.test_packaging import closure, execute, succeeded
+from tests.test_packaging import execute, installed, succeeded
 
 ROOT = Path(soa_pipeline.__file__).parent
 SOURCE = ROOT / "packages" / "soa-runtime"
@@ -49,17 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a venv that holds the wheel and what it asks for, as links."""
-    venv = tmp_path_factory.mktemp("venv") / "worker"
-    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent))
-    [packages] = venv.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    for distribution in closure(DEPENDENCIES):
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in tops:
-            (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
-    return venv / "bin" / "python"
+    return installed(wheel, DEPENDENCIES, tmp_path_factory.mktemp("venv") / "worker")
 
 
 needs_v3 = pytest.mark.skipif(
