@@ -81,7 +81,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
     session = session_on(opened, device_here("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
-    session.close()
+    reopening.share(session)
     return Plan(
         reopening,
         model_columns(
