@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import uproot
 
 from registry.store.registry import Registry
 from tests.models.project import PASSED, Built, write_project
