@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.applying.outputs import WRITERS
 from pipeline.applying.plan import Input, Job, Output, Piece, Plan
 from pipeline.applying.score import Scorer, row_dimension
+from pipeline.applying.sources import Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import WRITERS, Source, open_source
 from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError

@@ -22,11 +22,12 @@ from typing import Any, cast
 from filelock import FileLock, Timeout
 
 from pipeline.applying.dask_cluster import on_dask
+from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score
+from pipeline.applying.sources import ABOUT, open_source
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import ABOUT, Rows, open_source, write
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.errors import first_line
+from pipeline.applying import FileColumn, Source, column_of, open_source
 from pipeline.errors import DataError
-from pipeline.files import FileColumn, Source, column_of, open_source
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.applying import FileColumn
 from pipeline.config import names_in
 from pipeline.errors import InitError
-from pipeline.files import FileColumn
 from pipeline.init.data import DataFile
 from pipeline.init.model import Model, Option, Port, fitting, why_not
 from pipeline.init.weaver import WeaverInput

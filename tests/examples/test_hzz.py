@@ -14,7 +14,7 @@ from examples.hzz.model import build
 from examples.hzz.run import FILE
 from examples.nanoaod import data
 from pipeline.building.runner import run
-from pipeline.config.schema import Config, load_config
+from pipeline.config import Config, load_config
 from pipeline.loading import load
 from registry.store.registry import Registry
 from runtime.session.session import Session

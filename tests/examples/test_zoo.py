@@ -26,8 +26,8 @@ from examples.zoo.particle_transformer import (
 )
 from examples.zoo.particle_transformer import reference as transformer_reference
 from pipeline.building.runner import run
+from pipeline.config import Config, load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from pipeline.config.schema import Config, load_config
 from registry.store.registry import Registry
 from soa.signature import Signature
 from stages.model.source import build_model

@@ -10,8 +10,8 @@ import torch
 
 from engines import Portable, Target, engine, host_cpu_levels
 from examples.nanoaod import data
+from pipeline.config import load_config
 from pipeline.config.assemble import reference_inputs, source_of, tolerances_of
-from pipeline.config.schema import load_config
 from runtime.session import Session
 from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, filled_collections

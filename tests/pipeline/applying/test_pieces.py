@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.applying.prepare import _cuts
+from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError
-from pipeline.files.sources import open_source
 from registry.store.registry import Registry
 from soa import Signature
 from tests.models import served

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from engines.errors import first_line
+from pipeline.applying.columns import as_numpy, shape_of
+from pipeline.applying.sources import ABOUT
 from pipeline.errors import DataError
-from pipeline.files.columns import as_numpy, shape_of
-from pipeline.files.sources import ABOUT
 from soa.errors import SoaPipelineError
 
 
