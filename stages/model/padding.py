@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
 
 from soa.dtypes import torch_dtype
 from stages.model.preprocess import InFront
@@ -64,13 +63,13 @@ class Padded(InFront):
             return exists.view(-1, *(one.shape or (1, one.length))).to(torch_dtype(one.dtype))
         items = inputs[one.items]
         count, flat = items.shape[0], items.flatten(1)
+        # Behind the items lie two more rows: of `value`, for the places without an item, and of NaN.
+        # So a gather of rows is all there is, and a linear layer may move in front of it.
+        absent = [one.value, torch.nan] if items.is_floating_point() else [one.value]
+        rows = torch.cat([flat, *(flat.new_full((1, flat.shape[1]), value) for value in absent)])
         wrong = (begin < 0) | (end < begin) | (end > count)
-        # Behind the last item lies one more, for the places without: also where there is no item.
-        index = torch.where(exists & ~wrong, index, count)
-        columns = [flat.select(1, k) for k in range(flat.shape[1])]
-        features = [pad(column, (0, 1), value=one.value)[index] for column in columns]
-        if items.is_floating_point():
-            features = [feature.masked_fill(wrong, torch.nan) for feature in features]
+        index = torch.where(exists, index, count)
+        found = rows[torch.where(wrong, count + len(absent) - 1, index)]
         if one.shape is not None:
-            return torch.stack(features, dim=2)
-        return torch.stack(features, dim=1).view(-1, *items.shape[1:], one.length)
+            return found
+        return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
