@@ -141,7 +141,8 @@ def _root(path: Path, rows: Rows) -> None:
         return found
 
     types = {name: each.type.content for name, each in arrays(rows.schema.empty_table()).items()}
-    with uproot.recreate(path) as file:
+    # Opened here: uproot leaves its own file open where the disk is full at the first bytes.
+    with path.open("w+b") as opened, uproot.recreate(opened) as file:
         make = file.mkrntuple if rows.ntuple else file.mktree
         tree = make(rows.tree, types)
         for table in rows.tables():

@@ -21,7 +21,7 @@ from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
-from runtime.opening import Mode, Opened, Opening, open_version
+from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import CollectionError, needs_extra
 from soa.signature import Signature, offsets_of
@@ -43,6 +43,7 @@ def prepare(
     suffix: str | None,
     mode: Mode,
     registry: Registry | str | None,
+    lookup: LookupPolicy = "fresh",
 ) -> Job:
     """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
     if not inputs:
@@ -50,7 +51,7 @@ def prepare(
     with needs_extra("data", ApplyError):
         import awkward as awkward
         import pyarrow as pyarrow
-    opened = open_version(Opening(ref, mode=mode, registry=registry, threads=1))
+    opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
     files: list[Input] = []
     cuts: list[list[int]] = []
     row_dimension(opened.signature)
@@ -82,7 +83,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
     session = session_on(opened, device_here("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
-    session.close()
+    reopening.share(session)
     return Plan(
         reopening,
         model_columns(
