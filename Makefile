@@ -35,6 +35,7 @@ test: lint ## check style and types, then run all tests
 # Those that need the least come first: docs/testing.md says what each does.
 campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, for hours
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n $(WORKERS) --dist loadfile
 	$(BIN)/python -m tests.registry.campaigns.promoters
 	$(BIN)/python -m tests.registry.campaigns.builds
 	$(BIN)/python -m tests.registry.campaigns.bitflips
