@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.applying import FileColumn
+from engines.errors import first_line
+from pipeline.applying import FileColumn, Source, column_of
 from pipeline.config import names_in
-from pipeline.errors import InitError
-from pipeline.init.data import DataFile
+from pipeline.errors import DataError, InitError
 from pipeline.init.model import Model, Option, Port, fitting, why_not
 from pipeline.init.weaver import WeaverInput
 
 Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)`: what the user says; InitError where nobody answers."""
+_MOST_ROWS = 4096  # that are read of a file
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Feed:
 
 def choose(
     model: Model,
-    data: DataFile | None,
+    data: Source | None,
     given: Mapping[str, Sequence[str]],
     weaver: Mapping[str, WeaverInput],
     flatten: bool,
@@ -81,7 +82,7 @@ def choose(
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
-    have = data.columns if data else []
+    have = [*data.columns] if data else []
     words: dict[str, Sequence[str]] = {}
     for port in used:
         name, own = port.name, {*port.columns} <= {*have} or not data
@@ -104,7 +105,7 @@ def choose(
         each = expanded(f"--input {port.name}", words[port.name], have)
         mask, said = each == ["mask"] and "mask" not in have, weaver.get(trained.get(port.name, ""))
         empty = np.zeros(0, port.dtype or model.dtype)
-        columns = [data.column(n) if data else FileColumn(n, empty) for n in each if not mask]
+        columns = [_column(data, n) if data else FileColumn(n, empty) for n in each if not mask]
         if said and said.mask and columns[0].offsets is not None:
             mask, columns, said = True, [], None
         _check(port, columns, said, "trees" in model.said)
@@ -120,6 +121,18 @@ def choose(
         same = "items in each" if flatten else "rows"
         raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
     return [feed.flat() for feed in feeds] if flatten else feeds
+
+
+def _column(data: Source, name: str) -> FileColumn:
+    """The first rows of a column. Raises DataError."""
+    data.require([name])
+    try:
+        found = column_of(name, data.head([name], _MOST_ROWS)[name])
+    except (OSError, ValueError, TypeError, NotImplementedError) as error:
+        raise DataError(f"{data.path}: {name} {first_line(error)}") from error
+    if found.rows == 0:
+        raise DataError(f"{data.path} has no rows: give a file that has some, or none at all")
+    return found
 
 
 def _check(

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.applying import Array, FileColumn
+from pipeline.applying import Array, FileColumn, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import OneLine, write_config
-from pipeline.init.data import open_data
 from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
 from pipeline.init.weaver import read_weaver
@@ -69,8 +68,8 @@ def init(request: Request, ask: Ask) -> list[Path]:
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
     model = read_model(request.model, folder, request.weights, request.kwargs)
-    data = open_data(request.data, request.tree) if request.data else None
-    have = data.columns if data else []
+    data = open_source(request.data, request.tree) if request.data else None
+    have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
     given = _pairs("--input", request.inputs)
     feeds = choose(model, data, given, weaver, request.flatten, ask)

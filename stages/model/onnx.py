@@ -25,7 +25,6 @@ from soa.errors import needs_extra
 from stages.errors import CaptureError, SourceError
 from stages.model.preprocess import InFront
 
-_DTYPES = {"float": "float32", "double": "float64"}
 _MOST_SIZES = 256  # entries of an integer constant that may be sizes
 
 
@@ -372,7 +371,7 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
     "GatherElements": lambda a, x, i: x.gather(
         a("axis", 0), torch.where(i < 0, i + x.shape[a("axis", 0)], i)),
-    "Cast": lambda a, x: x.to(getattr(torch, _DTYPES.get(a("to"), a("to")))),
+    "Cast": lambda a, x: x.to(getattr(torch, a("to"))),
     "ConstantOfShape": lambda a, shape: torch.from_numpy(
         np.array(a("value", np.zeros(1, np.float32)))).expand(shape),
     "Mod": lambda a, x, y: (torch.fmod if a("fmod") else torch.remainder)(x, y),

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import pad
 
 from soa.dtypes import torch_dtype
 from stages.model.preprocess import InFront
@@ -34,8 +33,8 @@ class Padding:
 
 
 class Padded(InFront):
-    """A model of padded rows that takes items and offsets; `inputs` are its own: blocks as they
-    are, by their places, or made of jagged ones.
+    """A model of padded rows that takes items and offsets. The plan has an entry for each of its
+    inputs: a block as it is, by its place, or made of jagged ones.
 
     Whatever the offsets hold, nothing outside the items is read. A row whose offsets are not
     0 <= begin <= end <= m has no right answer: its floating-point features are NaN.
@@ -43,17 +42,13 @@ class Padded(InFront):
 
     steps: torch.Tensor
 
-    def __init__(self, model: torch.nn.Module, inputs: Sequence[int | Padding]) -> None:
-        super().__init__(model)
-        self.inputs = tuple(inputs)
-        longest = max(one.length for one in inputs if isinstance(one, Padding))
+    def __init__(self, model: torch.nn.Module, plan: Sequence[int | Padding]) -> None:
+        super().__init__(model, plan)
+        longest = max(one.length for one in plan if isinstance(one, Padding))
         self.register_buffer("steps", torch.arange(longest))
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.inputs]
-
-    def around(self, model: torch.nn.Module) -> Padded:
-        return Padded(model, self.inputs)
+        return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.plan]
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         offsets = inputs[one.offsets]
@@ -61,16 +56,22 @@ class Padded(InFront):
         index = begin + self.steps[: one.length]
         exists = index < end
         if one.items is None:
-            return exists.view(-1, *(one.shape or (1, one.length))).to(torch_dtype(one.dtype))
+            mask = _kept(exists.to(torch_dtype(one.dtype)))
+            return mask.view(-1, *(one.shape or (1, one.length)))
         items = inputs[one.items]
         count, flat = items.shape[0], items.flatten(1)
+        # Behind the items lie a row of `value`, for the places without an item, and one of NaN.
+        # So padding is one gather of rows, in front of which a linear layer may move (aoti-folded).
+        absent = [one.value, torch.nan] if items.is_floating_point() else [one.value]
+        rows = torch.cat([flat, *(flat.new_full((1, flat.shape[1]), value) for value in absent)])
         wrong = (begin < 0) | (end < begin) | (end > count)
-        # Behind the last item lies one more, for the places without: also where there is no item.
-        index = torch.where(exists & ~wrong, index, count)
-        columns = [flat.select(1, k) for k in range(flat.shape[1])]
-        features = [pad(column, (0, 1), value=one.value)[index] for column in columns]
-        if items.is_floating_point():
-            features = [feature.masked_fill(wrong, torch.nan) for feature in features]
+        index = torch.where(exists, index, count)
+        found = rows[_kept(torch.where(wrong, count + len(absent) - 1, index))]
         if one.shape is not None:
-            return torch.stack(features, dim=2)
-        return torch.stack(features, dim=1).view(-1, *items.shape[1:], one.length)
+            return found
+        return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
+
+
+def _kept(values: torch.Tensor) -> torch.Tensor:
+    """(n, length), in memory of their own: else Inductor computes them again for each feature."""
+    return torch.cat([values, values.new_zeros((1, values.shape[1]))])[:-1]

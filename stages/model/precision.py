@@ -56,17 +56,11 @@ def check_precision(precision: Precision, target: Target) -> None:
 
 
 class Reduced(InFront):
-    """A model whose weights are in `dtype`, behind the cast of its floating-point inputs to it."""
-
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
-        super().__init__(model)
-        self.dtype = dtype
+    """A model whose weights are in the planned dtype, behind the cast of its floating-point inputs
+    to it."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [x.to(self.dtype) if x.is_floating_point() else x for x in inputs]
-
-    def around(self, model: torch.nn.Module) -> Reduced:
-        return Reduced(model, self.dtype)
+        return [x.to(*self.plan) if x.is_floating_point() else x for x in inputs]
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
@@ -76,4 +70,4 @@ def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Modul
     if isinstance(model, InFront):
         return model.around(in_precision(model.model, precision))
     dtype = getattr(torch, DTYPES[precision])
-    return Reduced(copy.deepcopy(model).to(dtype), dtype)
+    return Reduced(copy.deepcopy(model).to(dtype), [dtype])

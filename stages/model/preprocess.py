@@ -16,12 +16,13 @@ from stages.model.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):
-    """What the pipeline puts in front of a user's model: its `prepare` makes that one's inputs."""
+    """What the pipeline puts in front of a user's model: its `prepare` makes that one's inputs,
+    by what `plan` says of them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, plan: Sequence[Any] = ()) -> None:
         super().__init__()
         self.training = False  # not eval(): an exported model refuses to be told twice
-        self.model = model
+        self.model, self.plan = model, tuple(plan)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The arguments of the model inside."""
@@ -29,41 +30,27 @@ class InFront(torch.nn.Module):
 
     def around(self, model: torch.nn.Module) -> InFront:
         """The same in front of another form of the model inside."""
-        raise NotImplementedError
+        return type(self)(model, self.plan)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         return self.model(*self.prepare(inputs))
 
 
 class Preprocessed(InFront):
-    """A model that takes the raw blocks; `blocks` has an entry for each, None where it stays."""
-
-    def __init__(self, model: torch.nn.Module, blocks: Sequence[Features | None]) -> None:
-        super().__init__(model)
-        self.blocks = tuple(blocks)
+    """A model that takes the raw blocks; the plan has Features of each, None where it stays."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
             given if block is None else features(block, given)
-            for block, given in zip(self.blocks, inputs, strict=True)
+            for block, given in zip(self.plan, inputs, strict=True)
         ]
-
-    def around(self, model: torch.nn.Module) -> Preprocessed:
-        return Preprocessed(model, self.blocks)
 
 
 class Copied(InFront):
-    """A model that writes into the inputs `written`: it gets copies of these, made in the graph."""
-
-    def __init__(self, model: torch.nn.Module, written: Sequence[int]) -> None:
-        super().__init__(model)
-        self.written = tuple(written)
+    """A model that writes into the inputs planned: it gets copies of these, made in the graph."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [x.clone() if i in self.written else x for i, x in enumerate(inputs)]
-
-    def around(self, model: torch.nn.Module) -> Copied:
-        return Copied(model, self.written)
+        return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]
 
 
 def features(block: Features, given: torch.Tensor) -> torch.Tensor:

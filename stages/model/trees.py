@@ -216,11 +216,8 @@ def _xgboost(document: Any) -> Trees:
         value = np.asarray(tree["split_conditions"], np.float32)
         below = np.where(leaf, np.arange(len(leaf))[:, None], below)
         feature = np.where(leaf[:, 0], 0, tree["split_indices"])
-        trees.append(
-            Tree(
-                below, feature, value, np.asarray(tree["default_left"]), value * np.float32(weight)
-            )
-        )
+        missing_left = np.asarray(tree["default_left"])
+        trees.append(Tree(below, feature, value, missing_left, value * np.float32(weight)))
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
@@ -251,10 +248,8 @@ def _lightgbm(text: str) -> Trees:
             raise ValueError(_CATEGORIES)
         # Missing is nothing (0: NaN is taken for 0), zero (1) or NaN (2), node by node.
         missing, default, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
-        zeros, mixed = (
-            zeros or 1 in missing,
-            mixed or ((missing == 2) & (default != zero_left)).any(),
-        )
+        zeros = zeros or 1 in missing
+        mixed = mixed or ((missing == 2) & (default != zero_left)).any()
         inner, pad = len(feature), np.zeros_like(leaves)
         own = np.arange(inner, inner + len(leaves))
         below = np.stack([np.append(left, own), np.append(right, own)], axis=1)

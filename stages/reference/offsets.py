@@ -40,7 +40,7 @@ class ByRows(Padded):
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:
     """The model, its jagged inputs padded row by row."""
     if isinstance(model, Padded):
-        return ByRows(model.model, model.inputs)
+        return ByRows(model.model, model.plan)
     return model.around(by_rows(model.model)) if isinstance(model, InFront) else model
 
 

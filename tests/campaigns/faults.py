@@ -327,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "a model that writes into its inputs writes into the user's memory",
-        "return [x.clone() if i in self.written else x for i, x in enumerate(inputs)]",
+        "return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]",
         "return list(inputs)",
         ("test_a_model_that_writes_into_its_inputs_gets_copies",),
     ),

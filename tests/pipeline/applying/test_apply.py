@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import pipeline
+from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Piece, Plan, Scored
 from pipeline.applying.run import locally, read_about
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import Rows, write
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from tests.campaigns.apply import campaign

@@ -247,9 +247,6 @@ def test_one_buffer_of_items_will_do_and_less_precision(tmp_path: Path) -> None:
 class FromBehind(Padded):
     """It keeps the last items of an overlong row."""
 
-    def around(self, model: nn.Module) -> FromBehind:
-        return FromBehind(model, self.inputs)
-
     def padded(self, one: Padding, inputs: Any) -> Tensor:
         begin, end = inputs[one.offsets].unbind(1)
         first = torch.maximum(begin, end - one.length)
