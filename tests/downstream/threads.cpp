@@ -64,7 +64,7 @@ int main(int, char **argv) {
       });
     }
     for (std::thread &thread : all) thread.join();
-    std::printf("%d %d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), mappings_of("libtorch"), before,
+    std::printf("%d %d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), mappings_of("libtorch_"), before,
                 resident_kb());
     return 0;
   } catch (const soa::Error &error) {
