@@ -35,6 +35,7 @@ test: lint ## check style and types, then run all tests
 # Those that need the least come first: docs/testing.md says what each does.
 campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, for hours
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n $(WORKERS) --dist loadfile
 	$(BIN)/python -m tests.registry.campaigns.promoters
 	$(BIN)/python -m tests.registry.campaigns.builds
 	$(BIN)/python -m tests.registry.campaigns.bitflips
@@ -67,7 +68,7 @@ clean: ## remove .venv, .venv-triton and the caches
 	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
 
 # Made anew when the pins here or the dependencies change.
-$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/shim/*)
+$(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/include/* engines/native/shim/*)
 	@command -v $(firstword $(PYTHON)) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' found. Install Python 3.11 or later, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

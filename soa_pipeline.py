@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import runpy
 import sys
 
 PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
@@ -56,15 +57,16 @@ def _origin(name: str) -> str:
 
 
 def main() -> None:
-    """Run the `pipeline` command; a hidden package of ours is one line and exit status 2."""
+    """Run the command, as `python -m pipeline` does.
+
+    A hidden package of ours is one line and exit status 2.
+    """
     try:
         check_origins()
     except ImportError as error:
         print(f"pipeline: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    from pipeline.cli.main import main as command
-
-    command()
+    runpy.run_module("pipeline", run_name="__main__")
 
 
 if __name__ == "__main__":

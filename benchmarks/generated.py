@@ -25,8 +25,8 @@ from engines.aoti.engine import settings_for
 from engines.aoti.folding import fold_linear
 from engines.exported import load_program, quiet_torch
 from engines.target import host_targets
+from pipeline.config import load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from pipeline.config.schema import load_config
 from pipeline.report.tables import new_table
 from stages.capture import capture
 from stages.model.source import build_model

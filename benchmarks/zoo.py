@@ -31,8 +31,8 @@ from engines.exported import quiet_torch
 from engines.native import NativeExecutable
 from engines.target import host_targets
 from pipeline.building.runner import run
+from pipeline.config import load_config
 from pipeline.config.assemble import source_of
-from pipeline.config.schema import load_config
 from registry.bundle.bundle import Bundle
 from registry.mlflow.access import Access
 from registry.store.registry import Registry

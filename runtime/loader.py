@@ -125,15 +125,22 @@ class Reopening:
 
         Raises what `load` does, and LoadError where the version has another digest by now.
         """
-        key = os.getpid(), self  # a child of a fork opens its own
         with _one_opens:
-            session = _reopened.pop(key, None)
+            session = _reopened.pop((os.getpid(), self), None)  # a child of a fork opens its own
             if session is None or session.closed:
                 session = self._open()
-            _reopened[key] = session  # the one used last is the last
-            if len(_reopened) > _KEPT:
-                del _reopened[next(iter(_reopened))]
-            return session
+            return self._kept(session)
+
+    def share(self, session: Session) -> None:
+        """Let this process's session be that one, which is open already, and pickled as this."""
+        with _one_opens:
+            self._kept(session)
+
+    def _kept(self, session: Session) -> Session:
+        _reopened[os.getpid(), self] = session  # the one used last is the last
+        if len(_reopened) > _KEPT:
+            del _reopened[next(iter(_reopened))]
+        return session
 
     def _open(self) -> Session:
         opened = open_version(replace(self.opening, registry=self.registry))

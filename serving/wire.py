@@ -13,7 +13,7 @@ A block of scalars is `(F,)`. Only columns that a block of the model reads or wr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -26,6 +26,8 @@ from soa.dtypes import numpy_dtype
 from soa.signature import BoundBlock, Signature
 
 Array = np.ndarray[Any, Any]
+Program = Callable[[Sequence[Array]], Sequence[Array]]
+"""A model on the arrays of a request in order, to those of the answer."""
 Parts = Any
 """The physical columns of a tensor, in order: a matrix of them, or a list of one each. They are
 NumPy's arrays or torch's tensors: both know slices, `T`, `reshape`, `stack` and `concatenate`."""

@@ -1,4 +1,4 @@
-"""A signature as plain lines, for programs without Python (see engines/native/soa_model.hpp).
+"""A signature as plain lines, for programs without Python (see native/include/soa_model.hpp).
 
 One record a line, fields separated by one space::
 

@@ -58,3 +58,8 @@ def _plain_arguments(record: logging.LogRecord) -> bool:
             each if isinstance(each, int | float) else plain(each) for each in record.args
         )
     return True
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)

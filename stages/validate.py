@@ -23,20 +23,18 @@ from engines.errors import first_line, out_of_memory
 from engines.processes import run_isolated
 from runtime.checked import (
     Deviation,
-    Side,
+    PoisonedRun,
     Tolerance,
     combine,
     compare,
-    poisoned,
-    same_bytes,
-    snapshot,
-    wrote_outside,
+    poisoned_run,
+    same_answers,
 )
 from runtime.opening import answer_bits, open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.files import as_record
-from soa.memory import Collection, read_block
+from soa.memory import read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
 from stages.reference import (
@@ -329,20 +327,20 @@ def _validate_case(
     signature = session.signature
     inputs = inputs_at(signature, inputs, case)
     try:
-        first = _run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
-        again = _run(session, inputs, case, _POISON[0], _POISON[0])
-        other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
-        roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
+        first = poisoned_run(session, inputs, case, _POISON[0], _POISON[0], guard="back")
+        again = poisoned_run(session, inputs, case, _POISON[0], _POISON[0])
+        other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")
+        roomy = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
         return CaseReport(case, {}, (f"the artifact failed: {said}",))
     faults = [*first.faults, *roomy.faults]
-    if not _equal_bits(first, again):
+    if not same_answers(first, again):
         faults.append("two runs on the same memory give different answers")
-    elif not _equal_bits(first, other):
+    elif not same_answers(first, other):
         faults.append(_why_poison_shows(session, inputs, case, first))
 
-    def compared(run: _Run) -> dict[str, Deviation]:
+    def compared(run: PoisonedRun) -> dict[str, Deviation]:
         return {
             bound.name: compare(
                 run.outputs[bound.name],
@@ -362,7 +360,7 @@ def _validate_case(
         return CaseReport(case, deviations, tuple(dict.fromkeys(faults)))
     try:
         free = Session(signature, session.executable, session.device, any_start=True)
-        moved = _run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
+        moved = poisoned_run(free, inputs, case, _POISON[1], _POISON[0], moved=True)
         found = CaseReport(case, compared(moved), tuple(moved.faults))
     except Exception as error:
         said = f"{type(error).__name__}: {first_line(error)}"
@@ -373,95 +371,9 @@ def _validate_case(
     return CaseReport(case, deviations, refused if promised else (), window)
 
 
-@dataclass(frozen=True)
-class _Run:
-    outputs: dict[str, torch.Tensor]
-    faults: list[str]
-
-
-def _run(
-    session: Session,
-    inputs: Arrays,
-    case: Case,
-    pad: int,
-    poison: int,
-    spare: int = 0,
-    guard: Side | None = None,
-    moved: bool = False,
-) -> _Run:
-    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`.
-
-    `moved`: on rows of larger collections, from another odd row on in each. Separate columns then
-    begin an odd number of elements behind a page; of a buffer the last row's pitch reaches into a
-    page that nobody may touch.
-    """
-    signature = session.signature
-    starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
-
-    def memory(name: str, pattern: int, device: str) -> Collection:
-        layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
-        side = guard
-        if moved:
-            side = "back" if layout.storage == "buffer" else "front"
-        return poisoned(layout, n, n + spare, pattern, device, side)
-
-    def rows(name: str, collection: Collection) -> Collection:
-        return collection.window(starts[name], collection.n) if moved else collection
-
-    given: dict[str, Collection] = {}
-    for name in signature.input_collections:
-        whole = memory(name, pad, "cpu")
-        for column in whole.layout.numbers:
-            rows(name, whole).fill(column.name, inputs[name][column.name])
-        _poison_outputs(signature, name, whole, poison)
-        there = whole if session.device.type == "cpu" else whole.to(session.device)
-        given[name] = rows(name, there)
-    written = {
-        name: given.get(name) or rows(name, memory(name, poison, session.device))
-        for name in signature.output_collections
-    }
-    before = {name: snapshot(c.whole) for name, c in {**given, **written}.items()}
-    session.run(given, written)
-    if session.device.type == "cuda":
-        torch.cuda.synchronize(session.device)
-    faults = [
-        f"the artifact changed its input collection {name!r}"
-        for name, collection in given.items()
-        if name not in written and not same_bytes(before[name], collection.whole)
-    ]
-    faults += [
-        f"the artifact wrote outside its columns or rows in collection {name!r}"
-        for name, collection in written.items()
-        if wrote_outside(signature, name, before[name], collection)
-    ]
-    outputs = {
-        bound.name: read_block(bound, written[bound.block.collection])
-        for bound in signature.outputs
-    }
-    return _Run(outputs, faults)
-
-
-def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
-    """Poison the columns that the model writes in a collection that it also reads."""
-    for bound in signature.outputs:
-        if bound.block.collection == name:
-            for column, k in bound.plan.components:
-                collection.component(column, k).view(torch.uint8).fill_(pattern)
-
-
-def _equal_bits(one: _Run, other: _Run) -> bool:
-    return all(
-        torch.equal(
-            one.outputs[name].contiguous().view(torch.uint8),
-            other.outputs[name].contiguous().view(torch.uint8),
-        )
-        for name in one.outputs
-    )
-
-
-def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: _Run) -> str:
+def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> str:
     """Which poison reached the answers: the padding of the inputs, or the outputs themselves."""
-    padded = _run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
-    if not _equal_bits(first, padded):
+    padded = poisoned_run(session, inputs, case, pad=_POISON[1], poison=_POISON[0])
+    if not same_answers(first, padded):
         return "the answers depend on what lies in the padding of the inputs"
     return "some output elements are never written"

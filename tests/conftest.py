@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,10 +34,22 @@ if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", "
     Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
 
 # No test may fail because a machine is slow or busy.
-hypothesis.settings.register_profile("soa", deadline=None)
+hypothesis.settings.register_profile("soa", deadline=None, max_examples=30)
 hypothesis.settings.load_profile("soa")
+# `make campaigns` tries ten times as many.
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=300)
 # `pytest tests/fuzz --hypothesis-profile campaign`: some minutes, other examples each time.
 hypothesis.settings.register_profile("campaign", deadline=None, max_examples=5000)
+
+
+# What is imported stays: the collector need not look at a million objects again and again.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,6 +115,19 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
 
     folder = made_once(tmp_path_factory, "jets", make)
     return project.copied(folder, tmp_path_factory.mktemp("jets"))
+
+
+@pytest.fixture(scope="session")
+def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
+    """The project of `jets`, with artifacts of aoti and of aoti-standalone."""
+    from tests.models import project
+
+    def make(folder: Path) -> None:
+        engines = ("[aoti, torchscript, exported]", "[aoti, aoti-standalone]")
+        project.build(project.write_project(folder, config=project.CONFIG.replace(*engines)))
+
+    folder = made_once(tmp_path_factory, "bare-jets", make)
+    return project.copied(folder, tmp_path_factory.mktemp("bare-jets"))
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 import pipeline
 from benchmarks.__main__ import NAMES
 from pipeline.cli.main import main
-from pipeline.config.schema import Config, RowsConfig, load_config
+from pipeline.config import Config, load_config
+from pipeline.config.schema import RowsConfig
 from pipeline.deployment.repository import deploy
 from registry.mlflow.mlmodel import fields
 from registry.store.registry import Registry

@@ -17,8 +17,7 @@ import pytest
 import soa_pipeline
 from engines.exported.archive import load_program
 from pipeline.cli.housekeeping import cached_name
-from pipeline.config.policy_file import load_policy
-from pipeline.config.schema import load_config
+from pipeline.config import load_config, load_policy
 from pipeline.config.site_file import load_site
 from registry.bundle.bundle import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note

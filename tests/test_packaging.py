@@ -95,19 +95,22 @@ def closure(names: Iterable[str]) -> list[metadata.Distribution]:
     return list(found.values())
 
 
-@pytest.fixture
-def worker(wheel: Path, tmp_path: Path) -> Path:
-    """The Python of a venv that holds our wheel and `RUNNING`, as links, and nothing else."""
-    venv = tmp_path / "worker"
-    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path))
+def installed(wheel: Path, needed: Iterable[str], venv: Path) -> Path:
+    """The Python of a new venv that holds a wheel and what it needs, as links, and no more."""
+    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent))
     [packages] = venv.glob("lib/python*/site-packages")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(packages)
-    for distribution in closure(RUNNING):
+    for distribution in closure(needed):
         tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
         for top in tops:
             (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
     return venv / "bin" / "python"
+
+
+@pytest.fixture
+def worker(wheel: Path, tmp_path: Path) -> Path:
+    return installed(wheel, RUNNING, tmp_path / "worker")
 
 
 WORKER = """
@@ -144,7 +147,7 @@ print(pipeline.__file__, session.origin.digest, len(cases))
 
 def test_the_wheel_has_what_cmake_builds_the_cpp_library_from(wheel: Path) -> None:
     native = ROOT / "engines" / "native"
-    files = [*(native / "library").iterdir(), *native.glob("*.h"), *native.glob("*.hpp")]
+    files = [f for part in ("library/*", "include/*", "*.h") for f in native.glob(part)]
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     assert len(files) > 12 and {file.relative_to(ROOT).as_posix() for file in files} <= names

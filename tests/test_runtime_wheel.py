@@ -12,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import soa_pipeline
 from engines.kinds import host_cpu_levels
+from examples.nanoaod import data
+from pipeline.building.runner import run as pipeline_run
 from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
 from stages.reproduce import PROCESSORS
-from tests.models.project import CONFIG, PASSED, Built, build, cli, refusal, write_project
-from tests.models.shared import made_once
-from tests.test_packaging import closure, execute, succeeded
+from tests.models.project import PASSED, Built, cli, refusal
+from tests.test_packaging import execute, installed, succeeded
 
 ROOT = Path(soa_pipeline.__file__).parent
 SOURCE = ROOT / "packages" / "soa-runtime"
 NAME = "aoti-standalone"
+CONFIGS = ROOT / "configs"
+NETWORKS = ["demo.yaml", "particlenet.yaml"]
+NETWORKS += [f"zoo/{path.name}" for path in sorted((CONFIGS / "zoo").glob("*.yaml"))]
 DEPENDENCIES = ("numpy", "lazy_loader", "pydantic", "safetensors")
 ABSENT = ("torch", "mlflow", "filelock", "yaml", "click", "soa_pipeline", "pipeline", "stages")
 
@@ -44,31 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a venv that holds the wheel and what it asks for, as links."""
-    venv = tmp_path_factory.mktemp("venv") / "worker"
-    succeeded(execute(sys.executable, "-m", "venv", "--without-pip", venv, cwd=venv.parent))
-    [packages] = venv.glob("lib/python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(packages)
-    for distribution in closure(DEPENDENCIES):
-        tops = {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}
-        for top in tops:
-            (packages / top).symlink_to(Path(str(distribution.locate_file(top))))
-    return venv / "bin" / "python"
-
-
-@pytest.fixture(scope="module")
-def standalone(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Built:
-    """The project of `jets`, with artifacts of aoti and of aoti-standalone."""
-
-    def make(folder: Path) -> None:
-        text = CONFIG.replace("[aoti, torchscript, exported]", f"[aoti, {NAME}]")
-        build(write_project(folder, config=text))
-
-    from tests.models.project import copied
-
-    folder = made_once(tmp_path_factory, "standalone-project", make)
-    return copied(folder, tmp_path_factory.mktemp("standalone-project"))
+    return installed(wheel, DEPENDENCIES, tmp_path_factory.mktemp("venv") / "worker")
 
 
 needs_v3 = pytest.mark.skipif(
@@ -124,10 +105,31 @@ print(json.dumps(found))
 """
 
 
-def run(python: Path, cwd: Path, *arguments: object, **env: str) -> dict[str, Any]:
+FIRST = """
+import importlib.util, json, sys, time
+
+from pathlib import Path
+
+begun = time.perf_counter()
+import soa_runtime
+from runtime.opening import answer_bits
+
+folder, reference, absent = sys.argv[1:]
+session = soa_runtime.load(folder)
+found = {"bits": answer_bits(session, Path(folder, reference))}
+found["seconds"] = time.perf_counter() - begun
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+found["rss_mb"] = int(status["VmRSS"].split()[0]) / 1024
+found["libtorch"] = "libtorch" in open("/proc/self/maps").read()
+found["there"] = [name for name in absent.split() if importlib.util.find_spec(name)]
+print(json.dumps(found))
+"""
+
+
+def run(python: Path, cwd: Path, *arguments: object, code: str = RUN, **env: str) -> dict[str, Any]:
     unshare = ("unshare", "--map-root-user", "--net")
     alone = shutil.which("unshare") and not execute(*unshare, "true", cwd=cwd).returncode
-    command = (*(unshare if alone else ()), python, "-c", RUN, *map(str, arguments))
+    command = (*(unshare if alone else ()), python, "-c", code, *map(str, arguments))
     found: dict[str, Any] = json.loads(succeeded(execute(*command, cwd=cwd, env=env)))
     return found
 
@@ -145,8 +147,8 @@ def test_both_packages_say_the_same() -> None:
 
 @needs_v3
 @pytest.mark.long
-def test_a_worker_without_torch(worker: Path, standalone: Built, tmp_path: Path) -> None:
-    registry, ref = promoted(standalone, tmp_path)
+def test_a_worker_without_torch(worker: Path, bare_jets: Built, tmp_path: Path) -> None:
+    registry, ref = promoted(bare_jets, tmp_path)
     said = cli("pull", ref, tmp_path / "pulled", "--runtime", "--registry", registry.uri).stdout
     assert f"{NAME} runs on cpu/x86-64-v3 without torch" in said
     env = {"PIPELINE_CACHE": str(tmp_path / "cache")}
@@ -170,10 +172,42 @@ def test_a_worker_without_torch(worker: Path, standalone: Built, tmp_path: Path)
 
 @needs_v3
 @pytest.mark.long
-def test_the_whole_installation_gives_the_same_bits(
-    worker: Path, standalone: Built, tmp_path: Path
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_without_torch(
+    name: str, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, ref = promoted(standalone, tmp_path)
+    """Valid, and of the same bits from all levels, here and in the worker."""
+    if name == "particlenet.yaml":
+        try:
+            monkeypatch.setenv("SKHEP_DATA", str(data.locate("ParticleNet_kin.pt").parent))
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+    written = yaml.safe_load((CONFIGS / name).read_text())
+    written |= {"engines": [NAME], "targets": ["cpu"], "compile": {"benchmark_s": 0.1}}
+    config = tmp_path / "configs" / name
+    config.parent.mkdir(parents=True)
+    config.write_text(yaml.safe_dump(written, sort_keys=False))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    registry = Registry(f"sqlite:///{tmp_path}/registry.db")
+    done = pipeline_run(config, registry, tmp_path / "work")
+    made = [each.candidates[NAME] for each in done.bundle.manifest.targets.values()]
+    assert [each.reason for each in made] == [None] * len(made)
+    registry.promote(done.version, "production", PASSED)
+    pull(registry, done.version.ref, tmp_path / "pulled", runtime=True)
+    reference = done.bundle.manifest.reference
+    words = (tmp_path / "pulled", reference, " ".join(ABSENT))
+    found = run(worker, tmp_path, *words, code=FIRST, PIPELINE_CACHE=str(tmp_path / "cache"))
+    assert not found["libtorch"] and not found["there"]
+    assert {found["bits"], *(each.bits for each in made)} == {found["bits"]}
+    print(name, found, [each.compile_seconds for each in made])
+
+
+@needs_v3
+@pytest.mark.long
+def test_the_whole_installation_gives_the_same_bits(
+    worker: Path, bare_jets: Built, tmp_path: Path
+) -> None:
+    registry, ref = promoted(bare_jets, tmp_path)
     pull(registry, ref, tmp_path / "pulled", runtime=True)
     bare = run(worker, tmp_path, tmp_path / "pulled", "production", "torch")
     path = f"{ROOT}{os.pathsep}{SOURCE}"
@@ -238,11 +272,11 @@ def test_both_in_one_environment(worker: Path, wheel: Path, tmp_path: Path) -> N
 @needs_v3
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="qemu-user is not installed")
-def test_other_processors_give_the_same_bits(standalone: Built, tmp_path: Path) -> None:
+def test_other_processors_give_the_same_bits(bare_jets: Built, tmp_path: Path) -> None:
     from runtime.opening import Opening, open_version
     from stages.reproduce import reproduce
 
-    opened = open_version(Opening(standalone.bundle.path, mode="test"))
+    opened = open_version(Opening(bare_jets.bundle.path, mode="test"))
     found = {b.how: b for b in reproduce(opened, "cpu/x86-64-v3", NAME, tmp_path)}
     known = found["where it was built"].digest
     assert known is not None

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.utils._sympy.numbers import int_oo
 
 
 def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
@@ -30,5 +29,7 @@ def bounds(size: Any) -> tuple[int, int | None]:
     """The least and the largest value of a size that the program is for; None: no bound."""
     if isinstance(size, int):
         return size, size
+    from torch.utils._sympy.numbers import int_oo  # loads sympy, which opening needs not
+
     found = size.node.shape_env.bound_sympy(size.node.expr)
     return int(found.lower), None if found.upper is int_oo else int(found.upper)

@@ -1,3 +1,4 @@
+from .cxx_header import typed_header as typed_header
 from .runner import SHIM as SHIM
 from .runner import NativeExecutable as NativeExecutable
 from .runner import PreparedCall as PreparedCall

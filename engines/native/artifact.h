@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "cpu_level.h"
-#include "soa_runner.h"
+#include "include/soa_runner.h"
 
 namespace soa_runner {
 

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "soa_runner.h"
+#include "include/soa_runner.h"
 
 namespace {
 
@@ -265,7 +265,7 @@ PyType_Spec call_spec = {"engines.native._native.Call", sizeof(Call), 0,
                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, call_slots};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "engines.native._native",
-                          "The native runner: see engines/native/soa_runner.h.", -1, functions,
+                          "The native runner: see engines/native/include/soa_runner.h.", -1, functions,
                           nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

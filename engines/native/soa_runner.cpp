@@ -1,4 +1,4 @@
-#include "soa_runner.h"
+#include "include/soa_runner.h"
 
 #include <pthread.h>
 

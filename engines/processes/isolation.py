@@ -7,14 +7,12 @@ a process of its own (see `warm.py`), under a time limit. The folder it gets kee
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,10 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engines.errors import MORE_MEMORY, out_of_memory
+from engines.errors import MORE_MEMORY
 from engines.processes.warm import begin, end_jobs, give_back, kill, stops_with
-from soa.errors import SoaPipelineError
-from soa.files import write_whole
 
 
 @dataclass(frozen=True)
@@ -120,36 +116,9 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
 
 
 def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
-    command = [sys.executable, "-m", "engines.processes.isolation", str(job), str(answer)]
+    command = [sys.executable, "-m", "engines.processes.job", str(job), str(answer)]
     script.write_text(
         "#!/bin/sh\n# Repeats this one step alone; its answer is written beside this file.\n"
         f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(command)}\n"
     )
     script.chmod(0o755)
-
-
-def run_job(job: Path, answer: Path) -> int:
-    """In the child: call the function and write its answer."""
-    data = json.loads(job.read_text())
-    module, _, name = data["function"].partition(":")
-    result: dict[str, Any]
-    try:
-        result = {"value": getattr(importlib.import_module(module), name)(**data["payload"])}
-    except Exception as error:  # the log has the traceback, the answer its last line
-        text = str(error).strip().splitlines() or [""]
-        result = {"error": f"{type(error).__name__}: {text[0]}"}
-        if isinstance(error, SoaPipelineError):
-            result = {"error": str(error)}
-        else:
-            traceback.print_exc()
-        if out_of_memory(error):
-            result["out_of_memory"] = True
-            if MORE_MEMORY not in text[0]:  # else what failed has said it
-                said = f" ({text[0]})" if text[0] else ""
-                result["error"] = f"out of memory{said}: {MORE_MEMORY}"
-    write_whole(answer, json.dumps(result))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(run_job(Path(sys.argv[1]), Path(sys.argv[2])))

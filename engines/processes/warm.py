@@ -199,7 +199,7 @@ def _do(job: Mapping[str, Any], server: int) -> int:
     os.environ.update(job["environment"])
     os.chdir(job["folder"])
     sys.path[:] = job["environment"]["PYTHONPATH"].split(os.pathsep)
-    from engines.processes.isolation import run_job
+    from engines.processes.job import run_job
 
     return run_job(Path(job["job"]), Path(job["answer"]))
 

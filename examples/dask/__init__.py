@@ -1,1 +1,1 @@
-"""Models of the registry on batch systems, by Dask."""
+"""Models of the registry on Dask: in coffea, on batch systems."""

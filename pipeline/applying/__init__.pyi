@@ -1,4 +1,8 @@
+from .columns import Array as Array
+from .columns import FileColumn as FileColumn
+from .columns import column_of as column_of
 from .dask_cluster import on_dask as on_dask
+from .labelled import Labelled as Labelled
 from .plan import Execute as Execute
 from .plan import Input as Input
 from .plan import Job as Job
@@ -6,7 +10,6 @@ from .plan import Output as Output
 from .plan import Piece as Piece
 from .plan import Plan as Plan
 from .plan import Scored as Scored
-from .prepare import model_columns as model_columns
 from .prepare import prepare as prepare
 from .run import Progress as Progress
 from .run import Report as Report
@@ -14,5 +17,6 @@ from .run import apply as apply
 from .run import locally as locally
 from .run import read_about as read_about
 from .run import run as run
-from .score import Scorer as Scorer
 from .score import score as score
+from .sources import Source as Source
+from .sources import open_source as open_source

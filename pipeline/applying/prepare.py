@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.applying.outputs import WRITERS
 from pipeline.applying.plan import Input, Job, Output, Piece, Plan
 from pipeline.applying.score import Scorer, row_dimension
+from pipeline.applying.sources import Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import WRITERS, Source, open_source
 from registry.history import PRODUCTION
 from registry.store import Registry
 from runtime.errors import BindError
 from runtime.loader import Reopening, device_here, session_on
-from runtime.opening import Mode, Opened, Opening, open_version
+from runtime.opening import LookupPolicy, Mode, Opened, Opening, open_version
 from soa.dtypes import itemsize
 from soa.errors import CollectionError, needs_extra
 from soa.signature import Signature, offsets_of
@@ -42,6 +43,7 @@ def prepare(
     suffix: str | None,
     mode: Mode,
     registry: Registry | str | None,
+    lookup: LookupPolicy = "fresh",
 ) -> Job:
     """As `apply`. Raises ApplyError, DataError, and whatever refuses a version."""
     if not inputs:
@@ -49,7 +51,7 @@ def prepare(
     with needs_extra("data", ApplyError):
         import awkward as awkward
         import pyarrow as pyarrow
-    opened = open_version(Opening(ref, mode=mode, registry=registry, threads=1))
+    opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
     files: list[Input] = []
     cuts: list[list[int]] = []
     row_dimension(opened.signature)
@@ -81,7 +83,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
     session = session_on(opened, device_here("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
-    session.close()
+    reopening.share(session)
     return Plan(
         reopening,
         model_columns(

@@ -22,14 +22,15 @@ from typing import Any, cast
 from filelock import FileLock, Timeout
 
 from pipeline.applying.dask_cluster import on_dask
+from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import prepare
 from pipeline.applying.score import score
+from pipeline.applying.sources import ABOUT, open_source
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import ABOUT, Rows, open_source, write
 from registry.stamp import now, user_at_host
 from registry.store import Registry
-from runtime.opening import Mode
+from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
 from soa.files import as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
@@ -64,6 +65,7 @@ def apply(
     suffix: str | None = None,
     mode: Mode = "production",
     registry: Registry | str | None = None,
+    lookup: LookupPolicy = "fresh",
     threads: int | None = None,
     dask: str | None = None,
     force: bool = False,
@@ -75,9 +77,9 @@ def apply(
     `out`: a folder, for an output beside each input (in its format, or that of `suffix`), or one
     file for all of them. `columns`: of `collection/column` of the model, the column of the files
     (`{"jets/*": "Jet_*"}` for all of a collection). `keep`: columns of the files, or patterns, that
-    go into the outputs. `threads` of this process score at once, by default one a core; or the
-    workers of `dask`: a scheduler's address, or "local:4" for so many that are started here; or
-    whatever `execute` does.
+    go into the outputs. `lookup`: as `pipeline.load` has it. `threads` of this process score at
+    once, by default one a core; or the workers of `dask`: a scheduler's address, or "local:4" for
+    so many that are started here; or whatever `execute` does.
 
     A job that was killed goes on where it was when it is started again. Raises ApplyError,
     DataError, OSError for a disk, and whatever refuses a version.
@@ -87,7 +89,7 @@ def apply(
     files = [inputs] if isinstance(inputs, str | Path) else inputs
     job = prepare(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
-        suffix=suffix, mode=mode, registry=registry,
+        suffix=suffix, mode=mode, registry=registry, lookup=lookup,
     )  # fmt: skip
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:

@@ -12,19 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.applying.columns import Array, as_arrow, column_of, is_jagged
+from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Input, Piece, Plan, Scored
+from pipeline.applying.sources import Source, open_source, reading
 from pipeline.errors import ApplyError, DataError
-from pipeline.files import (
-    Array,
-    Rows,
-    Source,
-    as_arrow,
-    column_of,
-    is_jagged,
-    open_source,
-    reading,
-    write,
-)
 from runtime.errors import BindError, DeviationError
 from runtime.session import Session
 from soa.dtypes import numpy_dtype

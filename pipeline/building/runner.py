@@ -12,6 +12,7 @@ from pathlib import Path
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.target import Target, targets_called
+from pipeline.applying import Labelled
 from pipeline.building.cache import StageCache, content_key, unchanged
 from pipeline.building.candidates import Recipe, Say, Work, build_targets, chosen_session
 from pipeline.building.provenance import code_digest, host, provenance, tools
@@ -24,7 +25,6 @@ from pipeline.config import (
     source_of,
     tolerances_of,
 )
-from pipeline.labelled import Labelled
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version

@@ -46,6 +46,10 @@ _FILE = click.Path(path_type=Path)
     help="Score on the workers of this Dask scheduler; local:4 starts so many here.",
 )  # fmt: skip
 @click.option("--mode", type=click.Choice(["production", "test"]), default="production")
+@click.option(
+    "--lookup", type=click.Choice(["fresh", "prefer-cache", "offline"]), default="fresh",
+    help="Whether the registry is asked which version REF is, or this host's record of it first.",
+)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
 def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
     """Score FILEs by REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.

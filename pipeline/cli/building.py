@@ -1,4 +1,4 @@
-"""The commands that make artifacts: a version from a config, and one more target for a version."""
+"""The commands that make a version from a config, one more target for it, and its C++ header."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, say
+from pipeline.cli.options import Answer, command, opened_at, say
 
 if TYPE_CHECKING:
     from pipeline.building import Added, RunResult
@@ -103,3 +103,32 @@ def _shown_build(added: Added) -> Iterator[Part]:
     yield f"{version.ref} has {added.target} now ({choice})"
     if version.promotion("production") is not None:
         yield f"next: pipeline promote {version.ref} --to production lets it into production"
+
+
+@command()
+@click.argument("ref", required=False)
+@click.option(
+    "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The header. Default: MODEL.hpp here.",
+)  # fmt: skip
+@click.option("--source", is_flag=True, help="Print the folder of the C++ library, for cmake -S.")
+def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> Answer:
+    """Write a typed C++ header of REF: its columns by name, and a `load` that asks for its digest.
+
+    CMake builds and installs the library it needs: cmake -S "$(pipeline cxx --source)" -B build
+    """
+    if source or ref is None:
+        if ref is not None or not source:
+            raise click.UsageError("give either a REF or --source")
+        from engines import native
+
+        folder = str(Path(native.__file__).parent / "library")
+        return Answer({"source": folder}, [folder])
+    from engines.native import typed_header
+    from soa.files import write_whole
+
+    opened = opened_at(ref, registry)
+    file = out or Path(f"{opened.bundle.manifest.name}.hpp")
+    text = typed_header(opened.signature, opened.name, opened.label, opened.bundle.digest)
+    write_whole(file, text)
+    return Answer({"header": str(file), "digest": opened.bundle.digest}, [f"wrote {file}"])

@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeline.cli.applying import apply, explain
-from pipeline.cli.building import build, run
-from pipeline.cli.cxx import cxx
+from pipeline.cli.building import build, cxx, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
 from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate

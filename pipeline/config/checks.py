@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from engines.target import Target
 from pipeline.config.expressions import check_preprocess
+from pipeline.config.schema import SOURCES, BlockConfig, Config, Files
 from pipeline.config.wording import not_among, shown
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
@@ -19,30 +19,9 @@ from soa.errors import SoaPipelineError
 from soa.layout import IDENTIFIER
 from soa.signature import offsets_of
 
-if TYPE_CHECKING:
-    from pipeline.config.schema import BlockConfig, Config
-
 T = TypeVar("T")
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
 _PATHS = (*SOURCES[1:], "weights")
-
-
-@dataclass(frozen=True)
-class Files:
-    """What a config names, on this host: factories as `module:name` or `/path/file.py:name`."""
-
-    factory: str | None = None
-    program: Path | None = None
-    torchscript: Path | None = None
-    onnx: Path | None = None
-    trees: Path | None = None
-    weights: Path | None = None
-    reference_factory: str | None = None
-    reference_file: Path | None = None
-    metric_data: Path | None = None
-    metric_code: Mapping[str, str] = field(default_factory=dict)
-    """By metric, the callable of the user's own, written as a factory is."""
 
 
 def find_files(config: Config, folder: Path) -> tuple[Files, list[Problem]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt, model_validator
 
-from pipeline.config.values import (
+from pipeline.config.wording import (
     Identifier,
     Listed,
     NonNegative,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -24,10 +25,8 @@ from pydantic import (
 )
 
 from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
-from pipeline.config.checks import SOURCES, Files, check_config, find_files
 from pipeline.config.gates import GatesConfig
-from pipeline.config.ranges import written_out
-from pipeline.config.values import (
+from pipeline.config.wording import (
     Identifier,
     Listed,
     NonNegative,
@@ -38,16 +37,12 @@ from pipeline.config.values import (
     Shape,
     TargetName,
     once,
+    shown,
 )
-from pipeline.config.wording import shown, validated
-from pipeline.config.yaml_lines import read_yaml
-from registry.bundle import Count, Manifest
-from registry.errors import BundleError
+from registry.bundle import Count
 from registry.ref import NAME_PATTERN
 from soa.block import Block
-from soa.files import as_record
 from soa.layout import Column, Layout
-from soa.options import known_options
 from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
 T = TypeVar("T")
@@ -73,6 +68,9 @@ if TYPE_CHECKING:
     _EngineWithOptions = str
 else:
     _Engine, _EngineWithOptions = Literal[ENGINES], Literal[WITH_OPTIONS]
+
+
+SOURCES = ("factory", "program", "torchscript", "onnx", "trees")
 
 
 class ModelConfig(Part):
@@ -280,6 +278,23 @@ class ApplyConfig(Part):
     columns: dict[str, str] = {}
 
 
+@dataclass(frozen=True)
+class Files:
+    """What a config names, on this host: factories as `module:name` or `/path/file.py:name`."""
+
+    factory: str | None = None
+    program: Path | None = None
+    torchscript: Path | None = None
+    onnx: Path | None = None
+    trees: Path | None = None
+    weights: Path | None = None
+    reference_factory: str | None = None
+    reference_file: Path | None = None
+    metric_data: Path | None = None
+    metric_code: Mapping[str, str] = field(default_factory=dict)
+    """By metric, the callable of the user's own, written as a factory is."""
+
+
 class Config(Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
@@ -347,52 +362,3 @@ class Config(Part):
         data["collections"] = list(data["collections"].items())
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class BuiltFrom:
-    """The config that a version was built from, as its manifest keeps it.
-
-    Each part is read when it is asked for; BundleError where it is not what this program knows.
-    """
-
-    manifest: Manifest
-
-    @property
-    def gates(self) -> GatesConfig:
-        return self._part("gates", GatesConfig, {})
-
-    @property
-    def reference(self) -> ReferenceConfig:
-        return self._part("reference", ReferenceConfig, {})
-
-    @property
-    def compile(self) -> CompileConfig:
-        return self._part("compile", CompileConfig, {})
-
-    @property
-    def apply(self) -> ApplyConfig:
-        return self._part("apply", ApplyConfig, {})
-
-    @property
-    def engines(self) -> tuple[str, ...]:
-        return self._part("engines", tuple[str, ...], DEFAULT_ENGINES)
-
-    def _part(self, key: str, kind: type[T], default: object) -> T:
-        try:
-            return as_record(kind, self.manifest.provenance.config.get(key) or default)
-        except ValueError as error:
-            name = self.manifest.name
-            raise BundleError(f"{name}: the config in its manifest: {key}.{error}") from error
-
-
-@known_options()
-def load_config(path: str | Path) -> Config:
-    """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
-    source = Path(path)
-    document = written_out(read_yaml(source))
-    config = validated(document, Config, "config")
-    files, problems = find_files(config, source.resolve().parent)
-    document.refuse(check_config(config) + problems, "config")
-    config._files = files
-    return config

@@ -1,4 +1,4 @@
-"""Pydantic's findings in the words of a config: what was found, what is allowed."""
+"""The kinds of values that the keys of a config have, and pydantic's findings in its words."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from collections.abc import Iterable
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationError,
+)
 from pydantic_core import ErrorDetails
 
+from engines.errors import TargetError
+from engines.target import Target
 from pipeline.config.yaml_lines import Document, Key, Problem
+from soa.layout import IDENTIFIER
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 _EXPECTED = {
     "string_type": "text",
@@ -133,3 +144,48 @@ def _plain(annotation: Any) -> Any:
     while get_origin(annotation) in (Annotated, Union, UnionType):
         annotation = next(a for a in get_args(annotation) if a is not NoneType)
     return annotation
+
+
+def _identifier(name: str) -> str:
+    if not IDENTIFIER.fullmatch(name):
+        raise ValueError(
+            f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
+        )
+    return name
+
+
+def _target(name: str) -> str:
+    try:
+        Target.parse(name)
+    except TargetError as error:
+        raise ValueError(str(error)) from None
+    return name
+
+
+def once(names: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"found {twice[0]!r} a second time; each name once")
+    return names
+
+
+def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
+    if pair[0] > pair[1]:
+        raise ValueError(f"found {list(pair)}; expected [low, high]")
+    return pair
+
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Identifier = Annotated[str, AfterValidator(_identifier)]
+TargetName = Annotated[str, AfterValidator(_target)]
+# `strict` below would refuse a YAML list for a tuple; what is in it stays strict.
+Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
+Shape = Listed[PositiveInt]
+Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
+
+
+class Part(BaseModel):
+    """Strict: `"64"` and `true` are no numbers, and a key that nobody reads is a mistake."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

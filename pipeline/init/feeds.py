@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from engines.errors import first_line
+from pipeline.applying import FileColumn, Source, column_of
 from pipeline.config import names_in
 from pipeline.errors import DataError, InitError
-from pipeline.files import FileColumn, Source, column_of
 from pipeline.init.model import Model, Option, Port, fitting, why_not
 from pipeline.init.weaver import WeaverInput
 

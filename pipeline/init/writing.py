@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pipeline.applying import Array, FileColumn, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
-from pipeline.files import Array, FileColumn, open_source
 from pipeline.init.commented import OneLine, write_config
 from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not

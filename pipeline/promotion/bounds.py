@@ -11,8 +11,8 @@ import torch
 
 from engines.processes import run_isolated
 from engines.target import Target, host_runs
+from pipeline.applying import Labelled
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
-from pipeline.labelled import Labelled
 from registry.mlflow import ShadowRecord, Version
 from registry.promotion import Measured
 from runtime.loader import measured_session

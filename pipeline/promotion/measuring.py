@@ -118,22 +118,7 @@ def revalidate(
         return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
-    with (
-        tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
-        held_files(opened, target, engine_name) as held,
-    ):
-        report = validate_candidate(
-            engine_name,
-            held.file(candidate.files[0]),
-            opened.signature,
-            held.file(manifest.reference),
-            recorded_tolerances(manifest),
-            frozenset(manifest.classifiers),
-            Path(folder),
-            _VALIDATION_LIMIT_S,
-            Target.parse(target).torch_device,
-            manifest.capture.precision,
-        )
+    report = _validated(opened, target, engine_name)
     if candidate.windows and report.window and report.valid:
         return replace(report, valid=False, reason=report.window, worst={})
     return report
@@ -145,26 +130,38 @@ def _on_set(
     """One artifact and the portable program on a larger reference set."""
     manifest = opened.bundle.manifest
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
+    report = _validated(opened, target, engine_name, inputs.resolve(), nonfinite)
+    worst = _worst(manifest, report) if report.cases else None
+    return SetResult(inputs.name, target, engine_name, worst, report.reason or "")
+
+
+def _validated(
+    opened: Opened,
+    target: str,
+    engine_name: str,
+    beside: Path | None = None,
+    nonfinite: float = 0.0,
+) -> ValidationReport:
+    """One artifact on the version's reference, or on the inputs `beside` the portable program."""
+    manifest = opened.bundle.manifest
     with (
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
-        report = validate_candidate(
+        return validate_candidate(
             engine_name,
             held.file(manifest.targets[target].candidates[engine_name].files[0]),
             opened.signature,
-            inputs.resolve(),
+            beside or held.file(manifest.reference),
             recorded_tolerances(manifest),
-            frozenset(),
+            frozenset(manifest.classifiers),
             Path(folder),
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
             manifest.capture.precision,
-            program=held.file(manifest.program),
+            program=held.file(manifest.program) if beside else None,
             nonfinite=nonfinite,
         )
-    worst = _worst(manifest, report) if report.cases else None
-    return SetResult(inputs.name, target, engine_name, worst, report.reason or "")
 
 
 def _bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:

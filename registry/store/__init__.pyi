@@ -7,6 +7,6 @@ from .cache import parse_size as parse_size
 from .cache import size_bound as size_bound
 from .lookups import Lookup as Lookup
 from .lookups import LookupCache as LookupCache
-from .registry import ModelSummary as ModelSummary
+from .reading import ModelSummary as ModelSummary
 from .registry import Registry as Registry
 from .upload import UPLOADING as UPLOADING

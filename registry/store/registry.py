@@ -7,42 +7,35 @@ as that run's artifacts, tags, metrics and aliases. MLflow's own client and web 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from registry import trust
-from registry.bundle import SIGNATURE, Annex, Bundle, attach, open_folder, record_to_json
-from registry.errors import NotFoundError, PromotionRefused, RegistryError, TrustError
+from registry.bundle import SIGNATURE, Annex, Bundle, attach, record_to_json
+from registry.errors import NotFoundError, PromotionRefused, RegistryError
 from registry.history import (
     PREVIOUS,
     PRODUCTION,
     Event,
     History,
     ModelWriter,
-    as_settled,
     check_promotable,
-    promotion_of,
     write_lock,
 )
 from registry.history import policies as policy_store
 from registry.mlflow import (
     ORIGIN,
     SHADOW,
-    Access,
-    Promotion,
     ShadowRecord,
     Version,
     description,
     models,
 )
-from registry.promotion import Asked, Decision, Policy
-from registry.ref import NAME_PATTERN, Ref, checked_alias, parse_ref
+from registry.promotion import Decision, Policy
+from registry.ref import Ref, checked_alias
 from registry.store import artifacts, upload
-from registry.store.cache import Cache, cache_root
+from registry.store.reading import Reader
 from registry.trust import Trusted
 from soa.text import in_markdown
 
@@ -50,18 +43,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-@dataclass(frozen=True)
-class ModelSummary:
-    """One registered model. `versions` counts them."""
-
-    name: str
-    description: str
-    versions: int
-    latest: Version
-    aliases: Mapping[str, int]
-
-
-class Registry(Access):
+class Registry(Reader):
     """Any MLflow tracking URI; by default an SQLite file in the working folder, without a server.
 
     `uri`: else the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
@@ -71,87 +53,6 @@ class Registry(Access):
     Making one touches nothing. A method that only reads never creates a registry. `client` is for
     what is built on the registry, as is `writing`.
     """
-
-    # Reading
-
-    def list(self) -> Sequence[ModelSummary]:
-        """All models that have a version of ours, by name."""
-        if not self.exists:
-            return []
-        found = []
-        with self.client() as client:
-            for model in models.all_pages(client.search_registered_models):
-                # One of another name cannot be ours, whatever was copied into it.
-                named = re.fullmatch(NAME_PATTERN, model.name)
-                if ours := models.our_versions(client, model) if named else []:
-                    text, aliases = model.description or "", models.aliases_of(model)
-                    found.append(ModelSummary(model.name, text, len(ours), ours[-1], aliases))
-        return sorted(found, key=lambda summary: summary.name)
-
-    def versions(self, name: str) -> Sequence[Version]:
-        """All versions of ours of a model, oldest first."""
-        with self._model(name) as (client, model):
-            return models.our_versions(client, model)
-
-    def find(self, ref: str | Ref) -> Version:
-        """`name/3`, `name@alias`, or `name` for the latest version."""
-        wanted = parse_ref(ref) if isinstance(ref, str) else ref
-        if isinstance(wanted, Path):
-            raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted.name) as (client, model):
-            aliases = models.aliases_of(model)
-            if wanted.alias is not None and wanted.alias not in aliases:
-                have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
-                raise NotFoundError(
-                    f"{wanted}: {wanted.name} has no such alias; its aliases: {have}"
-                )
-            number = wanted.version if wanted.alias is None else aliases[wanted.alias]
-            if number is None:
-                ours = models.our_versions(client, model)
-                if not ours:
-                    raise NotFoundError(f"{wanted}: the model has no versions")
-                return ours[-1]
-            there = {int(v.version): v for v in models.mlflow_versions(client, wanted.name)}
-            if number not in there:
-                have = models.ranges(sorted(there))
-                raise NotFoundError(f"{wanted}: no such version; there are: {have}")
-            return Version.from_mlflow(there[number], aliases)
-
-    # Files
-
-    def local_path(self, version: Version) -> Path | None:
-        """The version's bundle folder itself, where the artifact store is a folder on this host."""
-        return artifacts.existing_folder(version)
-
-    def fetch(self, version: Version, dest: str | Path) -> Bundle:
-        """Copy the version's bundle and its annexes to the new folder `dest`, verified, or
-        nothing."""
-        artifacts.fetch(self, version, Path(dest))
-        return open_folder(dest, verify=False)
-
-    def open(
-        self,
-        version: Version,
-        *,
-        verify: bool = True,
-        cache: str | Path | None = None,
-        annexes: Collection[str] | None = None,
-        in_place: bool = True,
-        fetch: bool = True,
-    ) -> Bundle:
-        """The version's bundle, in place if it is on this host, else from a cache by digest.
-
-        `cache`: its folder, else as `registry.store.cache.cache_root` says. A file in it is
-        verified like any other, stays as long as somebody has the bundle, and is fetched again if
-        it is damaged. `annexes`: of which targets; None: all. `in_place=False`: from the cache
-        also what is on this host. `fetch=False`: the store is not asked; NotCachedError where
-        files would have to be fetched.
-        """
-        place = Cache(cache_root(cache))
-        source = artifacts.Source(self, version, place, in_place, fetch)
-        wanted = [t for t in version.annexes if annexes is None or t in annexes]
-        bundle = source.open(Bundle, None, verify)
-        return attach(bundle, [source.open(Annex, target, verify) for target in wanted])
 
     def sign(
         self,
@@ -165,23 +66,6 @@ class Registry(Access):
         if self.local_path(version) is None:
             artifacts.publish_signature(self, version, bundle.path / SIGNATURE)
         return public
-
-    def require_signature(
-        self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
-    ) -> Trusted:
-        """As in `registry.trust`, also where a cache has had the files since before they were
-        signed: then the store is asked for the signature, unless `fetch` is False."""
-        try:
-            return trust.require_signature(bundle, keys)
-        except TrustError:
-            if not fetch or bundle.path == self.local_path(version):
-                raise
-            newest = artifacts.signature_of(self, version)
-            if newest is not None:
-                trust.put_signature(newest, bundle.path)
-            return trust.require_signature(bundle, keys)
-
-    # Writing
 
     def register(
         self,
@@ -396,47 +280,6 @@ class Registry(Access):
         location = self.artifact_location(name)
         return str(client.create_experiment(name, artifact_location=location))
 
-    # Looking back
-
-    def history(self, name: str) -> Sequence[Event]:
-        """Every event of a model, oldest first; it writes nothing.
-
-        One that a killed writer left open is given as the next writer will close it.
-        """
-        with self._model(name) as (client, model):
-            experiment = models.experiment_of(self, client, name)
-            if experiment is None:
-                return []
-            events = History(client, experiment, name).events()
-            return as_settled(client, events, models.aliases_of(model))
-
-    def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
-        """The promotions to `alias` that have happened to the version by the history of its own
-        model, oldest first: those of the time that its tag names, if there are any; none without
-        that tag."""
-        said = version.promotion(alias)
-        if said is None or not self.exists:
-            return []
-        with self.client() as client:
-            experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
-            if experiment is None:
-                return []
-            history = History(client, experiment.experiment_id, version.name)
-
-            def happened(second: datetime | None) -> list[Promotion]:
-                events = history.promotions(second)
-                aliases = dict.fromkeys(version.aliases, version.number)
-                return [
-                    promotion_of(event)
-                    for event in as_settled(client, events, aliases)
-                    if (event.alias, event.version, event.state) == (alias, version.number, "done")
-                ]
-
-            # A promotion that was cut short has left its tag, and the one before still counts.
-            return happened(said.time) or happened(None)
-
-    # Policies
-
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
     ) -> None:
@@ -444,22 +287,3 @@ class Registry(Access):
         if model is not None:
             self.versions(model)  # there has to be such a model
         policy_store.keep(self, policy, model, reference)
-
-    def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
-        """What this registry asks for: of every model, and of `model`."""
-        return policy_store.kept(self, model, into)
-
-    # Looking up
-
-    @contextlib.contextmanager
-    def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
-        """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
-        name = Ref(name).name
-        if not self.exists:
-            raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")
-        with self.client() as client:
-            model = models.model_of(client, name)
-            if model is None:
-                have = ", ".join(summary.name for summary in self.list()) or "none"
-                raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {have}")
-            yield client, model

@@ -3,10 +3,8 @@ from .comparison import Tolerance as Tolerance
 from .comparison import combine as combine
 from .comparison import compare as compare
 from .comparison import default_tolerance as default_tolerance
-from .poison import Side as Side
-from .poison import poisoned as poisoned
-from .poison import same_bytes as same_bytes
-from .poison import snapshot as snapshot
-from .poison import wrote_outside as wrote_outside
+from .poison import PoisonedRun as PoisonedRun
+from .poison import poisoned_run as poisoned_run
+from .poison import same_answers as same_answers
 from .test_mode import CheckedSession as CheckedSession
 from .test_mode import CheckReport as CheckReport

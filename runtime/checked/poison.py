@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
+from runtime.session import Session
 from soa.dtypes import itemsize, torch_dtype
 from soa.layout import Layout
-from soa.memory import Collection
+from soa.memory import Collection, read_block
 from soa.signature import Signature
 
 Side = Literal["front", "back"]
@@ -72,6 +75,94 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
         if bound.block.collection == name:
             rows.copy_from(after, bound.plan.components)
     return not same_bytes(expected, after.whole)
+
+
+@dataclass(frozen=True)
+class PoisonedRun:
+    """The outputs of a run, and where it wrote, or changed, what is not its own."""
+
+    outputs: dict[str, torch.Tensor]
+    faults: list[str]
+
+
+def poisoned_run(
+    session: Session,
+    inputs: Mapping[str, Mapping[str, torch.Tensor]],
+    case: Mapping[str, int],
+    pad: int,
+    poison: int,
+    spare: int = 0,
+    guard: Side | None = None,
+    moved: bool = False,
+) -> PoisonedRun:
+    """One run in fresh memory: inputs padded with `pad`, outputs poisoned with `poison`.
+
+    `moved`: on rows of larger collections, from another odd row on in each. Separate columns then
+    begin an odd number of elements behind a page; of a buffer the last row's pitch reaches into a
+    page that nobody may touch.
+    """
+    signature = session.signature
+    starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
+
+    def memory(name: str, pattern: int, device: str) -> Collection:
+        layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
+        side = guard
+        if moved:
+            side = "back" if layout.storage == "buffer" else "front"
+        return poisoned(layout, n, n + spare, pattern, device, side)
+
+    def rows(name: str, collection: Collection) -> Collection:
+        return collection.window(starts[name], collection.n) if moved else collection
+
+    given: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        whole = memory(name, pad, "cpu")
+        for column in whole.layout.numbers:
+            rows(name, whole).fill(column.name, inputs[name][column.name])
+        _poison_outputs(signature, name, whole, poison)
+        there = whole if session.device.type == "cpu" else whole.to(session.device)
+        given[name] = rows(name, there)
+    written = {
+        name: given.get(name) or rows(name, memory(name, poison, session.device))
+        for name in signature.output_collections
+    }
+    before = {name: snapshot(c.whole) for name, c in {**given, **written}.items()}
+    session.run(given, written)
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+    faults = [
+        f"the artifact changed its input collection {name!r}"
+        for name, collection in given.items()
+        if name not in written and not same_bytes(before[name], collection.whole)
+    ]
+    faults += [
+        f"the artifact wrote outside its columns or rows in collection {name!r}"
+        for name, collection in written.items()
+        if wrote_outside(signature, name, before[name], collection)
+    ]
+    outputs = {
+        bound.name: read_block(bound, written[bound.block.collection])
+        for bound in signature.outputs
+    }
+    return PoisonedRun(outputs, faults)
+
+
+def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
+    """Poison the columns that the model writes in a collection that it also reads."""
+    for bound in signature.outputs:
+        if bound.block.collection == name:
+            for column, k in bound.plan.components:
+                collection.component(column, k).view(torch.uint8).fill_(pattern)
+
+
+def same_answers(one: PoisonedRun, other: PoisonedRun) -> bool:
+    return all(
+        torch.equal(
+            one.outputs[name].contiguous().view(torch.uint8),
+            other.outputs[name].contiguous().view(torch.uint8),
+        )
+        for name in one.outputs
+    )
 
 
 def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:

@@ -12,7 +12,7 @@ Triton would feed it. A TensorRT plan is of the ONNX file: see serving/native/te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,16 +25,13 @@ from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
 from serving.arrays import Arrays
 from serving.errors import ServingError
-from serving.wire import Array, Wire, locations
+from serving.wire import Program, Wire, locations
 from soa.signature import Signature
 
 if TYPE_CHECKING:
     from serving.native.tensorrt import PlanTuning
 
 Backend = Literal["python", "onnxruntime", "pytorch", "tensorrt"]
-
-Program = Callable[[Sequence[Array]], Sequence[Array]]
-"""A model on the arrays of a request in order, to those of the answer."""
 
 ENGINES: dict[Backend, str] = {
     "onnxruntime": "onnxruntime",

@@ -8,8 +8,7 @@ from typing import Any
 
 from engines.errors import EngineError, first_line
 from engines.onnx import OUTPUTS, input_name, read_outputs
-from serving.native.artifact import Program
-from serving.wire import Array, Wire, WireTensor, argument_columns
+from serving.wire import Array, Program, Wire, WireTensor, argument_columns
 from soa.errors import needs_extra
 from soa.signature import Signature
 

@@ -10,8 +10,7 @@ from torch.jit._fuser import optimized_execution
 
 from engines.errors import EngineError, first_line
 from engines.exported import quiet_torch
-from serving.native.artifact import Program
-from serving.wire import Array, PhysicalColumn, Wire, WireTensor, argument_columns
+from serving.wire import Array, PhysicalColumn, Program, Wire, WireTensor, argument_columns
 from soa.dtypes import torch_dtype
 from soa.signature import Signature
 

@@ -13,23 +13,24 @@ import numpy as np
 
 from soa.dtypes import dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
-from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
+from soa.layout import Layout
 from soa.memory.foreign import (
     as_opaque,
     check_alignment,
     check_dtype,
     import_bytes,
-    refuse_mask,
+    import_columns,
+    values_of,
 )
-from soa.memory.span import Array, Device, Span, allocate, is_tensor
+from soa.memory.printed import printed
+from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split
+from soa.text import listed
 
 if TYPE_CHECKING:
     import torch
 
 _RAW = ("uint8", "opaque1", "|S1")
 """What may be any column's bytes."""
-_ROWS_SHOWN = 4
-_COLUMNS_SHOWN = 20
 
 
 class Collection:
@@ -53,17 +54,9 @@ class Collection:
         capacity = n if capacity is None else _count(capacity)
         if layout.storage == "buffer":
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
-            self._init(layout, n, capacity, _split(layout, capacity, buffer), buffer)
+            self._init(layout, n, capacity, split(layout, capacity, buffer), buffer)
             return
-        spans: dict[str, list[Span]] = {}
-        for c in layout.columns:
-            rows = 1 if c.kind == "scalar" else capacity
-            alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
-            spans[c.name] = [
-                allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
-                for _ in range(c.components)
-            ]
-        self._init(layout, n, capacity, spans, None)
+        self._init(layout, n, capacity, allocate_columns(layout, capacity, device), None)
 
     @classmethod
     def _over(cls, *memory: Any) -> Self:
@@ -128,7 +121,7 @@ class Collection:
         dtypes = list(dict.fromkeys(c.dtype for c in layout.columns))
         if found.dtype not in _RAW and dtypes != [found.dtype]:
             raise CollectionError(
-                f"the memory holds {found.dtype}, the layout's columns are {_listed(dtypes)}: "
+                f"the memory holds {found.dtype}, the layout's columns are {listed(dtypes)}: "
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
             )
         need = layout.nbytes(capacity)
@@ -141,7 +134,7 @@ class Collection:
         if readonly is not None:
             buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
-        return cls._over(layout, n, capacity, _split(layout, capacity, buffer), buffer)
+        return cls._over(layout, n, capacity, split(layout, capacity, buffer), buffer)
 
     @classmethod
     def from_columns(
@@ -163,19 +156,7 @@ class Collection:
                 "this layout is one buffer: use Collection.wrap or from_arrays; with "
                 "storage: columns in the model's config separate columns are taken"
             )
-        _check_names(layout, columns)
-        spans_of: dict[str, list[Span]] = {}
-        for member in layout.columns:
-            given = columns[member.name]
-            pieces = list(given) if member.kind == "eigen" else [given]
-            if len(pieces) != member.components:
-                raise CollectionError(
-                    f"column {member.name!r} needs {member.components} component arrays, "
-                    f"found {len(pieces)}"
-                )
-            spans_of[member.name] = [
-                _import_column(layout, member, k, piece) for k, piece in enumerate(pieces)
-            ]
+        spans_of = import_columns(layout, columns)
         lengths = {
             c.name: {span.shape[0] for span in spans_of[c.name]}
             for c in layout.columns
@@ -209,8 +190,7 @@ class Collection:
         Shapes: plain column `(n,)`, Eigen vector `(n, r)`, Eigen matrix `(n, r, c)`, scalar `()`.
         A dtype that differs from the column's is refused rather than converted.
         """
-        _check_names(layout, arrays)
-        values = {name: _as_values(layout[name], value) for name, value in arrays.items()}
+        values = values_of(layout, arrays)
         if n is None:
             shapes = {
                 c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"
@@ -405,98 +385,7 @@ class Collection:
         return other
 
     def __repr__(self) -> str:
-        """Its columns with their dtypes and first rows; memory of a GPU is not read."""
-        notes = {
-            f"from row {self.start:,} of {self.whole.n:,}": self._parent is not None,
-            f"room for {self.capacity:,}": self.capacity > self.n,
-            "read-only": self.readonly,
-            f"copied: {', '.join(self.copied)}": bool(self.copied),
-        }
-        said = ", ".join(note for note, holds in notes.items() if holds)
-        lines = [f"Collection of {self.n:,} rows on {self.device}{', ' * bool(said)}{said}"]
-        shown = self.layout.columns[:_COLUMNS_SHOWN]
-        kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
-        widths = max(map(len, kinds)), max(map(len, kinds.values()))
-        for c in shown:
-            line = f"  {c.name:{widths[0]}}  {kinds[c.name]:{widths[1]}}  {self._first_values(c)}"
-            lines.append(line.rstrip())
-        more = len(self.layout.columns) - len(shown)
-        return "\n".join([*lines, *([f"  and {more} more columns"] if more else [])])
-
-    def _first_values(self, member: Column) -> str:
-        if self.device.type != "cpu" or is_opaque(member.dtype):
-            return ""
-        n = 1 if member.kind == "scalar" else min(self.n, _ROWS_SHOWN)
-        spans = [self.span(member.name, member.component_of(i)) for i in range(member.components)]
-        bfloat16 = member.dtype == "bfloat16"
-        parts = [(s.first(n).tensor() if bfloat16 else s.first(n).numpy()).tolist() for s in spans]
-        rows = [
-            [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row]
-            for row in zip(*parts, strict=True)
-        ]
-        values = [f"[{' '.join(row)}]" if member.shape else row[0] for row in rows]
-        return "  ".join(values + ["…"] * (member.kind != "scalar" and self.n > n))
-
-
-def _listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
-
-
-def _split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
-    """The physical columns of a buffer, padding left out."""
-    offsets = layout.offsets(capacity)
-    return {
-        c.name: [
-            buffer.at(
-                offsets[c.name] + k * layout.pitch(c.name, capacity),
-                c.dtype,
-                1 if c.kind == "scalar" else capacity,
-            )
-            for k in range(c.components)
-        ]
-        for c in layout.columns
-    }
-
-
-def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
-    missing = [c.name for c in layout.columns if c.name not in given]
-    unknown = [name for name in given if name not in layout.by_name]
-    if missing or unknown:
-        parts = [f"missing {missing}"] if missing else []
-        parts += [f"unknown {unknown}"] if unknown else []
-        raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
-
-
-def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
-    label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
-    try:
-        found = import_bytes(piece)
-    except CollectionError as error:
-        raise CollectionError(f"column {label!r}: {error}") from None
-    check_dtype(member, found.dtype, repr(label))
-    count = found.bytes.nbytes // itemsize(member.dtype)
-    if member.kind == "scalar":
-        if count != 1:
-            raise CollectionError(f"scalar {label!r} has {count} values, needed 1")
-    elif len(found.shape) != 1:
-        raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
-    check_alignment(found.bytes, layout.alignment_of(member.name), f"column {label!r}")
-    return found.bytes.at(0, member.dtype, count)
-
-
-def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
-    name = member.name
-    if is_tensor(value):
-        if str(value.layout) != "torch.strided":
-            raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
-        return value.detach()
-    try:
-        refuse_mask(value)
-        if is_opaque(member.dtype):
-            return as_opaque(member, value).reshape(() if member.kind == "scalar" else -1)
-        return np.asarray(value)
-    except (CollectionError, TypeError, ValueError) as error:
-        raise CollectionError(f"column {name!r}: {error}") from None
+        return printed(self)
 
 
 def _count(value: Any) -> int:

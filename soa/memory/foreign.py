@@ -9,13 +9,14 @@ memory of a GPU, which torch checks, and torch's own tensors need torch.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from soa.dtypes import DTYPES, dtype_name, itemsize
+from soa.dtypes import DTYPES, dtype_name, is_opaque, itemsize
 from soa.errors import CollectionError
-from soa.layout import Column
+from soa.layout import Column, Layout
 from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of
 
 if TYPE_CHECKING:
@@ -235,3 +236,68 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
             "memory and as_collection copies into such; or let the model's config ask for less "
             "(alignment:), or for no more than the element's own (storage: columns)"
         )
+
+
+def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list[Span]]:
+    """Each column of a layout as its components' spans, without a copy."""
+    _check_names(layout, columns)
+    spans_of: dict[str, list[Span]] = {}
+    for member in layout.columns:
+        given = columns[member.name]
+        pieces = list(given) if member.kind == "eigen" else [given]
+        if len(pieces) != member.components:
+            raise CollectionError(
+                f"column {member.name!r} needs {member.components} component arrays, "
+                f"found {len(pieces)}"
+            )
+        spans_of[member.name] = [
+            _import_column(layout, member, k, piece) for k, piece in enumerate(pieces)
+        ]
+    return spans_of
+
+
+def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | torch.Tensor]:
+    """What is to be copied into each column; lists and the like become arrays."""
+    _check_names(layout, arrays)
+    return {name: _as_values(layout[name], value) for name, value in arrays.items()}
+
+
+def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
+    missing = [c.name for c in layout.columns if c.name not in given]
+    unknown = [name for name in given if name not in layout.by_name]
+    if missing or unknown:
+        parts = [f"missing {missing}"] if missing else []
+        parts += [f"unknown {unknown}"] if unknown else []
+        raise CollectionError(f"columns do not match the layout: {', '.join(parts)}")
+
+
+def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
+    label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
+    try:
+        found = import_bytes(piece)
+    except CollectionError as error:
+        raise CollectionError(f"column {label!r}: {error}") from None
+    check_dtype(member, found.dtype, repr(label))
+    count = found.bytes.nbytes // itemsize(member.dtype)
+    if member.kind == "scalar":
+        if count != 1:
+            raise CollectionError(f"scalar {label!r} has {count} values, needed 1")
+    elif len(found.shape) != 1:
+        raise CollectionError(f"column {label!r} has shape {found.shape}, needed one dimension")
+    check_alignment(found.bytes, layout.alignment_of(member.name), f"column {label!r}")
+    return found.bytes.at(0, member.dtype, count)
+
+
+def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
+    name = member.name
+    if is_tensor(value):
+        if str(value.layout) != "torch.strided":
+            raise CollectionError(f"column {name!r} is a sparse tensor: give a dense one")
+        return value.detach()
+    try:
+        refuse_mask(value)
+        if is_opaque(member.dtype):
+            return as_opaque(member, value).reshape(() if member.kind == "scalar" else -1)
+        return np.asarray(value)
+    except (CollectionError, TypeError, ValueError) as error:
+        raise CollectionError(f"column {name!r}: {error}") from None

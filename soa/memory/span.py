@@ -14,6 +14,7 @@ import numpy as np
 
 from soa.dtypes import is_opaque, itemsize, numpy_dtype, torch_dtype
 from soa.errors import CollectionError
+from soa.layout import DEFAULT_ALIGNMENT, Layout
 
 if TYPE_CHECKING:
     import torch
@@ -178,3 +179,34 @@ def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> S
 
     flat = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=str(device))
     return span_of(flat.narrow(0, -flat.data_ptr() % alignment, nbytes))
+
+
+def allocate_columns(
+    layout: Layout, capacity: int, device: str | torch.device = CPU
+) -> dict[str, list[Span]]:
+    """Zeroed memory for each physical column of a `columns` layout."""
+    spans: dict[str, list[Span]] = {}
+    for c in layout.columns:
+        rows = 1 if c.kind == "scalar" else capacity
+        alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
+        spans[c.name] = [
+            allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
+            for _ in range(c.components)
+        ]
+    return spans
+
+
+def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
+    """The physical columns of a buffer, padding left out."""
+    offsets = layout.offsets(capacity)
+    return {
+        c.name: [
+            buffer.at(
+                offsets[c.name] + k * layout.pitch(c.name, capacity),
+                c.dtype,
+                1 if c.kind == "scalar" else capacity,
+            )
+            for k in range(c.components)
+        ]
+        for c in layout.columns
+    }

@@ -80,6 +80,8 @@ def command_of(checks: Sequence[str]) -> list[str]:
             "no:cacheprovider",
             "-m",
             "",
+            "--hypothesis-profile",
+            "thorough",
             *(tests[each] for each in checks),
         ]
     ((name, *arguments),) = map(shlex.split, checks)

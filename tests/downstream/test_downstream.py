@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
+from engines.kinds import host_cpu_levels
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle, seal
 from registry.bundle.pulled import PulledNote, write_note
@@ -31,6 +32,7 @@ from tests.models.project import PASSED, TARGET, Built, cli, described, resealed
 from tests.models.shared import made_once
 
 HERE = Path(__file__).parent
+STANDALONE = "aoti-standalone"
 AOTI = f"targets/{TARGET}/aoti"
 
 
@@ -303,7 +305,7 @@ def test_tiles_and_threads_give_the_same_bits(project: Path, jets: Built, tmp_pa
 
 def test_many_threads_on_one_model(project: Path, jets: Built) -> None:
     done = run(project / "threads", jets.bundle.path, 64, 40)
-    different, mapped, before, after = map(int, done.stdout.split())
+    different, mapped, _, before, after = map(int, done.stdout.split())
     assert (different, mapped) == (0, 1)
     assert after - before < 64 * 2048  # kB: stacks, events and scratch, no second model
 
@@ -354,23 +356,58 @@ def test_the_tool_file_of_scram(prefix: Path) -> None:
         assert Path(place, file).exists()
 
 
-def test_the_fortran_example(
-    project: Path, prefix: Path, jets: Built, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture(scope="module")
+def fortran(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("gfortran") is None:
         pytest.skip("gfortran is not installed")
     program = tmp_path_factory.mktemp("fortran") / "score_matrix"
     source = ROOT / "examples" / "cpp" / "score_matrix.f90"
     libraries = (f"-L{prefix}/lib", "-lsoa_model", f"-Wl,-rpath,{prefix}/lib")
     execute("gfortran", "-Wall", source, f"-J{program.parent}", "-o", program, *libraries)
-    done = run(program, jets.bundle.path, 40, 6, 3)
+    return program
+
+
+def printed_by_fortran(done: subprocess.CompletedProcess[str]) -> list[str]:
     assert done.returncode == 0, done.stderr
     names = dict(zip("012", "xyz", strict=True))
     lines = [line.split() for line in done.stdout.splitlines()]
-    found = [f"{names[column]} {row} {bits.lower()}" for column, row, bits in lines]
+    return [f"{names[column]} {row} {bits.lower()}" for column, row, bits in lines]
+
+
+def test_the_fortran_example(fortran: Path, project: Path, jets: Built) -> None:
+    found = printed_by_fortran(run(fortran, jets.bundle.path, 40, 6, 3))
     assert found == score(project, jets.bundle.path, "test", n=40)[1:]
-    done = run(program, program.parent, 40, 6, 3)
+    done = run(fortran, fortran.parent, 40, 6, 3)
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.long  # it compiles the shim
+def test_programs_without_libtorch(
+    project: Path,
+    bare_jets: Built,
+    fortran: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    if "x86-64-v3" not in host_cpu_levels():
+        pytest.skip(f"{STANDALONE} is for x86-64-v3")
+    prefix = cplusplus.installed(tmp_path_factory, shim=True)
+    env = {"LD_LIBRARY_PATH": str(prefix / "lib")}
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["chosen"] = "aoti"  # which this program cannot run
+
+    folder = resealed(bare_jets.bundle, tmp_path / "chosen", edit).path
+    session = pipeline.load(folder, mode="test", engine_name=STANDALONE)
+    for n in (1, 40, 999):
+        origin, *bits = score(project, folder, "test", "any_version", n=n, env=env)
+        assert origin.endswith(f" {STANDALONE}") and bits == computed(session, n)
+        assert n != 40 or printed_by_fortran(run(fortran, folder, n, 6, 3, env=env)) == bits
+    done = run(project / "threads", folder, 64, 40, env=env)
+    different, _, libtorch, before, after = map(int, done.stdout.split())
+    assert (different, libtorch) == (0, 0), done.stderr
+    assert before < 40_000 and after - before < 64 * 1024  # kB
+    print(done.stdout)
 
 
 @pytest.mark.long

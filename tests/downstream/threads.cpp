@@ -1,6 +1,6 @@
 // threads BUNDLE THREADS EVENTS: all threads run the same events on one model. Printed: how many runs gave other bits
-// than the first one of their size did in the main thread; how often weights.bin is mapped; kB of this process's memory
-// with the model, and after all runs.
+// than the first one of their size did in the main thread; how often weights.bin is mapped, and libtorch; kB of this
+// process's memory with the model, and after all runs.
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -45,7 +45,7 @@ int main(int, char **argv) {
   try {
     const int threads = std::stoi(argv[2]), events = std::stoi(argv[3]);
     soa::Loading loading;
-    loading.test = true;
+    loading.test = loading.any_version = true;
     loading.instances = threads;
     const soa::Model model = jets::load(argv[1], loading);
     const long before = resident_kb();
@@ -64,7 +64,8 @@ int main(int, char **argv) {
       });
     }
     for (std::thread &thread : all) thread.join();
-    std::printf("%d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), before, resident_kb());
+    std::printf("%d %d %d %ld %ld\n", different.load(), mappings_of("weights.bin"), mappings_of("libtorch"), before,
+                resident_kb());
     return 0;
   } catch (const soa::Error &error) {
     std::cerr << error.what() << '\n';

@@ -121,7 +121,7 @@ def test_every_dtype_in_and_out(every_dtype: Built, name: str) -> None:
 
 
 @settings(
-    max_examples=8,
+    max_examples=settings().max_examples // 10,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),  # shrinking would take minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

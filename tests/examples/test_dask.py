@@ -1,10 +1,52 @@
-"""Workers as jobs of a batch system: what dask-jobqueue would submit."""
+"""Jets of the real NanoAOD file in coffea; workers as jobs of a batch system."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from examples.nanoaod import data, train
+from examples.nanoaod.model import INPUTS, build
+from pipeline.config import load_config
+from pipeline.loading import load
+from tests.models import served
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.long
+def test_a_coffea_processor_scores_jets(
+    nanoaod_file: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Here, and on a worker, which opens the version that the session was."""
+    pytest.importorskip("coffea", reason="coffea is not among the test dependencies: docs/dask.md")
+    from distributed import Client, LocalCluster
+
+    from examples.dask.processor import run
+
+    model = build().eval()
+    model.load_state_dict(load_file(train.WEIGHTS))
+    signature = load_config(ROOT / "configs" / "nanoaod.yaml").signature()
+    bundle = served.shared(tmp_path_factory, "flavours", model, signature)
+    columns, _ = data.jets(nanoaod_file)
+    features = np.stack([columns[name].astype(np.float32) for name in INPUTS], axis=1)
+    with torch.no_grad():
+        answers = model(torch.from_numpy(features)).numpy()
+    histogram, _ = np.histogram(answers[:, 2], bins=20, range=(0, 1))
+    with (
+        closing(load(bundle.path, mode="test")) as session,
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        for where in (None, client):
+            found = run([str(nanoaod_file)], session, where, chunk=60)["jets"]
+            assert (found["events"], found["jets"]) == (200, len(answers))
+            assert np.abs(found["p_b"] - histogram).sum() <= 2  # one beside the edge of a bin
 
 
 def test_the_job_of_a_batch_system(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.export import Dim
 
 from examples.particlenet import model as particlenet
+from pipeline.config import load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from pipeline.config.schema import load_config
 from stages.model.preprocess import Preprocessed
 from stages.model.source import build_model
 from stages.reference.answers import row_major_inputs

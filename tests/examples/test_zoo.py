@@ -26,8 +26,8 @@ from examples.zoo.particle_transformer import (
 )
 from examples.zoo.particle_transformer import reference as transformer_reference
 from pipeline.building.runner import run
+from pipeline.config import Config, load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from pipeline.config.schema import Config, load_config
 from registry.store.registry import Registry
 from soa.signature import Signature
 from stages.model.source import build_model
@@ -390,6 +390,7 @@ def test_it_is_built_and_valid(
             part["factory"] = str((CONFIGS / part["factory"]).resolve())
     document["engines"], document["targets"] = [engine], [str(Target.parse("cpu"))]
     document["model"]["torchscript_route"] = "none"
+    document["compile"] = {"benchmark_s": 0.1}
     # As users compile: elsewhere the tests ask for less of g++ (conftest.py).
     monkeypatch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O1")
     config = tmp_path / f"{name}.yaml"

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.exported.archive import load_program
-from pipeline.config.schema import load_config
+from pipeline.config import load_config
 from pipeline.config.site_file import load_site
 from registry.housekeeping.transport import _as_folder
 from stages.reference import read_set

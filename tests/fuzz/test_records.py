@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from engines.onnx.program import read_outputs
 from pipeline.building.target import recipe_of
-from pipeline.config.policy_file import load_policy
+from pipeline.config import load_policy
 from pipeline.mlflow_flavour import _version_of
 from pipeline.promotion.promoting import requirements
 from pipeline.report.difference import compare, describe_difference

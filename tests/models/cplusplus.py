@@ -37,16 +37,20 @@ def built(source: Path, build: Path, *settings: str) -> Path:
     return build
 
 
-def installed(factory: pytest.TempPathFactory) -> Path:
+def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
     """The prefix into which the library was installed."""
 
     def make(folder: Path) -> None:
         library = ROOT / "engines" / "native" / "library"
-        settings = ("-DCMAKE_CXX_FLAGS=-Werror", "-DCMAKE_INSTALL_LIBDIR=lib", "-DSOA_SHIM=OFF")
-        build = built(library, folder / "build", *settings)
+        settings = (
+            "-DCMAKE_CXX_FLAGS=-Werror",
+            "-DCMAKE_INSTALL_LIBDIR=lib",
+            f"-DSOA_SHIM={shim:d}",
+        )
+        build = built(library, folder / "build", *settings, f"-DSOA_SHIM={shim:d}")
         execute("cmake", "--install", build, "--prefix", folder / "prefix")
 
-    return made_once(factory, "cplusplus", make) / "prefix"
+    return made_once(factory, f"cplusplus-{shim:d}", make) / "prefix"
 
 
 def run(

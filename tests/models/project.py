@@ -60,6 +60,7 @@ rows:
   n: {max: 1000, typical: [1000]}
 targets: [cpu]
 engines: [aoti, torchscript, exported]
+compile: {benchmark_s: 0.1}
 """.replace("targets: [cpu]", TARGETS)
 
 

@@ -397,6 +397,7 @@ def ask(url: str, body: dict[str, Any]) -> Any:
         return json.load(answer)["predictions"]
 
 
+@pytest.mark.long  # three processes import torch and MLflow
 def test_mlflow_models_serve(serving: str, coupled: Bundle) -> None:
     wanted = expected(coupled, {"n": 6})
     rows = [dict(zip(wanted, row, strict=True)) for row in zip(*wanted.values(), strict=True)]

@@ -66,6 +66,14 @@ def reopening(session: Session) -> Reopening:
     return session.reopening
 
 
+def test_a_process_that_has_it_open_opens_it_no_more(registry: Registry) -> None:
+    session = load("jets@production", registry=registry)
+    reopening(session).share(session)
+    assert pickle.loads(pickle.dumps(session)) is session
+    session.close()
+    assert pickle.loads(pickle.dumps(session)) is not session
+
+
 def test_another_process_gives_the_same_bits_of_the_same_version(
     jets: Built, registry: Registry, tmp_path: Path
 ) -> None:

@@ -77,7 +77,7 @@ def parts_of(
 
 
 @forms
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(data=st.data())
 def test_what_travels_is_in_the_columns(data: st.DataObject, form: Form) -> None:
     problem = data.draw(problems_in(form))
@@ -96,7 +96,7 @@ def test_what_travels_is_in_the_columns(data: st.DataObject, form: Form) -> None
         assert len(found.tobytes()) == t.nbytes(n)
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(problem=problems(one_dtype=True))
 def test_rows_are_the_models_own_tensors(problem: Problem) -> None:
     """As an ordinary user of the model would make them, up to a cast that the block asks for."""
@@ -114,7 +114,7 @@ def test_rows_are_the_models_own_tensors(problem: Problem) -> None:
 
 
 @forms
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 2 // 5)
 @given(data=st.data())
 def test_an_answer_lands_in_its_columns_and_nowhere_else(data: st.DataObject, form: Form) -> None:
     problem = data.draw(problems_in(form))

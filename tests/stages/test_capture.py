@@ -18,6 +18,7 @@ from tests.models import mlps
 from tests.models.building import JETS, TAGS, Built, build, mlp_signature, reasons
 
 SIGNATURE = mlp_signature()
+PORTABLE = ("exported", "torchscript", "onnxruntime")
 
 
 def captured(
@@ -100,13 +101,19 @@ def test_the_refusal_names_the_line_of_the_model(
     assert ("Take sizes from the input" in text) == (ROWS in says and says is not AS_NUMBER)
 
 
-@pytest.mark.parametrize("kind", [mlps.MutatesInput, mlps.MutatesInputByView])
+@pytest.mark.parametrize(
+    ("kind", "engines"),
+    [
+        (mlps.MutatesInput, PORTABLE),
+        (mlps.MutatesInputByView, PORTABLE),
+        pytest.param(mlps.MutatesInput, ("aoti",), marks=pytest.mark.long),
+    ],
+)
 def test_a_model_that_writes_into_its_inputs_gets_copies(
-    kind: type[nn.Module], tmp_path: Path
+    kind: type[nn.Module], engines: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Its answers are right, and the memory that it reads stays as it is, in every engine."""
-    engines = ("exported", "torchscript", "onnxruntime", "aoti")
-    made = build(kind(), SIGNATURE, tmp_path, engines if kind is mlps.MutatesInput else engines[:3])
+    made = build(kind(), SIGNATURE, tmp_path, engines)
     assert reasons(made) == dict.fromkeys(made.files)
 
 

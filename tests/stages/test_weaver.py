@@ -46,6 +46,7 @@ def jets(**blocks: int) -> Arrays:
     return {"jets": {**columns, "mask": (torch.arange(PARTICLES) < number).float()}}
 
 
+@pytest.mark.long
 def test_particle_net_writes_into_its_inputs(tmp_path: Path) -> None:
     made = build(
         network(),

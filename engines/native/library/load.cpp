@@ -103,8 +103,12 @@ std::string why_not(const Sealed &bundle, const Json &candidate, bool test) {
   if (!test && candidate["status"].text() != "valid") return "is " + candidate["status"].text();
   if (bundle.files.count(folder_of(candidate) + "/arguments.txt") == 0) return "is no native library";
   const std::string library = bundle.content(candidate["files"].at(0).text());
-  const bool proxy = library.find("aoti_torch_proxy_executor_call_function") != std::string::npos;
-  return proxy ? "needs an operation that torch has in Python's process alone" : "";
+  if (library.find("aoti_torch_proxy_executor_call_function") != std::string::npos) {
+    return "needs an operation that torch has in Python's process alone";
+  }
+  // Found by the very name that the artifact asks for; what is loaded here stays, as it would for the artifact.
+  const bool torch = library.find("libtorch_cpu.so") == std::string::npos || dlopen("libtorch_cpu.so", RTLD_LAZY) != nullptr;
+  return torch ? "" : "needs libtorch_cpu.so: link it, or name its folder in LD_LIBRARY_PATH";
 }
 
 // The wanted engine; else the one chosen for the target, or, where C++ cannot run it, the fastest that it can.

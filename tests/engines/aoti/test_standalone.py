@@ -101,6 +101,7 @@ class Foreign(nn.Module):
         return needs_torch
 
 
+@pytest.mark.long  # it compiles another model, to be refused
 def test_what_needs_torch_is_named(tmp_path: Path) -> None:
     signature = building.mlp_signature()
     inputs = random_inputs(signature, 1, {})

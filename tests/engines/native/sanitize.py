@@ -69,8 +69,8 @@ def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> 
         folder = Path(torch.__file__).parent / "lib"
         links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10")
         links += (f"-Wl,-rpath,{folder}",)
-    runner = (f"-I{NATIVE}", HERE / "stress.cpp", NATIVE / "soa_runner.cpp", "-o", program)
-    compiled(sanitizer, *runner, *links, "-ldl")
+    include, runner = f"-I{NATIVE / 'include'}", NATIVE / "soa_runner.cpp"
+    compiled(sanitizer, include, HERE / "stress.cpp", runner, "-o", program, *links, "-ldl")
     return program
 
 

@@ -113,7 +113,7 @@ def test_a_row_alone_and_either_width_give_the_same_bits(programs: Path) -> None
     subprocess.run([programs, "widths"], check=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(seeds, st.integers(1, 3), st.booleans(), st.integers(1, 3), st.booleans())
 def test_convolutions(
     shim: ctypes.CDLL, seed: int, nd: int, channels_last: bool, groups: int, biased: bool

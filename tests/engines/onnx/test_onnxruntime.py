@@ -170,7 +170,7 @@ def test_rows_of_one_value_only(tmp_path: Path) -> None:
 
 def test_more_columns_than_the_graph_has_room_for_beside_its_weights(tmp_path: Path) -> None:
     """The sizes of a Split are 8 bytes a column, and the checker must be able to read them."""
-    names = tuple(f"value_{k}" for k in range(300))
+    names = tuple(f"value_{k}" for k in range(140))
     signature = Signature.build(
         {
             "jets": Layout([column(name, "float32") for name in "abcdef"]),
@@ -180,7 +180,7 @@ def test_more_columns_than_the_graph_has_room_for_beside_its_weights(tmp_path: P
         [Block("y", "out", names)],
         {"n": RowRange(0, 40)},
     )
-    made = build(nn.Linear(6, 300), signature, tmp_path, ("onnxruntime",), route="none")
+    made = build(nn.Linear(6, 140), signature, tmp_path, ("onnxruntime",), route="none")
     reference = Reference.load(made.capture.reference)
     report = validate_session(made.session("onnxruntime"), "onnxruntime", reference, {"y": TIGHT})
     assert report.reason is None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import pipeline
+from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Piece, Plan, Scored
 from pipeline.applying.run import locally, read_about
 from pipeline.errors import ApplyError, DataError
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from tests.campaigns.apply import campaign
+from tests.models.forked import in_a_child
 from tests.models.mlps import CLASSES, FEATURES
 from tests.models.project import answer, cli, described, refusal
 from tests.models.scored import (
@@ -96,6 +101,18 @@ def test_many_files_become_one(tmp_path: Path, production: Registry, suffix: str
     assert [Path(each["path"]) for each in read_about(out)["inputs"]] == files
 
 
+def test_a_version_that_was_looked_up_before(tmp_path: Path, production: Registry) -> None:
+    """With `prefer-cache` the registry need not be there again, nor MLflow be imported."""
+    source = write_rows(tmp_path / "rows.npz", columns(20))
+    database = Path(production.uri.removeprefix("sqlite:///"))
+    cached = ("apply", REF, source, "--lookup", "prefer-cache", "--out")
+    answer(*cached, tmp_path / "one.npz", registry=production)
+    database.rename(tmp_path / "away.db")
+    answer(*cached, tmp_path / "two.npz", registry=production)
+    require_scored(tmp_path / "two.npz", columns(20))
+    refused(production, source, "--out", tmp_path / "three.npz")
+
+
 def test_columns_have_other_names_in_the_file(tmp_path: Path, production: Registry) -> None:
     given = columns(50)
     renamed = {f"Jet_{name}": given[name] for name in FEATURES}
@@ -167,7 +184,7 @@ def test_a_job_goes_on_where_it_was(
         pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
     (folder,) = tmp_path.glob(".all*")
     assert not out.exists()
-    cut, short, *_ = folder.glob("*.arrow")
+    cut, short, *_ = sorted(folder.glob("*.arrow"))
     assert "a part of a job" in refusal("explain", cut)
     cut.write_bytes(cut.read_bytes()[:100])  # as a machine leaves it that went down
     whole = pa.ipc.open_file(short).read_all()
@@ -315,6 +332,24 @@ def test_outputs_that_are_there_stay(tmp_path: Path, production: Registry) -> No
     assert made.read_text() == "mine"
     answer("apply", REF, source, "--out", tmp_path / "out", "--force", registry=production)
     require_scored(made, given)
+
+
+def test_a_root_file_without_room_for_its_head_is_closed(tmp_path: Path) -> None:
+    table = pa.table({"a": [1.0]})
+    rows = Rows(table.schema, 1, lambda: [table], lambda: "")
+
+    def begin() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
+        try:
+            write(tmp_path / "out.root", rows, tmp_path)
+        except OSError as error:
+            handles = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+            held = [at for at in map(os.readlink, handles) if "out.root" in at]
+            raise ApplyError(f"{error.strerror}, {held}") from error
+
+    assert in_a_child(begin) == "ApplyError: File too large, []"
+    assert not [*tmp_path.glob("out.root*")]
 
 
 def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Registry) -> None:

@@ -140,6 +140,7 @@ def test_what_fails_on_a_worker_is_one_line(tmp_path: Path, production: Registry
                 require_scored(out, given)
 
 
+@pytest.mark.long  # a worker imports torch
 def test_the_command_scores_on_workers(tmp_path: Path, production: Registry) -> None:
     sources, given = written(tmp_path, 3)
     out = tmp_path / "all.npz"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline.applying.prepare import _cuts
+from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError
-from pipeline.files.sources import open_source
 from registry.store.registry import Registry
 from soa import Signature
 from tests.models import served
@@ -56,27 +56,35 @@ def test_any_rows_of_a_file(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "signature", "says"),
+    ("name", "model", "signature", "says"),
     [
-        (served.Coupled, served.COUPLED, "where other rows are beside it"),
-        (served.Running, served.COUPLED, "where other rows are beside it"),
-        (served.Event, served.EVENT, "row dimensions"),
+        ("coupled", served.Coupled, served.COUPLED, "where other rows are beside it"),
+        ("running", served.Running, served.COUPLED, "where other rows are beside it"),
+        ("event", served.Event, served.EVENT, "row dimensions"),
     ],
 )
 def test_rows_that_see_each_other(
-    tmp_path: Path, empty: Registry, model: type, signature: Signature, says: str
+    tmp_path: Path,
+    empty: Registry,
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    model: type,
+    signature: Signature,
+    says: str,
 ) -> None:
-    promoted(empty, served.make_bundle(tmp_path / "built", "whole", model(), signature))
+    promoted(empty, served.shared(tmp_path_factory, name, model(), signature))
     given = {name: columns(100)["a"] for name in ("x", "y", "z", "weight")}
     source = write_rows(tmp_path / "rows.npz", given)
     with pytest.raises(ApplyError, match=says):
-        pipeline.apply("whole@production", source, tmp_path / "out.npz", registry=empty)
+        pipeline.apply(f"{name}@production", source, tmp_path / "out.npz", registry=empty)
     assert not list(tmp_path.glob("*out*"))
 
 
-def test_every_dtype_and_shape(tmp_path: Path, empty: Registry) -> None:
+def test_every_dtype_and_shape(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Eigen columns, in a buffer and apart; a collection that is read and written."""
-    promoted(empty, served.make_bundle(tmp_path / "built", "mixed", served.Mixed(), served.MIXED))
+    promoted(empty, served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED))
     draw = np.random.default_rng(3)
     rows: dict[str, Any] = {
         "pt": draw.normal(size=500).astype("f4"),

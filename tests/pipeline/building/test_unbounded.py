@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pipeline
-from pipeline.config.schema import load_config
+from pipeline.config import load_config
 from registry import Bundle
 from soa.errors import SoaPipelineError
 from tests.models.project import TARGET, Project, refusal, require_right, resealed, write_project

@@ -13,6 +13,7 @@ import pytest
 
 from registry.store.registry import Registry
 from tests.models.project import PASSED, Built, write_project
+from tests.models.scored import columns, write_rows
 
 ROOT = Path(__file__).parents[3]
 
@@ -127,3 +128,25 @@ def test_during_pull_and_register(
     for code, output, _, _ in (later, at_last):
         assert code == 0
         assert "registered jets/1" in output
+
+
+def test_during_apply(registry: Registry, jets: Built, tmp_path: Path) -> None:
+    """In a part, in the output, and as the ROOT file begins: the job goes on where it was."""
+    rows = 50_000
+    source = write_rows(tmp_path / "rows.parquet", columns(rows))
+    registry.promote(registry.find("jets"), "production", PASSED)
+    disk = tmp_path / "disk"
+    apply = ["apply", "jets@production", str(source), "--out", f"{disk}/out.root"]
+    apply += ["--keep", "event", "--json", "--registry", registry.uri]
+    part = rows * (8 + 3 * 4)
+    sizes = (part // 2, part + 2 * _PAGE, part + part // 2)
+    found = on_small_disks(disk, [(size, [apply, ["free some space"], apply]) for size in sizes])
+    for full, again in zip(found[::2], found[1::2], strict=True):
+        code, output, said, files = full
+        assert (code, output, said.count("\n")) == (1, "", 1), said
+        assert "No space left on device" in said or "the disk is full" in said
+        assert "out.root" not in files and not any(".partial" in file for file in files)
+        code, output, said, files = again
+        assert (code, files) == (0, ["out.root"]), said
+        assert json.loads(output)["rows"] == rows
+    assert [json.loads(output)["found"] for _, output, _, _ in found[1::2]] == [0, rows, rows]

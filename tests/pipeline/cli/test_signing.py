@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.policy_file import load_policy
+from pipeline.config import load_policy
 from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.errors import RegistryError

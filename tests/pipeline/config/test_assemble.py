@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import assemble
-from pipeline.config.schema import Config, load_config
+from pipeline.config import Config, assemble, load_config
 from runtime.checked.comparison import default_tolerance
 from soa.signature import RowRange, offsets_layout
 from stages.errors import ReferenceDataError

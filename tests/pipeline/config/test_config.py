@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import engines
-from pipeline.config.schema import Config, load_config
+from pipeline.config import Config, load_config
 from pipeline.config.yaml_lines import CoreLoader
 from pipeline.errors import ConfigError
 from registry.ref import NAME_PATTERN

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import Config, load_config
+from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
 from soa.errors import SoaPipelineError
 from tests.pipeline.config import mistakes

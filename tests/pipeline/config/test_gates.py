@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config import Config, load_config
 from pipeline.config.assemble import metrics_fingerprint
-from pipeline.config.schema import Config, load_config
 from tests.pipeline.config import mistakes
 
 FULL = (Path(__file__).parent / "full.yaml").read_text()

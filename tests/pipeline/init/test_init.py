@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from pipeline.cli.main import main
-from pipeline.config.schema import Config, load_config
+from pipeline.config import Config, load_config
 from pipeline.errors import InitError
 from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle

@@ -118,6 +118,7 @@ def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: 
     assert registry.require_signature(version, late, [read_trusted(other.public)])
 
 
+@pytest.mark.long
 def test_housekeeping_behind_a_server(
     server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

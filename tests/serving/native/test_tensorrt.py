@@ -79,7 +79,7 @@ def test_what_a_plan_is_tuned_for(
     assert found == {"features": ((lowest, 6), (typical, 6), (highest, 6))}
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.sampled_from(FORMS), st.lists(st.integers(0, 300), max_size=3))
 def test_every_input_with_rows_has_its_range(
     data: st.DataObject, form: Form, preferred: list[int]
@@ -134,8 +134,7 @@ def test_the_onnx_file_does_not_know_its_target(event: tuple[Path, Built], tmp_p
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("coupled")
-    return served.make_bundle(folder, "coupled", served.Coupled(), served.COUPLED)
+    return served.shared(tmp_path_factory, "coupled", served.Coupled(), served.COUPLED)
 
 
 def forged(bundle: Bundle, folder: Path, graphs: dict[str, tuple[str, bytes]]) -> Bundle:

@@ -30,7 +30,7 @@ def parsed(written: Service) -> Any:
     return text_format.Parse(config_text(written), model_config_pb2.ModelConfig())
 
 
-@settings(max_examples=60)
+@settings(max_examples=settings().max_examples * 3 // 5)
 @given(
     st.data(), st.integers(1, 4), st.integers(0, 1000), st.sets(st.integers(1, 400)),
     st.sampled_from(FORMS),

@@ -209,7 +209,7 @@ def test_arrow_memory_lives_as_long_as_a_view() -> None:
     size = 1 << 20
     gc.collect()
     before = pa.total_allocated_bytes()
-    view = as_collection({"x": pa.array([1] * size, pa.int8())}).tensor("x")
+    view = as_collection({"x": pa.repeat(pa.scalar(1, pa.int8()), size)}).tensor("x")
     gc.collect()
     assert pa.total_allocated_bytes() >= before + size
     assert view.count_nonzero() == size

@@ -29,7 +29,7 @@ class Eager:
             self.module(*arguments)
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(problems())
 def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
     signature, n = problem.signature, problem.n

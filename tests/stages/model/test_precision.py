@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from engines.base import engine
 from engines.errors import TargetError
 from engines.target import Target
+from pipeline.config import load_config
 from pipeline.config.assemble import tolerances_of
-from pipeline.config.schema import load_config
 from pipeline.errors import ConfigError
 from runtime import process
 from runtime.checked.comparison import Tolerance, default_tolerance

@@ -1,7 +1,7 @@
 """A signature as a C++ header: each collection a struct of typed column pointers.
 
 A column of another type or name does not compile; another version, or other columns, are refused
-when the header's own `load` opens a bundle. See engines/native/soa_model.hpp.
+when the header's own `load` opens a bundle. See include/soa_model.hpp.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.schema import load_config
+from engines.native import typed_header
+from pipeline.config import load_config
 from soa import Block, Layout, RowRange, Signature, column, eigen, opaque, scalar
 from soa.dtypes import DTYPES, itemsize
-from soa.typed_header import typed_header
 from tests.models.cplusplus import ROOT, execute
 
-NATIVE = ROOT / "engines" / "native"
+INCLUDE = ROOT / "engines" / "native" / "include"
 ODD = ("class", "float", "n", "first", "buffer", "memory", "hits", "at", "std", "pt_")
 
 
@@ -72,7 +72,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
         for k in range(c.components)
     ]
     (tmp_path / "use.cpp").write_text(PROGRAM.replace("@SHOWS@", "\n".join(shows)))
-    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", f"-I{tmp_path}")
+    flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", f"-I{tmp_path}")
     # Nothing of the library is called, but it is referred to.
     unused = ("-Wl,--unresolved-symbols=ignore-all",)
     execute("g++", *flags, tmp_path / "use.cpp", "-o", tmp_path / "use", *unused)
@@ -92,7 +92,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
 def test_the_namespace_is_an_identifier(tmp_path: Path, name: str) -> None:
     (tmp_path / "model.hpp").write_text(typed_header(signature(), name, name, "ab" * 32))
     (tmp_path / "use.cpp").write_text('#include "model.hpp"\n')
-    flags = ("-std=c++17", "-fsyntax-only", f"-I{NATIVE}", f"-I{tmp_path}")
+    flags = ("-std=c++17", "-fsyntax-only", f"-I{INCLUDE}", f"-I{tmp_path}")
     execute("g++", *flags, tmp_path / "use.cpp")
 
 
@@ -104,4 +104,4 @@ def test_the_page_compiles(tmp_path: Path) -> None:
     )
     (tmp_path / "page.cpp").write_text(code)
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only")
-    execute("g++", *flags, f"-I{NATIVE}", f"-I{tmp_path}", tmp_path / "page.cpp")
+    execute("g++", *flags, f"-I{INCLUDE}", f"-I{tmp_path}", tmp_path / "page.cpp")

@@ -17,10 +17,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.applying import Plan, Scorer, model_columns
+from pipeline.applying.columns import column_of
+from pipeline.applying.plan import Plan
+from pipeline.applying.prepare import model_columns
+from pipeline.applying.score import Scorer
+from pipeline.applying.sources import Source, open_source, reading
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
-from pipeline.files import Source, column_of, open_source, reading
 from registry.bundle import LabelledData
 from runtime.session import Session
 from soa.errors import SoaPipelineError

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from engines.errors import first_line
+from pipeline.applying.columns import Array
 from pipeline.errors import DataError
-from pipeline.files.columns import Array
 from soa.errors import SoaPipelineError, needs_extra
 
 T = TypeVar("T")

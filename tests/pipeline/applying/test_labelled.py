@@ -14,9 +14,9 @@ import pytest
 import torch
 import uproot
 
+from pipeline.applying.labelled import Labelled
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
-from pipeline.labelled import Labelled
 from runtime.session.session import Session
 from soa.memory.span import Array
 from tests.models import building, mlps

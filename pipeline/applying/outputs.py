@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from engines.errors import first_line
+from pipeline.applying.columns import as_numpy, shape_of
+from pipeline.applying.sources import ABOUT
 from pipeline.errors import DataError
-from pipeline.files.columns import as_numpy, shape_of
-from pipeline.files.sources import ABOUT
 from soa.errors import SoaPipelineError
 
 
@@ -141,7 +141,8 @@ def _root(path: Path, rows: Rows) -> None:
         return found
 
     types = {name: each.type.content for name, each in arrays(rows.schema.empty_table()).items()}
-    with uproot.recreate(path) as file:
+    # Opened here: uproot leaves its own file open where the disk is full at the first bytes.
+    with path.open("w+b") as opened, uproot.recreate(opened) as file:
         make = file.mkrntuple if rows.ntuple else file.mktree
         tree = make(rows.tree, types)
         for table in rows.tables():

@@ -1,0 +1,50 @@
+"""A collection as text: what `repr` says of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from soa.dtypes import is_opaque
+from soa.layout import Column
+
+if TYPE_CHECKING:
+    from soa.memory.collection import Collection
+
+_ROWS_SHOWN = 4
+_COLUMNS_SHOWN = 20
+
+
+def printed(collection: Collection) -> str:
+    """Its columns with their dtypes and first rows; memory of a GPU is not read."""
+    whole = collection.whole
+    notes = {
+        f"from row {collection.start:,} of {whole.n:,}": whole is not collection,
+        f"room for {collection.capacity:,}": collection.capacity > collection.n,
+        "read-only": collection.readonly,
+        f"copied: {', '.join(collection.copied)}": bool(collection.copied),
+    }
+    said = ", ".join(note for note, holds in notes.items() if holds)
+    lines = [f"Collection of {collection.n:,} rows on {collection.device}{', ' * bool(said)}{said}"]
+    shown = collection.layout.columns[:_COLUMNS_SHOWN]
+    kinds = {c.name: f"{c.dtype}{list(c.shape) if c.shape else ''}" for c in shown}
+    widths = max(map(len, kinds)), max(map(len, kinds.values()))
+    for c in shown:
+        line = f"  {c.name:{widths[0]}}  {kinds[c.name]:{widths[1]}}  "
+        lines.append((line + _first_values(collection, c)).rstrip())
+    more = len(collection.layout.columns) - len(shown)
+    return "\n".join([*lines, *([f"  and {more} more columns"] if more else [])])
+
+
+def _first_values(collection: Collection, member: Column) -> str:
+    if collection.device.type != "cpu" or is_opaque(member.dtype):
+        return ""
+    n = 1 if member.kind == "scalar" else min(collection.n, _ROWS_SHOWN)
+    spans = [collection.span(member.name, member.component_of(i)) for i in range(member.components)]
+    bfloat16 = member.dtype == "bfloat16"
+    parts = [(s.first(n).tensor() if bfloat16 else s.first(n).numpy()).tolist() for s in spans]
+    rows = [
+        [f"{v:.4g}" if isinstance(v, float) else str(v) for v in row]
+        for row in zip(*parts, strict=True)
+    ]
+    values = [f"[{' '.join(row)}]" if member.shape else row[0] for row in rows]
+    return "  ".join(values + ["…"] * (member.kind != "scalar" and collection.n > n))
