@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY
-from engines.processes.warm import begin, end_jobs, give_back, kill, stops_with
+from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,25 @@ def run_isolated(
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     script = folder / "reproduce.sh"
     _write_script(script, job, answer, path)
-    process = begin(
-        {
-            "job": str(job),
-            "answer": str(answer),
-            "log": str(log),
-            "folder": os.getcwd(),
-            "environment": {**os.environ, "PYTHONPATH": path},
-        }
-    )
-    try:
-        code = process.wait(timeout_s)
-    except BaseException:
-        kill(process)
-        raise
-    if code is None:
-        kill(process)
-        return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
-    give_back(process)
+    asked = {
+        "job": str(job),
+        "answer": str(answer),
+        "log": str(log),
+        "folder": os.getcwd(),
+        "environment": {**os.environ, "PYTHONPATH": path},
+    }
+    code: int | None = NOT_BEGUN
+    while code == NOT_BEGUN:
+        process = begin(asked)
+        try:
+            code = process.wait(timeout_s)
+        except BaseException:
+            kill(process)
+            raise
+        if code is None:
+            kill(process)
+            return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
+        give_back(process)
     return _read_answer(answer, code, log, script)
 
 
@@ -122,3 +123,9 @@ def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
         f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(command)}\n"
     )
     script.chmod(0o755)
+
+
+if __name__ == "__main__":  # as a `reproduce.sh` written before `engines/processes/job.py` asks
+    from engines.processes.job import run_job
+
+    sys.exit(run_job(Path(sys.argv[1]), Path(sys.argv[2])))

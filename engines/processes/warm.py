@@ -27,6 +27,8 @@ _IDLE_S = 60.0
 _READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
 # Where modules are, before a model's folder is added: that is told to a job.
 _PATH = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+NOT_BEGUN = 256
+"""What `wait` gives where the process ended, for want of a job, just as it was handed one."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
 # child imports for itself.
@@ -59,12 +61,13 @@ class Warm:
         return True
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit code of the job's child, negative for a signal; None after `timeout_s`."""
+        """The exit code of the job's child, negative for a signal, or NOT_BEGUN; None after
+        `timeout_s`."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             return None
         line = self._process.stdout.readline()
-        return int(line) if line else self._process.wait()
+        return int(line) if line else self._process.wait() or NOT_BEGUN
 
     def kill(self) -> None:
         """Kill it, with its child and all that this started; who waits gets that for an answer."""
@@ -183,6 +186,7 @@ def _serve(idle_s: float, *imported: str) -> None:
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
 
 
 def _do(job: Mapping[str, Any], server: int) -> int:

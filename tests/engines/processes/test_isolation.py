@@ -129,6 +129,34 @@ def test_what_a_child_changes_stays_its_own(tmp_path: Path) -> None:
     assert not first.ok and run(tmp_path, "add", a=1, b=1).ok
 
 
+def test_a_job_that_meets_the_end_of_an_idle_process_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process takes the line and ends, as one whose idle time is over at that moment."""
+    ended, python = tmp_path / "ended", tmp_path / "python"
+    python.write_text(
+        f"#!/bin/sh\nif [ ! -e {ended} ]; then touch {ended}; read line; exit 0; fi\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(warm, "_idle", [])
+    monkeypatch.setattr(sys, "executable", str(python))
+    outcome = run(tmp_path / "job", "add", a=2, b=3)
+    warm._end_all()
+    assert ended.exists()
+    assert (outcome.value, outcome.error) == (5, None)
+
+
+def test_a_script_of_an_earlier_release_repeats_its_step(tmp_path: Path) -> None:
+    outcome = run(tmp_path, "add", a=2, b=3)
+    text = outcome.script.read_text()
+    outcome.script.write_text(text.replace("engines.processes.job", "engines.processes.isolation"))
+    answer = tmp_path / "answer.json"
+    answer.unlink()
+    assert repeat(outcome).returncode == 0
+    assert json.loads(answer.read_text()) == {"value": 5}
+
+
 @pytest.mark.parametrize("name", ["kill_itself", "read_address_zero"])
 def test_a_segfault_is_an_outcome_that_the_script_repeats(tmp_path: Path, name: str) -> None:
     outcome = run(tmp_path, name)
