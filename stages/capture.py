@@ -154,14 +154,15 @@ def capture(
 def example_case(signature: Signature) -> Case:
     """Row counts to export at, one per dimension, inside its range; different where they can be.
 
-    At least 2: torch.export takes a row count of 0 or 1 for a constant.
+    At least 2: torch.export takes a row count of 0 or 1 for a constant. Below the largest: where a
+    compiler finds that the example has no fewer rows than some number, it would have one left.
     """
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
         rows = signature.ranges[dim]
-        free = [n for n in range(rows.max, max(rows.min, 2) - 1, -1)[:8] if n not in case.values()]
-        inside = rows.min <= wanted <= rows.max
-        case[dim] = wanted if inside else free[0] if free else rows.max
+        below = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
+        free = [n for n in (*below, rows.max) if n not in case.values()]
+        case[dim] = wanted if rows.min <= wanted < rows.max else free[0] if free else rows.max
     return case
 
 

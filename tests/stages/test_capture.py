@@ -214,7 +214,8 @@ def test_inputs_of_the_wrong_width(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lowest", "highest", "example"), [(0, 100, 37), (0, 10, 10), (50, 100, 100), (2, 2, 2)]
+    ("lowest", "highest", "example"),
+    [(0, 100, 37), (0, 37, 36), (15, 16, 15), (50, 100, 99), (2, 2, 2)],
 )
 def test_the_example_lies_in_the_range(lowest: int, highest: int, example: int) -> None:
     assert example_case(mlp_signature(highest, (), lowest)) == {"n": example}
