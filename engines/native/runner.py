@@ -46,6 +46,7 @@ class NativeExecutable:
         self._recordable: NativeExecutable | None = None
         self._lock = Lock()
         self._tiles: tuple[str, int, int] | None = None
+        self._whole: NativeExecutable | None = None
         self._model = _native.Model(
             str(library),
             str(device),
@@ -72,6 +73,7 @@ class NativeExecutable:
         """
         made = copy.copy(self)
         made._tiles = (kinds, rows, threads)
+        made._whole = self  # with whom a cache's files stay in use
         return made
 
     def recordable(self) -> NativeExecutable:

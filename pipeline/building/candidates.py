@@ -162,7 +162,9 @@ def _with_tile(
     again = _validate(work, captured, made.target, recipe, made.compiled, made.parts, rows)
     if not again.valid:
         return made
-    return replace(made, tile=rows, report=replace(made.report, window=again.window))
+    return replace(
+        made, tile=rows, report=replace(made.report, window=again.window, bits=again.bits)
+    )
 
 
 def _compile(

@@ -271,16 +271,18 @@ FAULTS = (
     ),
     Fault(
         "outputs have the same poison each time",
-        'other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")',
-        'other = _run(session, inputs, case, _POISON[1], _POISON[0], guard="front")',
+        'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")',
+        'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], guard="front")',
         ("test_each_fault_has_its_reason",),
     ),
     Fault(
         "inputs have the same padding each time",
-        'other = _run(session, inputs, case, _POISON[1], _POISON[1], guard="front")\n'
-        "        roomy = _run(session, inputs, case, _POISON[1], _POISON[0], spare=_SPARE_ROWS)",
-        'other = _run(session, inputs, case, _POISON[0], _POISON[1], guard="front")\n'
-        "        roomy = _run(session, inputs, case, _POISON[0], _POISON[0], spare=_SPARE_ROWS)",
+        'other = poisoned_run(session, inputs, case, _POISON[1], _POISON[1], guard="front")\n'
+        "        roomy = poisoned_run(session, inputs, case, _POISON[1], _POISON[0], "
+        "spare=_SPARE_ROWS)",
+        'other = poisoned_run(session, inputs, case, _POISON[0], _POISON[1], guard="front")\n'
+        "        roomy = poisoned_run(session, inputs, case, _POISON[0], _POISON[0], "
+        "spare=_SPARE_ROWS)",
         ("test_a_model_that_reads_its_padding",),
     ),
     Fault(

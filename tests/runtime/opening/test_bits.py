@@ -113,10 +113,16 @@ def test_the_gate(jets: Built, tmp_path: Path) -> None:
     asked.write_text("reproducible: true\n")
     ref = registry.register(jets.bundle).ref
     asking = ("--to", "staging", "--policy", asked, "--dry-run")
-    found = answer("promote", ref, *asking, registry=registry)
+    chosen = str(jets.bundle.manifest.targets[TARGET].chosen)
+    opened = open_version(Opening(jets.bundle.path, mode="test"))
+    ways: dict[bool, set[str | None]] = {}
+    for each in reproduce(opened, TARGET, chosen, tmp_path):
+        ways.setdefault(each.every, set()).update({each.digest} - {None})
+    same = all(len(digests) == 1 for digests in ways.values())  # torch's products may see a tile
+    found = answer("promote", ref, *asking, registry=registry, code=0 if same else 1)
     (decision,) = [d for d in found["decisions"] if d["gate"] == "reproducible"]
     assert "not measured on qemu's Haswell" in decision["detail"]
-    assert decision["passed"], decision
+    assert decision["passed"] == same, decision
 
 
 def test_a_child_gives_the_same_from_plain_data(jets: Built) -> None:

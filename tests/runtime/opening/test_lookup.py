@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from registry.errors import (
     BundleError,
@@ -24,10 +25,10 @@ from registry.store.registry import Registry
 from registry.trust import read_trusted
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.opening import LOOKUPS
+from runtime.opening import LOOKUPS, Opening, in_tiles, open_artifact, open_version
 from runtime.session.session import Session
 from tests.models.keys import make_keys
-from tests.models.project import Built, described
+from tests.models.project import TARGET, Built, described
 from tests.models.versions import negated, promoted
 
 NAME = "jets@production"
@@ -226,6 +227,16 @@ def test_a_damaged_record(
     assert "jets@production: the registry is asked: " in caplog.text
     assert lookup_of(asked).asked
     assert not lookup_of(load(NAME, registry=registry, lookup="offline")).asked
+
+
+def test_in_use_as_long_as_its_tiles_are(registry: Registry) -> None:
+    opened = open_version(Opening(NAME, registry=registry, lookup="prefer-cache"))
+    whole = open_artifact(opened, TARGET, "aoti", torch.device("cpu"))
+    tiles = in_tiles(whole, opened.signature, 64)
+    del whole, opened
+    assert [entry.in_use for entry in Cache(cache_root()).entries()] == [True]
+    del tiles
+    assert [entry.in_use for entry in Cache(cache_root()).entries()] == [False]
 
 
 def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
