@@ -64,8 +64,7 @@ def run_isolated(
         "folder": os.getcwd(),
         "environment": {**os.environ, "PYTHONPATH": path},
     }
-    code: int | None = NOT_BEGUN
-    while code == NOT_BEGUN:
+    while True:
         process = begin(asked)
         try:
             code = process.wait(timeout_s)
@@ -76,7 +75,8 @@ def run_isolated(
             kill(process)
             return Outcome(None, f"no answer within {timeout_s:g} s", log, script, killed=True)
         give_back(process)
-    return _read_answer(answer, code, log, script)
+        if code != NOT_BEGUN:
+            return _read_answer(answer, code, log, script)
 
 
 @contextmanager
