@@ -142,7 +142,8 @@ def _root(path: Path, rows: Rows) -> None:
 
     types = {name: each.type.content for name, each in arrays(rows.schema.empty_table()).items()}
     # Opened here: uproot leaves its own file open where the disk is full at the first bytes.
-    with path.open("w+b") as opened, uproot.recreate(opened) as file:
+    # ZLIB, its default, takes seven times as long to write, and more room.
+    with path.open("w+b") as opened, uproot.recreate(opened, compression=uproot.ZSTD(1)) as file:
         make = file.mkrntuple if rows.ntuple else file.mktree
         tree = make(rows.tree, types)
         for table in rows.tables():

@@ -118,7 +118,9 @@ class _Root(Source):
         super().__init__(path)
         import uproot
 
-        self._file = uproot.open(path, array_cache=None)
+        # Faster than the default, and unlike a map it survives a file that is cut off meanwhile.
+        handler = uproot.MultithreadedFileSource
+        self._file = uproot.open(path, array_cache=None, handler=handler, num_workers=1)
         try:
             kinds = self._file.classnames(cycle=False)
             trees = [name for name, kind in kinds.items() if kind in _TREES]
@@ -149,7 +151,15 @@ class _Root(Source):
         return sorted({0, *(int(cut) for cut in cuts if 0 < cut < count), count})
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
-        return {n: self._branches[n].array(entry_start=start, entry_stop=stop) for n in names}
+        import uproot
+
+        found = {}
+        for name in names:
+            branch = self._branches[name]
+            flat = isinstance(getattr(branch, "interpretation", None), uproot.AsDtype)
+            library = "np" if flat else "ak"
+            found[name] = branch.array(entry_start=start, entry_stop=stop, library=library)
+        return found
 
 
 class _Arrow(Source):

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 # Arrow's types of the same bytes, by its names. It has no bfloat16, and its bool is one bit.
 _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
-_IN_PLACE = [_ARROW_NAMES.get(d, d) for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")]
+_IN_PLACE = {
+    _ARROW_NAMES.get(d, d): d for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")
+}
 
 
 def as_collection(
@@ -209,12 +211,16 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
         elif pa.types.is_temporal(kind):
             how = "look at the same bytes as integers with view('int64') or view('int32')"
         raise CollectionError(f"column {name!r} is {kind}: {how}")
+    bits = pa.types.is_boolean(kind)
+    dtype = np.dtype("bool" if bits else _IN_PLACE[str(kind)])
     if array.null_count:
-        dtype = np.dtype(kind.to_pandas_dtype())
         array = array.fill_null(_filling(name, fill, dtype, array.null_count).item())
         copied = True
-    bits = pa.types.is_boolean(kind)
-    return _Found(array.to_numpy(zero_copy_only=not bits), copied or bits, True)
+    if bits:
+        return _Found(array.to_numpy(zero_copy_only=False), True, True)
+    _, buffer = array.buffers()  # to_numpy would import pandas
+    values = np.frombuffer(buffer or b"", dtype, len(array), array.offset * dtype.itemsize)
+    return _Found(values, copied, True)
 
 
 def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
