@@ -112,7 +112,7 @@ def _explained(about: dict[str, Any]) -> Iterator[Part]:
     for key in ("registry", "mode", "targets", "engines", "hosts", "software", "created", "by",
                 "rows", "keep"):  # fmt: skip
         value = about[key]
-        yield f"  {key:9} {', '.join(value) if isinstance(value, list) else value}"
+        yield f"  {key:9} {(', '.join(value) or 'none') if isinstance(value, list) else value}"
     yield from (f"  from      {each['path']}, {each['rows']} rows" for each in about["inputs"])
     for key, name in about["columns"].items():
         yield f"  {key} was {name}"

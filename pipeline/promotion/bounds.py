@@ -153,7 +153,10 @@ def shadowed(
         production_digest=replaced.digest,
     ).plus([*records, *version.shadows.values()])
     beside = f"beside {replaced.ref}"
-    yield Measured("shadow", f"events compared {beside}", seen.events, min=asked.min_events)
+    more = f"{seen.dropped:,} more were sampled and dropped" if seen.dropped else ""
+    yield Measured(
+        "shadow", f"events compared {beside}", seen.events, min=asked.min_events, why=more
+    )
     yield Measured("shadow", f"errors {beside}", seen.errors, max=asked.max_errors, why=seen.error)
     for what, bound, by_output in (
         ("absolute", asked.max_abs, seen.max_abs),

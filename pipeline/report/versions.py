@@ -232,12 +232,18 @@ def _annex(bundle: Bundle, target: str) -> Iterator[str]:
 
 
 def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Part]:
-    rows = ((d.gate, d.answer, d.found, d.limit) for d in decisions)
+    rows = ((_question(d), d.answer, d.found, d.limit) for d in decisions)
     yield new_table(title, "gate", "answer", "found", "limit", rows=rows)
     for decision in decisions:
         if not decision.passed:
             why = f" (overridden: {decision.override})" if decision.override else ""
             yield f"{decision.gate}: {decision.detail}{why}"
+
+
+def _question(decision: Decision) -> str:
+    """The gate, and of one that asks for several numbers which of them."""
+    what, said, _ = decision.detail.partition(f" is {decision.found}, limit ")
+    return f"{decision.gate}: {what}" if said else decision.gate
 
 
 def describe_history(name: str, events: Iterable[Event]) -> Part:

@@ -1,8 +1,10 @@
 """A shadow: a second version that runs on some of production's events, and answers nobody.
 
 The thread that called production copies the event, inputs and answer, once the answer is there, and
-only of calls that are sampled; another thread does all else. There is room for a few copies: where
-all are taken, the event is dropped and counted.
+only of calls that are sampled; another thread does all else. It needs the GIL and may share a core, so
+at worst production stands still while it works. Therefore it rests after each event, so long that
+copies and work together take less than the sampled fraction of the time. There is room for a few
+copies: where all are taken, the event is dropped and counted.
 """
 
 from __future__ import annotations
@@ -15,7 +17,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 from random import Random
+from time import perf_counter, sleep
 from typing import Any
+
+import numpy as np
+import torch
 
 from engines.errors import first_line
 from engines.processes import Lock, OwnProcess
@@ -23,11 +29,12 @@ from registry.mlflow import ShadowRecord
 from runtime.session import Binding, Collections, Rows, Session
 from soa.dtypes import itemsize
 from soa.errors import SoaPipelineError
-from soa.memory import Collection, read_block
+from soa.memory import Collection
 from soa.text import logger
 
 log = logger("soa-pipeline")
 _ROOM = 8  # events copied and not compared yet
+_REST = 2.0  # times the share: switches of threads and cold caches cost production too
 _draw = Random().random  # not the one that the program may have seeded
 
 
@@ -50,7 +57,7 @@ class ShadowedSession(Session):
         )
         self.inner = inner
         self.fraction = fraction
-        self._worker = _Worker(shadow, begun, keep)
+        self._worker = _Worker(shadow, fraction, begun, keep)
         # At the end of the process too, where nobody closes the session.
         self._end = weakref.finalize(self, self._worker.close)
         self.offer = self._worker.offer
@@ -97,6 +104,11 @@ class ShadowedBinding(Binding):
         self.inner = inner
         self._fraction = session.fraction
         self._offer = session.offer
+        self._follow()
+
+    def _follow(self) -> None:
+        """Take the native call itself where production makes no other: an event takes 10 us."""
+        self._native = self.inner._native if type(self.inner) is Binding else None
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # not bound yet
@@ -104,7 +116,11 @@ class ShadowedBinding(Binding):
         return getattr(self.inner, name)
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        self.inner(rows, stream=stream)
+        if rows is None and stream is None and self._native is not None:
+            self._native()
+        else:
+            self.inner(rows, stream=stream)
+            self._follow()
         if _draw() < self._fraction:
             self._offer(self.inner)
 
@@ -113,9 +129,11 @@ class ShadowedBinding(Binding):
 
     def resize(self, rows: Rows) -> None:
         self.inner.resize(rows)
+        self._follow()
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         self.inner.rebind(inputs, outputs)
+        self._follow()
 
 
 class _Copy:
@@ -127,43 +145,65 @@ class _Copy:
         def made(names: Sequence[str]) -> dict[str, Collection]:
             return {n: Collection(signature.layouts[n], rows[signature.rows_of[n]]) for n in names}
 
-        given = made(signature.input_collections)
+        given, expected = made(signature.input_collections), made(signature.output_collections)
         answer = {n: given.get(n) or c for n, c in made(signature.output_collections).items()}
-        self.room, self.rows = rows, dict[str, int]()
-        self.expected = made(signature.output_collections)
-        self.binding = shadow.bind(given, answer)
+        self.room, self.rows, self.seconds = rows, dict[str, int](), 0.0
+        self.binding, self._expected = shadow.bind(given, answer), expected  # whose memory it is
+        self._columns = [
+            (i, name, member.name, k, into.span(member.name, k).address, itemsize(member.dtype),
+             None if member.kind == "scalar" else signature.rows_of[name])
+            for i, side in enumerate((given, expected))
+            for name, into in side.items()
+            for member in into.layout.numbers
+            for k in range(member.components)
+        ]  # fmt: skip
+        self._outputs = [
+            (bound.name, None if bound.plan.kind == "scalars" else bound.rows,
+             [[side[bound.block.collection].component(*each) for each in bound.plan.components]
+              for side in (answer, expected)])
+            for bound in signature.outputs
+        ]  # fmt: skip
 
     def take(self, event: Binding) -> None:
         """Copy what production got and gave."""
-        rows = event.rows
-        of = self.binding.signature.rows_of
-        for name, collection in event.inputs.items():
-            _copy(collection, self.binding.inputs[name], rows[of[name]])
-        for name, collection in event.outputs.items():
-            _copy(collection, self.expected[name], rows[of[name]])
-        self.rows = dict(rows)
+        self.rows = dict(event.rows)
+        sides = event.inputs, event.outputs
+        for i, name, member, k, address, size, dim in self._columns:
+            n = 1 if dim is None else self.rows[dim]
+            ctypes.memmove(address, sides[i][name].span(member, k).address, n * size)
 
-
-def _copy(source: Collection, into: Collection, n: int) -> None:
-    for member in source.layout.numbers:
-        size = itemsize(member.dtype) * (1 if member.kind == "scalar" else n)
-        for k in range(member.components):
-            one, other = into.span(member.name, k), source.span(member.name, k)
-            ctypes.memmove(one.address, other.address, size)
+    def compared(self) -> dict[str, dict[str, float]]:
+        """The largest differences of an event, by output."""
+        found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+        for name, dim, sides in self._outputs:
+            n = 1 if dim is None else self.rows[dim]
+            ours, theirs = (torch.cat([c[:n].double() for c in side]).numpy() for side in sides)
+            differ = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
+            with np.errstate(all="ignore"):
+                gap = np.abs(ours - theirs)[differ]
+                relative = gap / np.abs(theirs[differ])
+            for key, values in (("max_abs", gap), ("max_rel", relative)):
+                worst = float(values.max(initial=0.0))
+                found[key][name] = math.inf if math.isnan(worst) else worst
+        return found
 
 
 class _Worker:
     """The thread of a shadow, and what it has seen. It belongs to the process that made it."""
 
     def __init__(
-        self, shadow: Session, begun: ShadowRecord, keep: Callable[[ShadowRecord], None]
+        self,
+        shadow: Session,
+        fraction: float,
+        begun: ShadowRecord,
+        keep: Callable[[ShadowRecord], None],
     ) -> None:
-        self._shadow, self._begun, self._keep = shadow, begun, keep
+        self._shadow, self._fraction, self._begun, self._keep = shadow, fraction, begun, keep
         self._left = begun
         """What could not be kept yet."""
         self._process, self._lock, self._saving = OwnProcess(), Lock(), Lock()
         self._reset()
-        self._closed = False
+        self._closed, self._flushing = False, 0
         self._free: deque[_Copy | None] = deque([None] * _ROOM)
         self._work: SimpleQueue[_Copy | threading.Event | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="soa-shadow", daemon=True)
@@ -187,6 +227,7 @@ class _Worker:
         """Copy an event whose call has ended, if there is room."""
         if self._closed or not event.writes or not self._process.here():
             return
+        begun = perf_counter()
         try:
             copy = self._free.pop()
         except IndexError:
@@ -201,6 +242,7 @@ class _Worker:
                 room = {dim: min(n, ranges[dim].limit) for dim, n in doubled.items()}
                 copy = _Copy(self._shadow, room)
             copy.take(event)
+            copy.seconds = perf_counter() - begun
         except Exception as error:
             self._free.append(copy)
             self._failed(error)
@@ -210,9 +252,13 @@ class _Worker:
     def flush(self) -> None:
         self._process.require()
         done = threading.Event()
+        with self._lock:
+            self._flushing += 1
         self._work.put(done)
         while self._thread.is_alive() and not done.wait(0.1):  # another thread may close it
             pass
+        with self._lock:
+            self._flushing -= 1
         self._save()
 
     def _save(self) -> None:
@@ -239,9 +285,10 @@ class _Worker:
             if isinstance(each, threading.Event):
                 each.set()
                 continue
+            begun = perf_counter() - each.seconds
             try:
                 each.binding(each.rows)
-                found = self._compared(each)
+                found = each.compared()
                 with self._lock:
                     self._counts["events"] += 1
                     for key, outputs in found.items():
@@ -250,25 +297,15 @@ class _Worker:
             except Exception as error:
                 self._failed(error)
             self._free.append(each)
+            end = perf_counter()
+            end += _REST * (end - begun) / self._fraction
+            while not (self._closed or self._flushing) and (left := end - perf_counter()) > 0:
+                sleep(min(left, 0.05))
         try:
             self._save()
         except Exception as error:  # production ends as it would without a shadow
             log.warning("the record of the shadow %s is lost: %s", self._begun.version, str(error))
         self._shadow.close()
-
-    def _compared(self, copy: _Copy) -> dict[str, dict[str, float]]:
-        """The largest differences of an event, by output."""
-        found: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
-        for bound in self._shadow.signature.outputs:
-            name, n = bound.block.collection, copy.rows[bound.rows]
-            ours = read_block(bound, copy.binding.outputs[name].rows(n)).double()
-            theirs = read_block(bound, copy.expected[name].rows(n)).double()
-            same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-            gap = (ours - theirs).abs()
-            for key, values in (("max_abs", gap), ("max_rel", gap / theirs.abs())):
-                worst = values.nan_to_num(math.inf, math.inf).masked_fill(same, 0.0)
-                found[key][bound.name] = float(worst.max()) if n else 0.0
-        return found
 
     def _failed(self, error: Exception) -> None:
         ours = isinstance(error, SoaPipelineError)

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,13 +142,13 @@ def test_a_full_queue_drops_and_counts(registry: Registry) -> None:
     jets, tags, _ = event(session, N)
     binding = session.bind(jets, tags)
     go = threading.Event()
-    inner = session._worker._compared  # the shadow's thread is held up here
+    inner = session._worker._shadow._executable  # the shadow's thread is held up here
 
-    def held(copy: Any) -> Any:
+    def held(arguments: Any) -> None:
         go.wait()
-        return inner(copy)
+        inner(arguments)
 
-    session._worker._compared = held  # type: ignore[method-assign]
+    session._worker._shadow._executable = held
     for _ in range(100):
         binding()
     assert session.seen.dropped >= 90
@@ -156,6 +157,32 @@ def test_a_full_queue_drops_and_counts(registry: Registry) -> None:
     record = of_production(registry)
     assert record.events + record.dropped == 100
     assert record.errors == 0
+
+
+def test_it_works_for_no_more_than_its_fraction_of_the_time(registry: Registry) -> None:
+    """A slow shadow: what it has no time for is dropped and counted, and a flush hurries it."""
+    session = shadowed(registry, shadow_fraction=0.1)
+    inner = session._worker._shadow._executable
+
+    def slow(arguments: Any) -> None:
+        time.sleep(0.02)
+        inner(arguments)
+
+    session._worker._shadow._executable = slow
+    jets, tags, _ = event(session, N)
+    binding = session.bind(jets, tags)
+    calls, begun = 0, time.perf_counter()
+    while (passed := time.perf_counter() - begun) < 0.5:
+        binding()
+        calls += 1
+    seen = session.seen
+    assert seen.events * 0.02 < 0.1 * passed
+    assert seen.events + seen.dropped > 0.05 * calls
+    session.flush()
+    assert time.perf_counter() - begun - passed < 2  # not eight times 0.4 s
+    record = of_production(registry)
+    assert seen.events < record.events <= seen.events + 9
+    session.close()
 
 
 def test_what_the_shadow_sees_is_the_event_as_it_was(registry: Registry) -> None:
