@@ -46,23 +46,26 @@ def measure(
     for n in sizes:
         plain = session()
         ways = {"no shadow": plain.bind(*made.collections(n))}
-        shadows = {f"fraction {f:g}": _shadowed(plain, session(), f) for f in FRACTIONS}
+        seen: dict[str, list[ShadowRecord]] = {f"fraction {f:g}": [] for f in FRACTIONS}
+        shadows = {
+            name: _shadowed(plain, session(), f, seen[name].append)
+            for name, f in zip(seen, FRACTIONS, strict=True)
+        }
         ways |= {name: each.bind(*made.collections(n)) for name, each in shadows.items()}
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, binding in ways.items():
                 taken[name].append(_mean_us(binding, seconds))
+                if name in shadows:
+                    shadows[name].flush()  # what is left is not the next one's
         base = float(np.median(taken["no shadow"]))
         for name, times in taken.items():
             low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))
             rows.setdefault(name, []).append(Cell(middle, low, high, middle / base))
-        for name, each in shadows.items():
-            seen = each.seen
-            sampled = seen.events + seen.dropped
-            if sampled:
-                share = seen.dropped / sampled
-                notes.append(f"{n:,} rows, {name}: {sampled:,} sampled, {share:.1%} dropped")
-            each.flush()
+        for name, records in seen.items():
+            compared, dropped = (sum(getattr(r, k) for r in records) for k in ("events", "dropped"))
+            if records:
+                notes.append(f"{n:,} rows, {name}: {compared:,} compared, {dropped:,} dropped")
     panel = Panel(
         "one production thread", "rows", "time of a call", "µs", "log lines", tuple(sizes),
         {name: tuple(cells) for name, cells in rows.items()},
@@ -70,12 +73,14 @@ def measure(
     return panel, notes
 
 
-def _shadowed(plain: Session, shadow: Session, fraction: float) -> ShadowedSession:
+def _shadowed(
+    plain: Session, shadow: Session, fraction: float, keep: Callable[[ShadowRecord], None]
+) -> ShadowedSession:
     digest = "0" * 64
     begun = ShadowRecord(
         version="mlp/2", digest=digest, production="mlp/1", production_digest=digest
     )
-    return ShadowedSession(plain, shadow, fraction, begun, lambda seen: None)
+    return ShadowedSession(plain, shadow, fraction, begun, keep)
 
 
 def _mean_us(binding: Callable[[], None], seconds: float) -> float:

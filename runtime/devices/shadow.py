@@ -100,20 +100,17 @@ class ShadowedBinding(Binding):
     """A callable that runs production, `inner`, and offers the shadow some of its events."""
 
     def __init__(self, session: ShadowedSession, inner: Binding) -> None:
-        self._session = session  # which ends its shadow when nobody has it any more
         self.inner = inner
         self._fraction = session.fraction
         self._offer = session.offer
+        self._shadowed = session  # which ends its shadow when nobody has it any more
         self._follow()
 
     def _follow(self) -> None:
-        """Take the native call itself where production makes no other: an event takes 10 us."""
-        self._native = self.inner._native if type(self.inner) is Binding else None
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # not bound yet
-            raise AttributeError(name)
-        return getattr(self.inner, name)
+        """Be what `inner` is now; make its native call here where it makes no other."""
+        vars(self).update(vars(self.inner))
+        if type(self.inner) is not Binding:
+            self._native = None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         if rows is None and stream is None and self._native is not None:
@@ -123,9 +120,6 @@ class ShadowedBinding(Binding):
             self._follow()
         if _draw() < self._fraction:
             self._offer(self.inner)
-
-    def require_idle(self) -> None:
-        self.inner.require_idle()
 
     def resize(self, rows: Rows) -> None:
         self.inner.resize(rows)
@@ -228,12 +222,11 @@ class _Worker:
         if self._closed or not event.writes or not self._process.here():
             return
         begun = perf_counter()
-        try:
-            copy = self._free.pop()
-        except IndexError:
-            with self._lock:
+        with self._lock:
+            if not self._free:
                 self._counts["dropped"] += 1
-            return
+                return
+            copy = self._free.pop()
         try:
             ranges = self._shadow.signature.ranges
             if copy is None or any(n > copy.room[dim] for dim, n in event.rows.items()):
