@@ -2,17 +2,17 @@
 
 Eight float32 columns of Parquet or of a ROOT TTree go through 8 → 48 → 3, and an event number is
 kept. The loop reads batches with pyarrow or uproot, stacks them, runs ONNX Runtime with its own
-choice of threads, and writes what comes out; it has the source of ROOT files and the settings of
-the outputs that ours has. Each is a process of its own, timed from its beginning to its end, Python
-and every import included; the fastest of three counts. Beside the time what of it went by before the
-first row (for ours the version is looked up, opened and tried), what a row took of one thread, and
-the peak of the memory. `cached` is `--lookup prefer-cache`: MLflow is not imported.
+choice of threads, and writes what comes out, with the settings that ours has. Each is a process of
+its own, timed from its beginning to its end, Python and every import included; the fastest of three
+counts. Beside the time what of it went by before the first row (for ours the version is looked up,
+opened and tried), what a row took of one thread, and the peak of the memory. `cached` is
+`--lookup prefer-cache`: MLflow is not imported.
 """
 
 from __future__ import annotations
 
 import json
-import resource
+import re
 import subprocess
 import sys
 import tempfile
@@ -120,8 +120,9 @@ def alone(folder: Path, suffix: str, who: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "benchmarks.apply", "--one", str(folder), suffix, who]
     begun = time.perf_counter()
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    out: dict[str, Any] = {"s": time.perf_counter() - begun}
-    return out | json.loads(done.stdout.splitlines()[-1])
+    seconds = time.perf_counter() - begun
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return {"s": seconds, **found}
 
 
 def one(folder: Path, suffix: str, who: str) -> None:
@@ -142,9 +143,9 @@ def one(folder: Path, suffix: str, who: str) -> None:
             lookup="prefer-cache" if "cached" in who else "fresh",
         )
         parts = {k: v for k, v in vars(done.spent).items() if k != "rows"}
-        scoring = done.seconds
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"scoring": scoring, "parts": parts, "MB": peak}))
+        scoring = done.seconds - done.start
+    (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    print(json.dumps({"scoring": scoring, "parts": parts, "MB": int(peak) / 1024}))
 
 
 def by_hand(folder: Path, source: Path, out: Path) -> float:

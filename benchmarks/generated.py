@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from benchmarks.row_major import exported_rows
 from benchmarks.table import console
 from benchmarks.zoo import asked
-from engines.aoti.engine import settings_for
+from engines.aoti.build import settings_for
 from engines.aoti.folding import fold_linear
 from engines.exported import load_program, quiet_torch
 from engines.target import host_targets

@@ -58,7 +58,7 @@ def work_of(bundle: Bundle, engine_name: str, inputs: Arrays, case: Case) -> tup
     made_by = engine(engine_name)
     if isinstance(made_by, AotiEngine):
         with contextlib.suppress(EngineError):
-            made_by.rewritten(program)
+            made_by.build().rewritten(program)
     given, written = filled_collections(opened.signature, inputs, case, torch.device("cpu"))
     arguments = argument_tensors(opened.signature, {**given, **written}, case)
     with quiet_torch(), torch.no_grad(), FlopCounterMode(display=False) as counter:

@@ -25,7 +25,7 @@ from benchmarks.plot import save_plot
 from benchmarks.row_major import aoti_package, onnx, onnx_session
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from benchmarks.unseen import write_configs
-from engines.aoti.engine import TARGET, unpack
+from engines.aoti.build import TARGET, unpack
 from engines.base import Executable
 from engines.exported import quiet_torch
 from engines.native import NativeExecutable

@@ -46,6 +46,7 @@ from stages.model import (
 from stages.reference import (
     Arrays,
     Case,
+    Reference,
     compute_reference,
     count_nonfinite,
     eager_outputs,
@@ -53,10 +54,12 @@ from stages.reference import (
     row_major_inputs,
     too_much,
     weaknesses,
+    windows,
 )
 
 Route = Literal["auto", "script", "trace", "none"]
 
+_MORE = "more.safetensors"
 # Row counts to export at: primes, so that no extent of a model equals one by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
@@ -83,10 +86,16 @@ class Capture:
     def reference(self) -> Path:
         return self.folder / "reference.safetensors"
 
+    @property
+    def more(self) -> Path | None:
+        """The answers to further rows, each window of them a case; where the user has given any."""
+        file = self.folder / _MORE
+        return file if file.exists() else None
+
     def digest(self) -> str:
         """Of the captured files together."""
         digest = hashlib.sha256()
-        for file in (self.program, self.script, self.reference):
+        for file in (self.program, self.script, self.reference, self.more):
             if file is not None:
                 digest.update(digest_of(file).encode())
         return digest.hexdigest()
@@ -111,10 +120,12 @@ def capture(
     say: Callable[[str], None] = lambda text: None,
     precision: Precision = "fp32",
     nonfinite: float = 0.0,
+    more: Arrays | None = None,
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`.
 
-    `inputs` are the reference inputs, with the largest n of every row dimension. The program is in
+    `inputs` are the reference inputs, with the largest n of every row dimension, `more` further
+    rows, on which this version alone is validated, as it is built. The program is in
     `precision`; the reference is the model's own, and of each of its outputs the fraction
     `nonfinite` may be NaN or infinite. Raises CaptureError with the line of the model where the
     capture fails, ReferenceDataError where the reference proves nothing.
@@ -146,6 +157,13 @@ def capture(
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
+    if more is not None:
+        parts = [
+            compute_reference(model, signature, rows, (case,))
+            for rows, case in windows(signature, more)
+        ]
+        every = tuple(each.cases[0] for each in parts), tuple(each.outputs[0] for each in parts)
+        Reference(more, *every).save(folder / _MORE)
     result = Capture(folder, signature, made, note, precision)
     result.save()
     return result

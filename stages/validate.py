@@ -127,6 +127,7 @@ def validate_candidate(
     program: Path | None = None,
     nonfinite: float = 0.0,
     tile: int = 0,
+    more: Path | None = None,
 ) -> ValidationReport:
     """Open and validate in a child process: a segfault there refuses this candidate only.
 
@@ -135,6 +136,8 @@ def validate_candidate(
     compiled code is the captured program on these inputs; that the program is the eager model was
     shown at capture. There more than the fraction `nonfinite` of an output's answers may not be NaN
     or infinite: that proves nothing. A file that does not fit raises ReferenceDataError here.
+
+    `more` is a reference of further rows, each window of which is a case.
 
     With `tile`, the artifact runs on so many rows at a time, and its rows must not see each other.
 
@@ -150,6 +153,7 @@ def validate_candidate(
         "device": device,
         "precision": precision,
         "tile": tile,
+        "more": None if more is None else str(more.absolute()),
     }
     if program is not None:
         read_set(signature, reference)
@@ -190,6 +194,7 @@ def validate_here(
     program: str | None = None,
     nonfinite: float = 0.0,
     tile: int = 0,
+    more: str | None = None,
     keep_memory: bool = True,
 ) -> dict[str, Any]:
     """What the child does. Raises MemoryError if memory ran out with `keep_memory`."""
@@ -215,6 +220,7 @@ def validate_here(
                 limits,
                 frozenset(classifiers),
                 say=lambda text: print(text, flush=True),
+                more=None if more is None else Reference.load(Path(more)),
             )
             if report.valid and where.type == "cpu":
                 report = replace(report, bits=answer_bits(session, Path(reference)))
@@ -233,8 +239,9 @@ def validate_session(
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str] = frozenset(),
     say: Callable[[str], None] = lambda text: None,
+    more: Reference | None = None,
 ) -> ValidationReport:
-    """Run every case of the reference through a session, in this process."""
+    """Run every case of the reference through a session, in this process, and `more`'s windows."""
     begun = time.monotonic()
     cases: list[CaseReport] = []
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
@@ -242,6 +249,11 @@ def validate_session(
         cases.append(
             _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
         )
+    if more is not None:
+        parts = windows(session.signature, more.inputs)
+        for (rows, case), outputs in zip(parts, more.outputs, strict=True):
+            say(f"at {label(case)} of the further rows")
+            cases.append(_validate_case(session, rows, case, outputs, tolerances, classifiers))
     return _judged(name, cases, tolerances, begun)
 
 

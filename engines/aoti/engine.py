@@ -1,119 +1,51 @@
-"""The `aoti` engines: AOTInductor native code for one target, opened from its unpacked files.
+"""The engines of AOTInductor: native code for one target, opened from its unpacked files.
 
-`aoti-autotune` and `aoti-folded` are candidates beside `aoti`, since none wins everywhere.
+They are candidates beside each other, since none wins everywhere. What builds is in build.py and
+standalone.py; this file imports no torch, so that a process that only runs a model need not.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.export import ExportedProgram
-
-from engines.aoti.folding import fold_linear
-from engines.aoti.hoisting import hoist_linear
-from engines.base import FACTS, Engine, Executable, Portable
+from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError, first_line
-from engines.exported import load_program, quiet_torch
-from engines.kinds import cpu_code
 from engines.native import NativeExecutable
 from engines.processes import require_openmp
 from engines.target import Target
-from soa.dtypes import DTYPES
 
-aten = torch.ops.aten
+if TYPE_CHECKING:
+    import torch
 
-TARGET = "target.txt"
-WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
-_ALIGNMENT = 64  # of each tensor in weights.bin
-# Where set, Inductor packs weights in layouts of its own, inside the library.
-_PACKS = ("max_autotune", "freezing")
-_CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
-_CONVOLUTIONS = frozenset(
-    [
-        aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding,
-        aten.conv3d.default, aten.conv3d.padding, aten.convolution.default,
-    ]
-)  # fmt: skip
-
-
-class _TorchRunner:
-    """torch's own runner, for artifacts that need its proxy executor."""
-
-    def __init__(self, file: Path, device: torch.device) -> None:
-        from torch._C import _aoti
-
-        if device.type == "cpu":
-            runner: Any = _aoti.AOTIModelContainerRunnerCpu(str(file), 1)
-        else:
-            where = str(file.parent)
-            runner = _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), where)
-        self._run = runner.run
-
-    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        require_openmp(torch.get_num_threads())
-        self._run(list(arguments))
+    from engines.aoti.build import AotiBuild
 
 
 class AotiEngine(Engine, engine="aoti", order=10):
-    preset: ClassVar[Mapping[str, Any]] = {}
-    """Settings of Inductor that come before the user's options."""
+    def build(self) -> AotiBuild:
+        """How it compiles."""
+        from engines.aoti.build import AotiBuild
 
-    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        """What an engine changes in the program, in place, and the settings that go with it.
-
-        Raises EngineError where it has nothing to change that another engine would not.
-        """
-        fold_linear(program)
-        return {}
+        return AotiBuild()
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
-        files = self._compile(source, target, options, out)
-        (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner asks it
-        if target.device == "cpu":
-            return [*files, TARGET]
-        built = settings_for(target, {**self.preset, **options})
-        (out / FACTS).write_text(json.dumps({"host_code": built["cpp.march"]}))
-        return [*files, TARGET, FACTS]
-
-    def _compile(
-        self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
-    ) -> list[str]:
-        # Inductor folds constants only where no gradient can be asked for.
-        with quiet_torch(), torch.no_grad():
-            program = load_program(source.program)
-            if target.device != "cpu":
-                from torch.export.passes import move_to_device_pass
-
-                program = move_to_device_pass(program, "cuda")
-            settings = settings_for(target, {**self.preset, **self.rewritten(program), **options})
-            if target.device != "cpu" or any(settings.get(name) for name in _PACKS):
-                return _build(program, settings, out)
-            files = _build(program, {**settings, _CONSTANTS_INSIDE: False}, out)
-            library = out / files[0]
-            weights = _constants(program, library)
-            if weights is not None and not needs_proxy_executor(library):
-                bare = library.rename(library.with_suffix(".bare.so"))
-                return [bare.name, *files[1:], *write_weights(weights, out)]
-            for file in files:
-                (out / file).unlink()
-            return _build(program, settings, out)
+        return self.build().compile(source, target, options, out)
 
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
         """Through the native runner; through torch's where an operation has no C shim."""
         if not needs_proxy_executor(file):
+            if device.type == "cpu":
+                _load_libtorch()
             return NativeExecutable(file, device, instances, threads)
         try:
             return _TorchRunner(file, device)
@@ -130,8 +62,12 @@ class AutotunedEngine(AotiEngine, engine="aoti-autotune", order=11):
     more. It compiles longer, and processes do not share the packed weights.
     """
 
-    preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
     times_code = True
+
+    def build(self) -> AotiBuild:
+        from engines.aoti.build import AutotunedBuild
+
+        return AutotunedBuild()
 
 
 class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
@@ -142,24 +78,56 @@ class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
     packed convolution costs tens of microseconds however few its rows are.
     """
 
-    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        hoisted = hoist_linear(program)
-        super().rewritten(program)
-        if any(node.target in _CONVOLUTIONS for node in program.graph.nodes):
-            return {"freezing": True}
-        if not hoisted:
-            raise EngineError(
-                "nothing to fold: the program has no convolution, and no linear layer behind a "
-                "gather or a repeat; aoti makes the same"
-            )
-        return {}
+    def build(self) -> AotiBuild:
+        from engines.aoti.build import FoldedBuild
+
+        return FoldedBuild()
 
 
-def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a target, where the user's options do not say otherwise."""
-    threads = {"cpp.threads": 1} if target.device == "cpu" else {}
-    renamed = {"cpp.threads" if key == "threads" else key: v for key, v in options.items()}
-    return {**cpu_code(target), **threads, **renamed}
+class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=False, torch=False):
+    """A process that opens its artifacts needs no torch."""
+
+    def build(self) -> AotiBuild:
+        from engines.aoti.standalone import StandaloneBuild
+
+        return StandaloneBuild()
+
+    def open(
+        self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
+    ) -> Executable:
+        return NativeExecutable(file, device, instances, threads)
+
+
+class _TorchRunner:
+    """torch's own runner, for artifacts that need its proxy executor."""
+
+    def __init__(self, file: Path, device: torch.device) -> None:
+        from torch._C import _aoti
+
+        if device.type == "cpu":
+            runner: Any = _aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+        else:
+            where = str(file.parent)
+            runner = _aoti.AOTIModelContainerRunnerCuda(str(file), 1, str(device), where)
+        self._run = runner.run
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        import torch
+
+        require_openmp(torch.get_num_threads())
+        self._run(list(arguments))
+
+
+def _load_libtorch() -> None:
+    """torch's library without its Python, which takes most of the time that its import does."""
+    found = None if "torch" in sys.modules else find_spec("torch")
+    if found is not None and found.origin is not None:
+        try:
+            ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))
+            return
+        except OSError:  # its own dependencies are found by the import
+            pass
+    import torch as torch
 
 
 def needs_proxy_executor(library: Path) -> bool:
@@ -169,109 +137,3 @@ def needs_proxy_executor(library: Path) -> bool:
             return content.find(b"aoti_torch_proxy_executor_call_function") >= 0
     except (OSError, ValueError) as error:
         raise EngineError(f"{library.name} cannot be read: {error}") from error
-
-
-def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors a library without constants asks for, by its own names for them.
-
-    None where they cannot lie beside it: Inductor made some itself (packed or folded weights), or
-    one is of a dtype that the format does not hold.
-    """
-    from torch._C import _aoti
-
-    values = {**program.state_dict, **program.constants}
-    runner = _aoti.AOTIModelContainerRunnerCpu(str(library), 1)
-    names = runner.get_constant_names_to_original_fqns()
-    if not set(names.values()) <= values.keys():
-        return None
-    found = {name: values[original] for name, original in names.items()}
-    return found if writable(found) else None
-
-
-def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Whether every tensor is of a dtype and kind that the format holds."""
-    return all(
-        str(t.dtype).removeprefix("torch.") in DTYPES and t.layout == torch.strided
-        for t in tensors.values()
-    )
-
-
-def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
-    """Write CPU tensors beside the code, each in its own strides; returns the files written.
-
-    With the constants inside the library each process pays for a private copy of them; this one
-    flat file every process of a node maps read-only. `weights.bin` holds each tensor's memory;
-    `weights.txt` says where, one line a tensor, for engines/native/artifact.h::
-
-        NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
-    """
-    lines = ["soa-weights 1"]
-    at = 0
-    with (folder / WEIGHTS).open("wb") as out:
-        for name, tensor in tensors.items():
-            at += out.write(b"\0" * (-at % _ALIGNMENT))
-            numbers = [tensor.itemsize, at, tensor.ndim, *tensor.shape, *tensor.stride()]
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            lines.append(" ".join([name, dtype, *map(str, numbers)]))
-            at += out.write(_memory(tensor))
-    (folder / WEIGHTS_INDEX).write_text("\n".join(lines) + "\n")
-    return [WEIGHTS, WEIGHTS_INDEX]
-
-
-def _memory(tensor: torch.Tensor) -> bytes:
-    """The bytes from a tensor's first element to its last, whatever its strides."""
-    if tensor.numel() == 0:
-        return b""
-    span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    flat = tensor.detach().as_strided((span,), (1,), tensor.storage_offset())
-    return flat.contiguous().view(torch.uint8).numpy().tobytes()
-
-
-@contextmanager
-def _products_of_no_rows() -> Iterator[None]:
-    """Torch 2.13's own products divide by their blocks of rows: SIGFPE where there is no row."""
-    from torch._inductor import lowering  # noqa: F401  # first: the two import each other
-    from torch._inductor.codegen import cpp_gemm_template as template
-
-    text = template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK
-    least = text.replace(
-        "const int64_t Mr_blocks = (M + Mr - 1) / Mr;",
-        "const int64_t Mr_blocks = std::max<int64_t>((M + Mr - 1) / Mr, 1);",
-        1,
-    )
-    template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = least
-    try:
-        yield
-    finally:
-        template.GEMM_TEMPLATE_INIT_BLOCKING_BASIC_BLOCK = text
-
-
-def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
-    """Compile into `out`, unpacked; the library comes first."""
-    package = out / "package.pt2"
-    with _products_of_no_rows():
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=str(package), inductor_configs=settings
-        )
-    files = unpack(package, out)
-    package.unlink()
-    return files
-
-
-def unpack(package: Path, out: Path) -> list[str]:
-    """Keep what runs (the library, its metadata, GPU kernels), not the generated sources."""
-    files: list[str] = []
-    with zipfile.ZipFile(package) as archive:
-        for entry in archive.namelist():
-            name = Path(entry).name
-            if "/aotinductor/" not in entry or Path(name).suffix in {".cpp", ".h", ".o", ""}:
-                continue
-            with archive.open(entry) as stored, (out / name).open("wb") as unpacked:
-                shutil.copyfileobj(stored, unpacked)
-            files.append(name)
-    files.sort(key=lambda name: (not name.endswith(".so"), name))
-    libraries = [name for name in files if name.endswith(".so")]
-    if len(libraries) != 1:
-        raise EngineError(f"expected one library in the package, found {libraries}")
-    (out / libraries[0]).chmod(0o755)
-    return files

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram
 
-from engines.aoti.engine import TARGET, AotiEngine
+from engines.aoti.build import TARGET, AotiBuild
 from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
 from engines.base import Portable
 from engines.errors import EngineError
@@ -43,7 +43,7 @@ _DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninit
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class StandaloneBuild(AotiEngine):
+class StandaloneBuild(AotiBuild):
     preset: ClassVar[Mapping[str, Any]] = {
         "aot_inductor.link_libtorch": False,
         "max_autotune": True,

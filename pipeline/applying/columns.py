@@ -81,10 +81,15 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
         import awkward as ak
 
         return ak.to_arrow(ak.to_packed(given), extensionarray=False)
+    flat = np.ascontiguousarray(given, given.dtype.newbyteorder("=")).reshape(-1)
     try:
-        array = pa.array(given.astype(given.dtype.newbyteorder("="), copy=False).reshape(-1))
+        kind = pa.from_numpy_dtype(flat.dtype)
     except pa.ArrowNotImplementedError:
         raise ValueError(f"Arrow has no {given.dtype.name}: leave that column out") from None
+    if flat.dtype.kind in "biuf" and flat.dtype != bool:
+        array = pa.Array.from_buffers(kind, len(flat), [None, pa.py_buffer(flat)])
+    else:  # this imports pandas
+        array = pa.array(flat)
     for size in reversed(given.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     if offsets is None:

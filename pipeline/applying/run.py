@@ -47,8 +47,10 @@ class Report:
     outputs: tuple[str, ...]
     rows: int
     found: int
+    start: float
+    """Seconds until the version was open and the files looked at."""
     seconds: float
-    """By the clock."""
+    """By the clock, `start` included."""
     spent: Scored
     """What was scored now, and in which seconds of all threads together."""
 
@@ -86,6 +88,7 @@ def apply(
     """
     if dask is not None and (threads or execute):
         raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
+    begun = time.perf_counter()
     files = [inputs] if isinstance(inputs, str | Path) else inputs
     job = prepare(
         ref, [*map(Path, files)], Path(out), columns=columns or {}, keep=keep, tree=tree,
@@ -93,7 +96,7 @@ def apply(
     )  # fmt: skip
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:
-        return run(job, how, force=force, progress=progress)
+        return run(job, how, begun=begun, force=force, progress=progress)
 
 
 def locally(threads: int | None = None) -> Execute:
@@ -113,10 +116,11 @@ def locally(threads: int | None = None) -> Execute:
 
 
 def run(
-    job: Job, execute: Execute, *, force: bool = False, progress: Progress | None = None
+    job: Job, execute: Execute, *, begun: float, force: bool, progress: Progress | None
 ) -> Report:
-    """Do what is left of a job. `force`: outputs of other jobs may be replaced."""
-    begun, key, folder = time.perf_counter(), job.key(), Path(job.folder)
+    """Do what is left of a job. `begun`: when, by the clock; `force`: outputs of other jobs may be
+    replaced."""
+    start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
     left = [output for output in job.outputs if _maker(output.path) != key]
     for output in left:
         if os.path.lexists(output.path) and not force:
@@ -134,8 +138,8 @@ def run(
                         Path(piece.part).unlink()
     paths = tuple(output.path for output in job.outputs)
     rows = sum(output.rows for output in job.outputs)
-    seconds, spent = time.perf_counter() - begun, parts.spent
-    return Report(paths, rows, rows - spent.rows, seconds, spent)
+    spent = parts.spent
+    return Report(paths, rows, rows - spent.rows, start, time.perf_counter() - begun, spent)
 
 
 def _maker(path: str) -> str | None:

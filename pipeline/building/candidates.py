@@ -215,6 +215,7 @@ def _validate(
                 target.torch_device,
                 captured.precision,
                 tile=tile,
+                more=captured.more,
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:

@@ -18,6 +18,7 @@ from pipeline.building.candidates import Recipe, Say, Work, build_targets, chose
 from pipeline.building.provenance import code_digest, host, provenance, tools
 from pipeline.config import (
     Config,
+    further_inputs,
     load_config,
     metrics_fingerprint,
     reference_fingerprint,
@@ -217,6 +218,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
                     say=lambda text: work.say(f"  {text}"),
                     precision=config.precision,
                     nonfinite=config.reference.nonfinite,
+                    more=further_inputs(config, signature),
                 )
             except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
                 if not out_of_memory(error):

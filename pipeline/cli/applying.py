@@ -71,7 +71,8 @@ def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
         )
     spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
     lines = [
-        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; {spent})",
+        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
+        f"start {done.start:.1f} s, {spent})",
         *(f"wrote {path}" for path in done.outputs),
     ]
     return Answer(asdict(done), lines)

@@ -1,3 +1,4 @@
+from .assemble import further_inputs as further_inputs
 from .assemble import metrics_fingerprint as metrics_fingerprint
 from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs

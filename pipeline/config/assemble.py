@@ -11,7 +11,7 @@ from soa.files import digest_of
 from soa.signature import Signature, offsets_of
 from stages.errors import ReferenceDataError
 from stages.model import ModelSource, Padding, load_callable, precision_tolerance
-from stages.reference import Arrays, check_inputs, random_inputs, read_rows
+from stages.reference import Arrays, check_inputs, more_rows, random_inputs, read_rows
 
 
 def source_of(config: Config) -> ModelSource:
@@ -83,6 +83,12 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
             f"{factory} failed: {type(error).__name__}: {str(error).strip()}"
         ) from error
     return check_inputs(signature, given)
+
+
+def further_inputs(config: Config, signature: Signature) -> Arrays | None:
+    """The rows of the config's reference file beyond those; None where there are none."""
+    file = config.files.reference_file
+    return None if file is None else more_rows(signature, file)
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:

@@ -60,7 +60,8 @@ class Reduced(InFront):
     to it."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [x.to(*self.plan) if x.is_floating_point() else x for x in inputs]
+        (dtype,) = self.plan
+        return [x.to(dtype) if x.is_floating_point() else x for x in inputs]
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:

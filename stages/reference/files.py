@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from soa.signature import Signature
 from stages.errors import ReferenceDataError
 from stages.reference.answers import Arrays, Case, check_inputs, read_tensors
+
+_WINDOWS = 64  # of further rows, at most
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:
@@ -50,9 +52,43 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
     """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
     shapes that `check_inputs` takes.
 
-    Where they are fewer than validation runs, the rows begin again. Raises
+    As many rows as one run of validation takes: where the file has fewer, they begin again. Raises
     ReferenceDataError.
     """
+    return _taken(signature, path, lambda dim, n: np.arange(signature.ranges[dim].proven) % n, None)
+
+
+def more_rows(signature: Signature, path: Path) -> Arrays | None:
+    """The rows of such a file that come after those of `read_rows`, for `windows`.
+
+    Of a large file so many windows of it that lie evenly. None where there are no more, and where
+    rows belong together: jagged ones, and those of several dimensions.
+    """
+    if len(signature.dims) != 1 or signature.jagged:
+        return None
+    (dim,) = signature.dims
+    rows = signature.ranges[dim]
+    taken: Case = {}
+
+    def after(dim: str, n: int) -> npt.NDArray[Any]:
+        found = np.arange(min(rows.proven, n - rows.min) if n > rows.proven else n, n)
+        if len(found) > _WINDOWS * rows.max:
+            starts = np.linspace(found[0], n - rows.max, _WINDOWS).astype(int)
+            found = (starts[:, None] + np.arange(rows.max)).reshape(-1)
+        taken[dim] = len(found)
+        return found
+
+    found = _taken(signature, path, after, taken)
+    return found if taken.get(dim) else None
+
+
+def _taken(
+    signature: Signature,
+    path: Path,
+    which: Callable[[str, int], npt.NDArray[Any]],
+    rows: Case | None,
+) -> Arrays:
+    """Of each row dimension those of the file's rows that `which` says, checked as `rows`."""
     given: dict[str, dict[str, npt.NDArray[Any]]] = {}
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -74,11 +110,11 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
             found = ", ".join(f"{key} has {n}" for n, key in sorted(counts.items()))
             raise ReferenceDataError(f"{path}: columns need the same number of rows: {found}")
         for n in counts:
-            again = np.arange(signature.ranges[dim].proven) % n
+            index = which(dim, n)
             for part, key in columns:
-                part[key] = part[key][again]
+                part[key] = part[key][index]
     try:
-        return check_inputs(signature, given)
+        return check_inputs(signature, given, rows)
     except ReferenceDataError as error:
         raise ReferenceDataError(f"{path}: {error}") from error
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from engines import ENGINES, EngineError, Portable, Target, engine
-from engines.aoti.engine import TARGET, AotiEngine, settings_for
+from engines.aoti.build import TARGET, AotiBuild, settings_for
 from engines.base import FACTS, Engine
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
@@ -85,7 +85,7 @@ def test_what_launches_kernels_is_built_for_any_host(
     from torch._inductor.cpp_builder import CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-    class Built(AotiEngine):
+    class Built(AotiBuild):
         def _compile(self, *given: Any) -> list[str]:
             return ["model.so"]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from engines.aoti.engine import unpack
+from engines.aoti.build import unpack
 from engines.base import engine
 from engines.errors import EngineError
 

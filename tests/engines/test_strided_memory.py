@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.export import Dim
 
-from engines.aoti.engine import settings_for
+from engines.aoti.build import settings_for
 from engines.exported import quiet_torch
 from engines.target import Target
 from soa.memory import Collection

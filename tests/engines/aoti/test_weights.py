@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.aoti.engine import writable, write_weights
+from engines.aoti.build import writable, write_weights
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
 from soa import Block, Layout, RowRange, Signature, column

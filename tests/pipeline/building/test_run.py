@@ -11,7 +11,9 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from safetensors.torch import save_file
 
@@ -92,6 +94,41 @@ def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
     done = json.loads(cli("promote", "jets", "--to", "staging", *at[2:], "--json").stdout)
     (gate,) = [d for d in done["decisions"] if d["gate"] == "reference"]
     assert gate["limit"] == "not finite <= 0.6"
+
+
+FORGETS = """
+import torch
+
+class Forgets(torch.nn.Module):
+    def forward(self, x):
+        return x if torch.compiler.is_exporting() else x.clamp(max=100)
+
+def make():
+    return Forgets()
+"""
+
+
+def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> None:
+    """The export differs where one row says so, far behind those that one run takes."""
+    (tmp_path / "model.py").write_text(FORGETS)
+    (tmp_path / "config.yaml").write_text(
+        "{name: forgets, model: {factory: model.py:make, torchscript_route: none},"
+        "collections: {given: {columns: [{name: a, dtype: float32}]},"
+        "answers: {columns: [{name: b, dtype: float32}]}},"
+        "inputs: [{name: x, collection: given, columns: [a]}],"
+        "outputs: [{name: y, collection: answers, columns: [b]}],"
+        "rows: {n: {max: 16, typical: [16]}}, reference: {file: rows.npz}, engines: [exported]}"
+    )
+    rows = np.random.default_rng(1).normal(size=100).astype("f4")
+    columns: Any = {"given/a": rows}
+    at = ("--work", tmp_path / "work", "--registry", empty.uri)
+    said = []
+    for value, code in ((200.0, 1), (99.0, 0)):
+        rows[83] = value
+        np.savez(tmp_path / "rows.npz", **columns)
+        said.append(cli("run", tmp_path / "config.yaml", *at, code=code).output)
+    assert "max abs deviation 100" in " ".join(said[0].split())
+    assert "registered forgets/1" in said[1]
 
 
 def test_second_run_does_no_work(jets: Built) -> None:

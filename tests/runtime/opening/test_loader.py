@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -260,6 +261,39 @@ def test_production_leaves_torch_no_thread_to_start(pulled: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(pulled)], capture_output=True, text=True)
     assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+_BARE = """
+import json, sys
+import numpy as np
+from runtime.loader import load
+
+session = load(sys.argv[1])
+given = {name: session.collection(name, 7) for name in session.signature.input_collections}
+written = {name: session.collection(name, 7) for name in session.signature.output_collections}
+
+def answers():
+    session.run(given, written)
+    return {
+        f"{name}/{column.name}": memory.span(column.name).numpy().tolist()
+        for name, memory in written.items()
+        for column in memory.layout.columns
+    }
+
+bare, before = answers(), "torch" in sys.modules
+import torch
+import_fits = float(torch.ones(4, 4).mm(torch.ones(4, 4)).sum()) == 64
+print(json.dumps([session.origin.engine, before, import_fits, bare == answers()]))
+"""
+
+
+def test_torch_is_not_imported_to_run_its_native_code(pulled: Path) -> None:
+    """Its library alone is loaded; torch may be imported later."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BARE, str(pulled)], capture_output=True, text=True
+    )
+    assert done.stdout, done.stderr
+    assert json.loads(done.stdout) == ["aoti", False, True, True]
 
 
 def test_a_process_in_production_still_exports(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from runtime.loader import recorded_tolerances
@@ -13,18 +18,18 @@ from soa.block import Block
 from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
-from stages.reference import read_set, windows
+from stages.reference import more_rows, read_rows, read_set, windows
 from stages.validate import ValidationReport, validate_here
 from tests.models.project import TARGET, Built
 
 
-def signature(minimum: int = 0) -> Signature:
+def signature(minimum: int = 0, rows: RowRange | None = None) -> Signature:
     layouts = {"jets": Layout([column("a", "float32")]), "tags": Layout([column("x", "float32")])}
     return Signature.build(
         layouts,
         [Block("f", "jets", ("a",))],
         [Block("y", "tags", ("x",))],
-        {"n": RowRange(minimum, 10, (10,))},
+        {"n": rows or RowRange(minimum, 10, (10,))},
     )
 
 
@@ -45,6 +50,32 @@ def test_windows_cover_every_row(tmp_path: Path, rows: int, minimum: int, sizes:
     assert all(len(arrays["jets"]["a"]) == case["n"] for arrays, case in found)
     seen = {int(value) for arrays, _ in found for value in arrays["jets"]["a"]}
     assert seen == set(range(rows))
+
+
+@given(
+    count=st.integers(1, 400), most=st.integers(2, 12), minimum=st.integers(0, 12),
+    unbounded=st.booleans(),
+)  # fmt: skip
+def test_every_row_of_a_file_is_run(count: int, most: int, minimum: int, unbounded: bool) -> None:
+    """At first, or among the further ones; of very many some from all over the file."""
+    least = 0 if unbounded else min(minimum, most)
+    rows = RowRange(least, most, (most,), unbounded=unbounded)
+    taken = signature(rows=rows)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.npz")
+        columns: Any = {"jets/a": np.arange(count, dtype=np.float32)}
+        np.savez(path, **columns)
+        first, more = read_rows(taken, path), more_rows(taken, path)
+    seen = {int(value) for value in first["jets"]["a"]}
+    if count <= rows.proven:
+        assert more is None and seen == set(range(count))
+        return
+    assert more is not None
+    pieces = [arrays["jets"]["a"] for arrays, _ in windows(taken, more)]
+    assert all(rows.min <= len(piece) <= rows.max for piece in pieces)
+    seen |= {int(value) for piece in pieces for value in piece}
+    assert count - 1 in seen
+    assert seen == set(range(count)) or len(pieces) == 64
 
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
