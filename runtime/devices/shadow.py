@@ -1,7 +1,7 @@
 """A shadow: a second version that runs on some of production's events, and answers nobody.
 
 The thread that called production copies the event, inputs and answer, once the answer is there, and
-only of calls that are sampled; another thread does all else. It needs the GIL and may share a core, so
+only of calls that are sampled; another thread does all else. It needs the GIL and may share a core:
 at worst production stands still while it works. Therefore it rests after each event, so long that
 copies and work together take less than the sampled fraction of the time. There is room for a few
 copies: where all are taken, the event is dropped and counted.

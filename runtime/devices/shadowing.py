@@ -47,7 +47,10 @@ def shadowed(
         production_digest=str(origin.digest),
     )
     if contract(opened.signature) != contract(session.signature):
-        raise LoadError(f"the shadow {begun.version} has another signature than {begun.production}")
+        raise LoadError(
+            f"the shadow {begun.version} has another signature than {begun.production}: "
+            f"`pipeline diff {begun.production} {begun.version}` says where"
+        )
     if file is None and (opened.lookup is None or not origin.version or asked.lookup == "offline"):
         raise LoadError(
             f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
