@@ -44,8 +44,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     ) -> Executable:
         """Through the native runner; through torch's where an operation has no C shim."""
         if not needs_proxy_executor(file):
-            if device.type == "cpu":
-                _load_libtorch()
+            _load_libtorch(device)
             return NativeExecutable(file, device, instances, threads)
         try:
             return _TorchRunner(file, device)
@@ -118,9 +117,9 @@ class _TorchRunner:
         self._run(list(arguments))
 
 
-def _load_libtorch() -> None:
-    """torch's library without its Python, which takes most of the time that its import does."""
-    found = None if "torch" in sys.modules else find_spec("torch")
+def _load_libtorch(device: torch.device) -> None:
+    """On a CPU torch's library without its Python, which takes most of the time of an import."""
+    found = None if "torch" in sys.modules or device.type != "cpu" else find_spec("torch")
     if found is not None and found.origin is not None:
         try:
             ctypes.CDLL(str(Path(found.origin).parent / "lib" / "libtorch_cpu.so"))

@@ -120,6 +120,9 @@ def _open(
     """
     try:
         made = engine(engine_name)
+        with _held(bundle, files, close=device.type == "cpu") as pinned:
+            executable = made.open(pinned.file(files[0]), device, threads, instances)
+            pinned.check()
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -127,9 +130,6 @@ def _open(
             f"{bundle.path}: {engine_name} runs on torch, which is not installed here: pip install "
             "torch"
         ) from None
-    with _held(bundle, files, close=device.type == "cpu") as pinned:
-        executable = made.open(pinned.file(files[0]), device, threads, instances)
-        pinned.check()
     if device.type != "cpu":  # a GPU's artifact is opened again when its runs are first recorded
         weakref.finalize(executable, pinned.close)
     if bundle.holds:
