@@ -312,7 +312,9 @@ def test_another_signature_is_refused(registry: Registry, gated: Gated, tmp_path
         manifest["signature"]["rows"]["n"]["max"] += 24
 
     registry.register(resealed(gated.bad, tmp_path / "wider", edit))
-    with pytest.raises(LoadError, match="jets/3 has another signature than jets/1: `pipeline diff jets/1 jets/3`"):
+    with pytest.raises(
+        LoadError, match="jets/3 has another signature than jets/1: `pipeline diff jets/1 jets/3`"
+    ):
         shadowed(registry, shadow="jets/3")
 
 
