@@ -174,13 +174,14 @@ def test_without_distributed_it_is_said_what_to_install(
 
 @pytest.mark.long
 def test_the_slurm_script_with_a_stand_in_for_slurm(tmp_path: Path, production: Registry) -> None:
-    """`sbatch` starts the job's script here, `scancel` ends it."""
+    """`sbatch` starts the job's script here, a copy as Slurm does; `scancel` ends it."""
     pytest.importorskip("dask_jobqueue")
     sources, given = written(tmp_path, 6)
     place = tmp_path / "bin"
     place.mkdir()
     for name, text in {
-        "sbatch": 'setsid sh "$1" >/dev/null 2>&1 &\necho "Submitted batch job $!"',
+        "sbatch": 'job=$(mktemp -p "${0%/*}")\ncp "$1" "$job"\nsetsid sh "$job" >/dev/null 2>&1 &\n'
+        'echo "Submitted batch job $!"',
         "scancel": "kill -- -$1",
     }.items():
         (place / name).write_text(f"#!/bin/sh\n{text}\n")
