@@ -83,7 +83,7 @@ class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
         return FoldedBuild()
 
 
-class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, default=False, torch=False):
+class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=False):
     """A process that opens its artifacts needs no torch."""
 
     def build(self) -> AotiBuild:
