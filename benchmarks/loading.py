@@ -19,26 +19,20 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from rich.table import Table
-from torch import Tensor, nn
-
-from benchmarks.subject import Subject, subject
-from benchmarks.table import print_machine
-from engines import Target
-from pipeline.report.tables import console, new_table
-from registry.bundle.bundle import Bundle, seal
-from registry.bundle.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
-from registry.promotion import Decision
-from registry.store.registry import Registry
-from registry.trust import read_trusted, require_signature, sign
-from runtime.loader import load, measured_session
+# What a whole process needs that is timed; the rest is imported where it is used.
+from registry.bundle.bundle import Bundle
+from registry.trust import read_trusted, require_signature
+from runtime.loader import device_here, load, measured_session
 from runtime.opening import LookupPolicy, Opening, open_candidate, open_version
 from runtime.session.session import Session
 from soa import Signature
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from benchmarks.subject import Subject
 
 _WAYS = ("without digests", "digests", "digests and signature")
 _ENGINES = ("aoti", "exported")
@@ -50,21 +44,6 @@ _LOOKUPS: dict[str, tuple[LookupPolicy, float]] = {
 }
 
 
-class Square(nn.Module):
-    """6 → h → h → 3."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(6, hidden)
-        self.middle = nn.Linear(hidden, hidden)
-        self.last = nn.Linear(hidden, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.first(torch.log1p(x.abs())))
-        return torch.softmax(self.last(torch.relu(self.middle(hidden))), dim=-1)
-
-
 def main() -> None:
     if len(sys.argv) == 3:
         _look_up(*sys.argv[1:])
@@ -73,9 +52,13 @@ def main() -> None:
         place, way, name = sys.argv[1:]
         _load(Path(place), way, name)
         return
+    from benchmarks.subject import Wide, subject
+    from benchmarks.table import print_machine
+    from pipeline.report.tables import console, new_table
+
     print_machine()
     for hidden in (120, 2850):
-        made = subject(features=6, highest=4096, model=Square(hidden))
+        made = subject(features=6, highest=4096, model=Wide(6, hidden))
         folder = _bundle(made)
         size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         table = new_table(f"loading a bundle of {size / 1e6:.1f} MB", "", *_WAYS)
@@ -91,6 +74,10 @@ def main() -> None:
 
 def by_name(folder: Path, place: Path, size: int, warm: int = 9, whole: int = 5) -> Table:
     """A registry and a cache in `place`; the bundle is promoted there without a gate."""
+    from pipeline.report.tables import new_table
+    from registry.promotion import Decision
+    from registry.store.registry import Registry
+
     os.environ["PIPELINE_CACHE"] = str(place / "cache")
     registry = Registry(f"sqlite:///{place}/registry/registry.db")
     passed = [Decision("none", True, "", "", "for a benchmark")]
@@ -136,7 +123,7 @@ def _load(folder: Path, way: str, name: str) -> None:
         bundle = Bundle.open(folder, verify=False)
         (record,) = bundle.manifest.targets.values()
         file = bundle.file(record.candidates[name].files[0])
-        made = open_candidate(name, file, torch.device("cpu"))
+        made = open_candidate(name, file, device_here("cpu"))
         Session(Signature.from_dict(bundle.manifest.signature), made)
         return
     opened = open_version(Opening(folder, mode="test"))
@@ -153,6 +140,14 @@ def _process(*arguments: str) -> None:
 
 def _bundle(made: Subject) -> Path:
     """Captured program, TorchScript, reference and the artifact of `aoti`, sealed and signed."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from engines import Target
+    from registry.bundle.bundle import seal
+    from registry.bundle.manifest import Candidate, Capture, Manifest, Provenance, TargetRecord
+    from registry.trust import sign
+
     target = str(Target.parse("cpu"))
     made.executable("aoti")
     folder = made.folder / "bundle"

@@ -80,11 +80,11 @@ def load(
     `mode="production"` takes only what a gate let into production (the version, or a folder that
     `pipeline pull` made of it) and what is signed as this host (PIPELINE_TRUSTED_KEYS), the
     registry's policies and `trusted_keys` ask, each by one of its own keys. It runs without any
-    check beyond those made when memory is bound, and sets torch to `threads` threads in this
-    process (1 by default: the caller's thread does the work). `mode="test"` takes anything and
-    gives a session that runs every event on the reference too; it leaves torch's threads alone.
-    Every file's digest is checked before anything in the bundle is used. Of the targets that were
-    built for a version later, production takes those that a promotion covers.
+    check beyond those made when memory is bound, and sets torch, where it is imported, to `threads`
+    threads in this process (1 by default: the caller's thread does the work). `mode="test"` takes
+    anything and gives a session that runs every event on the reference too; it leaves torch's
+    threads alone. Every file's digest is checked before anything in the bundle is used. Of the
+    targets that were built for a version later, production takes those that a promotion covers.
 
     `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
     wherever its data is and deploys the model on a device at the first event there.

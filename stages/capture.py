@@ -46,7 +46,7 @@ from stages.model import (
 from stages.reference import (
     Arrays,
     Case,
-    Reference,
+    answers_of_windows,
     compute_reference,
     count_nonfinite,
     eager_outputs,
@@ -54,12 +54,10 @@ from stages.reference import (
     row_major_inputs,
     too_much,
     weaknesses,
-    windows,
 )
 
 Route = Literal["auto", "script", "trace", "none"]
 
-_MORE = "more.safetensors"
 # Row counts to export at: primes, so that no extent of a model equals one by chance.
 _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
@@ -89,7 +87,7 @@ class Capture:
     @property
     def more(self) -> Path | None:
         """The answers to further rows, each window of them a case; where the user has given any."""
-        file = self.folder / _MORE
+        file = self.folder / "more.safetensors"
         return file if file.exists() else None
 
     def digest(self) -> str:
@@ -124,11 +122,10 @@ def capture(
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`.
 
-    `inputs` are the reference inputs, with the largest n of every row dimension, `more` further
-    rows, on which this version alone is validated, as it is built. The program is in
-    `precision`; the reference is the model's own, and of each of its outputs the fraction
-    `nonfinite` may be NaN or infinite. Raises CaptureError with the line of the model where the
-    capture fails, ReferenceDataError where the reference proves nothing.
+    `inputs` are the reference inputs, with the largest n of every row dimension; with `more` rows
+    there is more.safetensors. The program is in `precision`; the reference is the model's own, and
+    of each of its outputs the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with
+    the model's line where capture fails, ReferenceDataError where the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -158,12 +155,7 @@ def capture(
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
     if more is not None:
-        parts = [
-            compute_reference(model, signature, rows, (case,))
-            for rows, case in windows(signature, more)
-        ]
-        every = tuple(each.cases[0] for each in parts), tuple(each.outputs[0] for each in parts)
-        Reference(more, *every).save(folder / _MORE)
+        answers_of_windows(model, signature, more).save(folder / "more.safetensors")
     result = Capture(folder, signature, made, note, precision)
     result.save()
     return result

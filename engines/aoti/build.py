@@ -40,6 +40,8 @@ _CONVOLUTIONS = frozenset(
 
 
 class AotiBuild:
+    """How `aoti` compiles; the other engines change the settings, or the program before that."""
+
     preset: ClassVar[Mapping[str, Any]] = {}
     """Settings of Inductor that come before the user's options."""
 
@@ -88,10 +90,14 @@ class AotiBuild:
 
 
 class AutotunedBuild(AotiBuild):
+    """Inductor chooses its products by time."""
+
     preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
 
 
 class FoldedBuild(AotiBuild):
+    """Freezing only where there is a convolution, whose weights it packs."""
+
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         hoisted = hoist_linear(program)
         super().rewritten(program)

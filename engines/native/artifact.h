@@ -1,5 +1,6 @@
 // Opening an artifact: what is asked before its library is loaded, the symbols it must have, and the
-// weights that lie beside it. What is refused is thrown as Failure, which stays inside the runner.
+// weights that lie beside it; and the arguments that it may be given. What is refused is thrown as
+// Failure, which stays inside the runner.
 #ifndef SOA_ARTIFACT_H
 #define SOA_ARTIFACT_H
 
@@ -330,6 +331,50 @@ class Artifact {
   uint64_t mapped_ = 0;
   std::vector<Tensor> weights_;
 };
+
+// An argument as it was given, for the parts of it that tiles run on.
+struct Memory {
+  char *data;
+  size_t type, ndim;
+  int64_t sizes[2];
+};
+
+inline Memory checked(const soa_tensor &given, size_t index) {
+  if (given.dtype == nullptr || given.ndim < 1 || given.ndim > 2) {
+    fail(SOA_BAD_ARGUMENT, "argument %zu: needs a dtype and 1 or 2 sizes", index);
+  }
+  const size_t type = dtype_index(given.dtype);
+  if (type == kUnknown) fail(SOA_BAD_ARGUMENT, "argument %zu: unknown dtype %s", index, given.dtype);
+  uint64_t bytes = kDtypes[type].bytes;
+  bool countable = true;
+  for (int i = 0; i < given.ndim; ++i) {
+    if (given.sizes[i] < 0) {
+      fail(SOA_BAD_ARGUMENT, "argument %zu: size %lld is negative", index, static_cast<long long>(given.sizes[i]));
+    }
+    countable = countable && !__builtin_mul_overflow(bytes, given.sizes[i], &bytes);
+  }
+  const auto address = reinterpret_cast<uintptr_t>(given.data);
+  if (address == 0 && bytes > 0) {
+    fail(SOA_BAD_ARGUMENT, "argument %zu: null pointer for %llu bytes", index,
+         static_cast<unsigned long long>(bytes));
+  }
+  if (address % kDtypes[type].bytes != 0) {
+    fail(SOA_BAD_ARGUMENT, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
+         given.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
+  }
+  if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
+    fail(SOA_BAD_ARGUMENT, "argument %zu: its sizes pass the end of memory", index);
+  }
+  const auto ndim = static_cast<size_t>(given.ndim);
+  return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};
+}
+
+inline Tensor make_tensor(const Artifact &artifact, const Memory &memory, size_t index) {
+  const int64_t strides[2] = {memory.ndim == 2 ? std::max<int64_t>(memory.sizes[1], 1) : 1, 1};
+  Tensor made = artifact.tensor(memory.data, memory.type, memory.ndim, memory.sizes, strides);
+  if (made == nullptr) fail(SOA_BAD_ARGUMENT, "argument %zu: torch makes no tensor of it", index);
+  return made;
+}
 
 }  // namespace soa_runner
 

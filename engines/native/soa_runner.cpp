@@ -13,11 +13,12 @@
 #include <vector>
 
 #include "artifact.h"
-#include "worker_pool.h"
+#include "threads.h"
 
 using soa_runner::Artifact;
 using soa_runner::fail;
 using soa_runner::kDtypes;
+using soa_runner::Memory;
 using soa_runner::Tensor;
 
 struct soa_model_state;
@@ -89,17 +90,6 @@ struct soa_model_state {
 struct soa_model {
   std::shared_ptr<soa_model_state> state;
 };
-
-namespace {
-
-// An argument as it was given, for the parts of it that tiles run on.
-struct Memory {
-  char *data;
-  size_t type, ndim;
-  int64_t sizes[2];
-};
-
-}  // namespace
 
 struct soa_call {
   std::shared_ptr<soa_model_state> model;
@@ -177,75 +167,11 @@ class Use {
   soa_call &call_;
 };
 
-Memory checked(const soa_tensor &given, size_t index) {
-  if (given.dtype == nullptr || given.ndim < 1 || given.ndim > 2) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: needs a dtype and 1 or 2 sizes", index);
-  }
-  const size_t type = soa_runner::dtype_index(given.dtype);
-  if (type == soa_runner::kUnknown) fail(SOA_BAD_ARGUMENT, "argument %zu: unknown dtype %s", index, given.dtype);
-  uint64_t bytes = kDtypes[type].bytes;
-  bool countable = true;
-  for (int i = 0; i < given.ndim; ++i) {
-    if (given.sizes[i] < 0) {
-      fail(SOA_BAD_ARGUMENT, "argument %zu: size %lld is negative", index, static_cast<long long>(given.sizes[i]));
-    }
-    countable = countable && !__builtin_mul_overflow(bytes, given.sizes[i], &bytes);
-  }
-  const auto address = reinterpret_cast<uintptr_t>(given.data);
-  if (address == 0 && bytes > 0) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: null pointer for %llu bytes", index,
-         static_cast<unsigned long long>(bytes));
-  }
-  if (address % kDtypes[type].bytes != 0) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: address %p is not a multiple of %s's %llu bytes", index, given.data,
-         given.dtype, static_cast<unsigned long long>(kDtypes[type].bytes));
-  }
-  if (!countable || bytes > PTRDIFF_MAX || address > UINTPTR_MAX - bytes) {
-    fail(SOA_BAD_ARGUMENT, "argument %zu: its sizes pass the end of memory", index);
-  }
-  const auto ndim = static_cast<size_t>(given.ndim);
-  return {static_cast<char *>(given.data), type, ndim, {given.sizes[0], ndim == 2 ? given.sizes[1] : 0}};
-}
-
-Tensor make_tensor(const Artifact &artifact, const Memory &memory, size_t index) {
-  const int64_t strides[2] = {memory.ndim == 2 ? std::max<int64_t>(memory.sizes[1], 1) : 1, 1};
-  Tensor made = artifact.tensor(memory.data, memory.type, memory.ndim, memory.sizes, strides);
-  if (made == nullptr) fail(SOA_BAD_ARGUMENT, "argument %zu: torch makes no tensor of it", index);
-  return made;
-}
-
-// torch's kernels take the thread counts of the calling thread, OpenMP's and MKL's own, and their
-// last bits depend on them. This sets both for one run and puts them back.
-class ThreadCount {
- public:
-  ThreadCount(const Artifact &artifact, int threads) : artifact_(artifact), threads_(threads) {
-    if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
-    static thread_local bool settled = false;
-    if (!settled && artifact_.get_torch_threads != nullptr) {
-      artifact_.get_torch_threads();  // torch sets a new thread's count when first asked: let it, now
-      settled = true;
-    }
-    before_ = artifact_.get_threads();
-    if (before_ != threads_) artifact_.set_threads(threads_);
-    if (artifact_.set_mkl_threads != nullptr) mkl_before_ = artifact_.set_mkl_threads(threads_);
-  }
-  ~ThreadCount() {
-    if (before_ == 0) return;
-    if (before_ != threads_) artifact_.set_threads(before_);
-    if (artifact_.set_mkl_threads != nullptr) artifact_.set_mkl_threads(mkl_before_);
-  }
-
- private:
-  const Artifact &artifact_;
-  const int threads_;
-  int before_ = 0, mkl_before_ = 0;
-};
-
 // One run of the artifact on handles that it takes over.
 void run_artifact(soa_call &call, std::vector<Tensor> &handles, void *stream) {
   soa_model_state &model = *call.model;
   const Artifact &artifact = *model.artifact;
-  const ThreadCount count(artifact, call.tile > 0 ? 1 : model.threads);  // threads share the tiles
+  const soa_runner::ThreadCount count(artifact, call.tile > 0 ? 1 : model.threads);  // threads share the tiles
   std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
   if (artifact.single) turn.lock();
   if (artifact.run(artifact.container, handles.data(), handles.size(), nullptr, 0, stream, nullptr) != 0) {
@@ -368,7 +294,7 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
     made->arguments.assign(count, nullptr);
     made->stolen.assign(count, nullptr);
     for (size_t i = 0; i < count; ++i) {
-      made->memory.push_back(checked(arguments[i], i));
+      made->memory.push_back(soa_runner::checked(arguments[i], i));
       made->arguments[i] = make_tensor(artifact, made->memory[i], i);
     }
     *call = made.release();
@@ -394,7 +320,7 @@ int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arg
     const Artifact &artifact = *call->model->artifact;
     // All are made before any is put in place: a run never sees half of a change.
     std::vector<Memory> memory;
-    for (size_t k = 0; k < count; ++k) memory.push_back(checked(arguments[k], indices[k]));
+    for (size_t k = 0; k < count; ++k) memory.push_back(soa_runner::checked(arguments[k], indices[k]));
     std::vector<Tensor> made(count);
     make_handles(artifact, made, [&](size_t k) { return make_tensor(artifact, memory[k], indices[k]); });
     for (size_t k = 0; k < count; ++k) {

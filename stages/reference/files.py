@@ -10,10 +10,18 @@ from zlib import error as Damaged
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from soa.signature import Signature
 from stages.errors import ReferenceDataError
-from stages.reference.answers import Arrays, Case, check_inputs, read_tensors
+from stages.reference.answers import (
+    Arrays,
+    Case,
+    Reference,
+    check_inputs,
+    compute_reference,
+    read_tensors,
+)
 
 _WINDOWS = 64  # of further rows, at most
 
@@ -61,14 +69,14 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
     """The rows of such a file that come after those of `read_rows`, for `windows`.
 
-    Of a large file so many windows of it that lie evenly. None where there are no more, and where
-    rows belong together: jagged ones, and those of several dimensions.
+    Of very many rows the windows that are taken lie evenly in the file. None where there are no
+    more rows, and where rows belong together: jagged ones, and those of several dimensions.
     """
     if len(signature.dims) != 1 or signature.jagged:
         return None
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    taken: Case = {}
+    taken: Case = {dim: 0}
 
     def after(dim: str, n: int) -> npt.NDArray[Any]:
         found = np.arange(min(rows.proven, n - rows.min) if n > rows.proven else n, n)
@@ -79,7 +87,7 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
         return found
 
     found = _taken(signature, path, after, taken)
-    return found if taken.get(dim) else None
+    return found if taken[dim] else None
 
 
 def _taken(
@@ -159,3 +167,11 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
             },
             {dim: size},
         )
+
+
+def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
+    """The eager model's, of each of the `windows` as a case; CaptureError where the model fails."""
+    parts = list(windows(signature, arrays))
+    answers = (compute_reference(model, signature, rows, (case,)) for rows, case in parts)
+    outputs = tuple(each.outputs[0] for each in answers)
+    return Reference(arrays, tuple(case for _, case in parts), outputs)

@@ -1,6 +1,6 @@
-// The worker threads behind soa_run_many: made when first asked for, kept for the process.
-#ifndef SOA_WORKER_POOL_H
-#define SOA_WORKER_POOL_H
+// How many threads a run takes, and the worker threads behind soa_run_many and tiles.
+#ifndef SOA_THREADS_H
+#define SOA_THREADS_H
 
 #include <pthread.h>
 #include <sched.h>
@@ -14,8 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "artifact.h"
+
 namespace soa_runner {
 
+// Made when first asked for, kept for the process.
 class WorkerPool {
  public:
   static WorkerPool &instance() {
@@ -97,6 +100,33 @@ class WorkerPool {
   const std::function<void()> *work_ = nullptr;
   int wanted_ = 0, running_ = 0;
   uint64_t job_ = 0;
+};
+
+// torch's kernels take the thread counts of the calling thread, OpenMP's and MKL's own, and their
+// last bits depend on them. This sets both for one run and puts them back.
+class ThreadCount {
+ public:
+  ThreadCount(const Artifact &artifact, int threads) : artifact_(artifact), threads_(threads) {
+    if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
+    static thread_local bool settled = false;
+    if (!settled && artifact_.get_torch_threads != nullptr) {
+      artifact_.get_torch_threads();  // torch sets a new thread's count when first asked: let it, now
+      settled = true;
+    }
+    before_ = artifact_.get_threads();
+    if (before_ != threads_) artifact_.set_threads(threads_);
+    if (artifact_.set_mkl_threads != nullptr) mkl_before_ = artifact_.set_mkl_threads(threads_);
+  }
+  ~ThreadCount() {
+    if (before_ == 0) return;
+    if (before_ != threads_) artifact_.set_threads(before_);
+    if (artifact_.set_mkl_threads != nullptr) artifact_.set_mkl_threads(mkl_before_);
+  }
+
+ private:
+  const Artifact &artifact_;
+  const int threads_;
+  int before_ = 0, mkl_before_ = 0;
 };
 
 }  // namespace soa_runner
