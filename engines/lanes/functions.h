@@ -143,7 +143,8 @@ INLINE F tanh(F x) {
   const F p = polynomial(z, 4.89352455891786e-03f, 6.37261928875436e-04f, 1.48572235717979e-05f, 5.12229709037114e-08f,
                          -8.60467152213735e-11f, 2.00018790482477e-13f, -2.76076847742355e-16f);
   const F q = polynomial(z, 4.89352518554385e-03f, 2.26843463243900e-03f, 1.18534705686654e-04f, 1.19825839466702e-06f);
-  return select(abs(x) < all(4e-4f), x, c * p / q);
+  const F found = select(abs(x) < all(4e-4f), x, c * p / q);
+  return select(abs(x) > all(9.01f), copysign(all(1.0f), x), found);
 }
 INLINE F erf(F x) {
   const F c = at_least(at_most(x, all(4.0f)), all(-4.0f)), z = c * c;
@@ -151,7 +152,7 @@ INLINE F erf(F x) {
                          -2.10102402082508e-06f, 2.77068142495902e-08f, -2.72614225801306e-10f);
   const F q = polynomial(z, -1.42647390514189e-02f, -7.37332916720468e-03f, -1.68282697438203e-03f, -2.13374055278905e-04f,
                          -1.45660718464996e-05f);
-  return c * (p / q);
+  return select(abs(x) > all(3.9192059f), copysign(all(1.0f), x), c * (p / q));
 }
 
 // --- double precision ---
@@ -371,14 +372,15 @@ INLINE D fmod(D a, D b) {
   D left = abs(a);
   for (int step = 0; step < 64; ++step) {
     const D quotient = trunc(left / size);
-    const I going = lt(all(0.0), quotient) & lt(quotient, all((double)kInfinity));
+    const I going = lt(all(0.0), abs(quotient)) & lt(abs(quotient), all((double)kInfinity));
     bool any = false;
     UNROLL for (int l = 0; l < LANES; ++l) any = any || going[l];
     if (!any) break;
-    left = select(going, abs(fma(all(0.0) - quotient, size, left)), left);
+    left = select(going, fma(-quotient, size, left), left);
   }
+  left = select(less(left, all(0.0)), left + size, left);  // where a quotient was rounded up
   const Q none = ~(less(abs(a), all((double)kInfinity)) & less(all(0.0), size));
-  return select(none, all((double)kNaN), copysign(select(less(left, size), left, all(0.0)), a));
+  return select(none, all((double)kNaN), copysign(left, a));
 }
 
 // --- what single precision takes from double ---
@@ -400,7 +402,17 @@ FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
   }
 SIGNED_AS_DIVISOR(F, all(0.0f)) SIGNED_AS_DIVISOR(D, all(0.0))
 #undef SIGNED_AS_DIVISOR
-template <class V> INLINE V div_floor(V a, V b) { return floor(a / b); }
+// As torch's: from the exact remainder.
+#define FLOORED(V, N)                                                                                        \
+  INLINE V div_floor(V a, V b) {                                                                             \
+    const V left = fmod(a, b), zero = all((N)0), quotient = (a - left) / b;                                  \
+    const I other = ne(left, zero) & (lt(left, zero) ^ lt(b, zero));                                         \
+    const V exact = quotient - select(other, all((N)1), zero), below = floor(exact);                         \
+    const V found = below + select(gt(exact - below, all((N)0.5)), all((N)1), zero);                         \
+    return select(eq(b, zero), a / b, select(eq(exact, zero), copysign(zero, a / b), found));                \
+  }
+FLOORED(F, float) FLOORED(D, double)
+#undef FLOORED
 template <class V> INLINE V div_trunc(V a, V b) { return trunc(a / b); }
 #define WHOLE(V, N)                                                                            \
   INLINE V fmod(V a, V b) { return a - div_trunc(a, b) * b; }                                  \

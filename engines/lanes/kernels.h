@@ -123,38 +123,52 @@ INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   }
 }
 
-// Reductions: `take` a value at each step, then `found`.
-template <class V>
-struct Sum {
-  V found{};
-  INLINE_MEMBER void take(V x, int) { found = found + x; }
-};
-template <class V>
-struct Prod {
-  V found;
-  INLINE_MEMBER void take(V x, int k) { found = k == 0 ? x : found * x; }
-};
-template <class V>
-struct Max {
-  V found;
-  INLINE_MEMBER void take(V x, int k) { found = k == 0 ? x : maximum(found, x); }
-};
-template <class V>
-struct Min {
-  V found;
-  INLINE_MEMBER void take(V x, int k) { found = k == 0 ? x : minimum(found, x); }
-};
-template <class V>
-struct Any {
-  I found{};
-  INLINE_MEMBER void take(V x, int) { found = found | x; }
-};
-template <class V>
-struct All {
-  I found;
-  INLINE_MEMBER void take(V x, int k) { found = k == 0 ? x : found & x; }
-};
-
+// Reductions take values one after the other. Sums are kept in up to eight parts, step k in part k % 8, which are
+// combined in one order: so that lanes may be rows or steps, with the same bits.
+INLINE void start(F &x, double number) { x = all((float)number); }
+INLINE void start(D &x, double number) { x = all(number); }
+INLINE void start(I &x, double number) { x = all(number < 0 ? INT32_MIN : number > 1 ? INT32_MAX : (int32_t)number); }
+INLINE void start(Q &x, double number) {
+  x = all(number < 0 ? INT64_MIN : number > 1 ? INT64_MAX : (int64_t)number);
+}
+// Calls `take(k, part)` for each step of the innermost loop; with kLong without a copy for each part.
+template <bool kLong, int kSteps, class Take>
+INLINE void in_parts(const Take &take) {
+  if constexpr (kLong) {
+    for (int k = 0; k < kSteps; ++k) take(k, k % 8);
+  } else {
+    for (int k = 0; k + 8 <= kSteps; k += 8) {
+      UNROLL for (int u = 0; u < 8; ++u) take(k + u, u);
+    }
+    UNROLL for (int u = 0; u < kSteps % 8; ++u) take(kSteps - kSteps % 8 + u, u);
+  }
+}
+#define REDUCTION(Name, both, number)                                             \
+  template <class V, int kParts>                                                  \
+  struct Name {                                                                   \
+    V part[8];                                                                    \
+    INLINE_MEMBER Name() {                                                        \
+      UNROLL for (int p = 0; p < 8; ++p) start(part[p], number);                  \
+    }                                                                             \
+    INLINE_MEMBER void take(V x, int k) { part[k] = both(part[k], x); }           \
+    INLINE_MEMBER V found() const {                                               \
+      V sum[8];                                                                   \
+      UNROLL for (int p = 0; p < 8; ++p) sum[p] = part[p];                        \
+      UNROLL for (int apart = 4; apart > 0; apart /= 2) {                         \
+        UNROLL for (int p = 0; p < apart; ++p) {                                  \
+          if (p + apart < kParts) sum[p] = both(sum[p], sum[p + apart]);          \
+        }                                                                         \
+      }                                                                           \
+      return sum[0];                                                              \
+    }                                                                             \
+  };
+template <class V> INLINE V added(V a, V b) { return a + b; }
+template <class V> INLINE V multiplied(V a, V b) { return a * b; }
+template <class V> INLINE V either(V a, V b) { return a | b; }
+template <class V> INLINE V together(V a, V b) { return a & b; }
+REDUCTION(Sum, added, 0) REDUCTION(Prod, multiplied, 1) REDUCTION(Max, maximum, -(double)kInfinity)
+REDUCTION(Min, minimum, (double)kInfinity) REDUCTION(Any, either, 0)
+#undef REDUCTION
 // Numbers in the order in which torch sorts them: NaN is the largest, and the zeros are equal.
 INLINE I order(F x) {
   const I b = bits(x + all(0.0f));
@@ -181,17 +195,18 @@ INLINE void unordered(Q key, Q &x) { x = key; }
 template <class V, bool kLargest>
 struct Place {
   decltype(order(V{})) best;
-  Q found;
+  Q at;
   INLINE_MEMBER void take(V x, int k) {
     const auto key = order(x);
     const auto ahead = kLargest ? less(best, key) : less(key, best);
-    found = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), found);
+    at = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), at);
     best = k == 0 ? key : select(ahead, key, best);
   }
+  INLINE_MEMBER Q found() const { return at; }
 };
-template <class V>
+template <class V, int>
 using ArgMax = Place<V, true>;
-template <class V>
+template <class V, int>
 using ArgMin = Place<V, false>;
 
 // The first kCount of kSize elements in descending or ascending order, and where they were.

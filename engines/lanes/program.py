@@ -120,8 +120,11 @@ class _Walk:
             return tensors[spec.target]
         moves, shape = next(self.moves), tuple(node.meta["val"].shape)
         dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        self.program.dtypes.append(dtype)
         if shape == (1, 0):
-            return None  # carries the number of rows
+            self.program.kinds += "n"
+            return None
+        self.program.kinds += "-" if not moves else "m" if len(shape) == 2 else "c"
         rows = len(shape) - 1 if moves else None
         made = Argument(self.build.values, shape, dtype, self.columns, rows)
         self.columns += shape[0] if len(shape) == 2 else 1

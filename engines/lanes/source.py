@@ -9,7 +9,7 @@ from pathlib import Path
 from engines.lanes.plan import Plan
 from engines.lanes.tensors import Argument, Program
 from engines.lanes.text import Constants, Text
-from soa.dtypes import itemsize
+from soa.dtypes import DTYPES, itemsize
 
 HERE = Path(__file__).parent
 ABI = 1
@@ -36,7 +36,9 @@ class Source:
 def written(plan: Plan, widths: Sequence[Width]) -> Source:
     """The C++ of a plan for some widths, the widest first."""
     constants = Constants()
-    blocks = [(width, Text(plan, constants, width.registers, width.vectors).body()) for width in widths]
+    blocks = [
+        (width, Text(plan, constants, width.registers, width.vectors).body()) for width in widths
+    ]
     parts = [_HEAD, *(_table(name, entries) for entries, name in constants.tables.items())]
     parts += [_block(width, body) for width, body in blocks]
     parts.append(_entry(plan, widths))
@@ -103,6 +105,9 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
         "arena": arena,
         "scratch": arena + room + 64 + 8 * len(columns),
         "rows": most,
+        "arguments": len(plan.program.kinds),
+        "kinds": plan.program.kinds,
+        "dtypes": "".join(chr(ord("a") + DTYPES.index(each)) for each in plan.program.dtypes),
         "calls": calls,
         "rest": rest,
     }
@@ -161,6 +166,9 @@ extern "C" __attribute__((visibility("default"))) void soa_lanes_run(void *const
                                                                      int64_t begin, int64_t end, char *scratch) {
   int64_t row = begin;
 %(calls)s%(rest)s}
-// The version of this interface, columns, bytes of scratch memory (aligned to 64), and rows of a block.
-extern "C" __attribute__((visibility("default"))) const int64_t soa_lanes_facts[] = {%(abi)d, %(columns)d, %(scratch)d, %(rows)d};
+// As engines/native/row_program.h reads it.
+extern "C" __attribute__((visibility("default"))) const struct {
+  int64_t version, columns, scratch, rows, arguments;
+  const char *kinds, *dtypes;
+} soa_lanes_facts = {%(abi)d, %(columns)d, %(scratch)d, %(rows)d, %(arguments)d, "%(kinds)s", "%(dtypes)s"};
 """

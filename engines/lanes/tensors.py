@@ -152,9 +152,7 @@ class Map(Tensor):
 class View(Tensor):
     """Another tensor's elements at other indices."""
 
-    def __init__(
-        self, base: Tensor, shape: Shape, where: Callable[[Indices], Indices]
-    ) -> None:
+    def __init__(self, base: Tensor, shape: Shape, where: Callable[[Indices], Indices]) -> None:
         super().__init__(base.values, shape, base.dtype, base)
         self.base, self.where, self.bounds = base, where, base.bounds
         self.cost = base.cost
@@ -178,9 +176,7 @@ class Gathered(Tensor):
     Indices outside the base give NaN, or 0 where there is none, and read nothing.
     """
 
-    def __init__(
-        self, base: Tensor, shape: Shape, picks: Sequence[Pick]
-    ) -> None:
+    def __init__(self, base: Tensor, shape: Shape, picks: Sequence[Pick]) -> None:
         tensors = [pick for pick in picks if isinstance(pick, Tensor)]
         super().__init__(base.values, shape, base.dtype, base, *tensors)
         self.base, self.picks = base, picks
@@ -380,9 +376,7 @@ class Scattered(Tensor):
     `picks`, of the shape of `source`, are as in `Gathered`; what they put outside is left out.
     """
 
-    def __init__(
-        self, base: Tensor, source: Tensor, picks: Sequence[Pick], how: str
-    ) -> None:
+    def __init__(self, base: Tensor, source: Tensor, picks: Sequence[Pick], how: str) -> None:
         tensors = [pick for pick in picks if isinstance(pick, Tensor)]
         super().__init__(base.values, base.shape, base.dtype, base, source, *tensors)
         self.base, self.source, self.picks, self.how = base, source, picks, how
@@ -390,9 +384,15 @@ class Scattered(Tensor):
 
 @dataclass
 class Program:
-    """The program for one row: every tensor in the order of the graph, and what is written where."""
+    """The program for one row: every tensor in the order of the graph, and what is written where.
+
+    `kinds` has a letter for each argument: n for what carries the number of rows, i for that of a
+    jagged collection's items, m for a matrix, c for a column, - for what all rows share.
+    """
 
     values: Values
+    kinds: str = ""
+    dtypes: list[str] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     outputs: list[tuple[Argument, Tensor]] = field(default_factory=list)
 

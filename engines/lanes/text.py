@@ -43,6 +43,10 @@ _OPERATORS = {
 }  # fmt: skip
 _LONGEST = 60  # characters of an expression that needs no name
 _MANY = 12  # an epilogue of so many operations is a loop over the sums
+_FEW = 4  # a term of so many operations is written once for each part of a sum
+_SCANS = {"sum": "added", "prod": "multiplied"}
+_REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "Any",
+               "argmax": "ArgMax", "argmin": "ArgMin"}  # fmt: skip
 
 
 @dataclass
@@ -96,7 +100,9 @@ class Text:
         for tensor, name in self.names.items():
             kind, place = carrier(tensor.dtype), self.plan.places[tensor]
             shape = " x ".join(map(str, tensor.shape)) or "1"
-            lines.append(f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);  // {shape}")
+            lines.append(
+                f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);  // {shape}"
+            )
         line = ""
         for step in self.plan.steps:
             source = step.source if isinstance(step, Kernel) else step
@@ -148,15 +154,27 @@ class Text:
     def reduction(self, kernel: Kernel) -> list[str]:
         inner = kernel.inner
         assert isinstance(inner, Reduction)
-        steps = inner.steps()
         names = Names(self)
-        term = names.text(inner.term(kernel.inner_at, steps))
-        loops = loops_of(steps)
-        count = formula(_counted(loops), self.constants)
-        taken = [*names.lines, f"sum.take({term}, {count});"]
-        kind = inner.kind.replace("arg", "Arg_").title().replace("_", "")
-        body = [f"{kind}<{carrier(inner.source.dtype)}> sum;", *nest(loops, taken)]
-        after = Names(self, {inner: "sum.found"})
+        value = inner.term(kernel.inner_at, inner.steps())
+        term = names.text(value)
+        term = f"~{enclosed(term)}" if inner.kind == "all" else term
+        loops = loops_of(inner.steps())
+        found = "~sum.found()" if inner.kind == "all" else "sum.found()"
+        last = loops[-1].extent if loops else 1
+        kind = _REDUCTIONS[inner.kind]
+        body = [f"{kind}<{carrier(inner.source.dtype)}, {min(last, 8)}> sum;"]
+        if not loops:
+            body += [*names.lines, f"sum.take({term}, 0);"]
+        elif inner.kind.startswith("arg"):
+            count = formula(_counted(loops), self.constants)
+            body += nest(loops, [*names.lines, f"sum.take({term}, {count});"])
+        else:
+            long = "true" if _operations(value) > _FEW else "false"
+            head = f"in_parts<{long}, {last}>([&](int {loops[-1].name}, int part) ALWAYS_INLINE {{"
+            taken = indented([*names.lines, f"sum.take({term}, part);"])
+            body += nest(loops[:-1], [head, *taken, "});"])
+        after = Names(self, {inner: "result"})
+        body.append(f"const {carrier(inner.dtype)} result = {found};")
         return nest(kernel.loops, over_vectors([*body, *self.assign(kernel, after)]))
 
     def sum_of_products(self, kernel: Kernel) -> list[str]:
@@ -175,7 +193,7 @@ class Text:
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
         left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
-        long = "true" if _operations(kernel.value, inner) > _MANY else "false"
+        long = "true" if _operations(kernel.value) > _MANY else "false"
         sizes = f"{blocked.m.extent}, {blocked.most_m}, {blocked.j.extent}, {blocked.most_j}"
         if blocked.weights is not None:
             scalar = {"F": "float", "D": "double"}[kind]
@@ -222,9 +240,10 @@ class Text:
         names = Names(self)
         term = names.text(step.source.at(index))
         count = along[0].name if along else "0"
-        kind = f"{step.kind.title()}<{carrier(step.dtype)}>"
-        taken = [*names.lines, f"sum.take({term}, {count});", f"{self.element(step, index)} = sum.found;"]
-        return nest(others, over_vectors([f"{kind} sum;", *nest(along, taken)]))
+        kind, both = carrier(step.dtype), _SCANS[step.kind]
+        taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
+        taken.append(f"{self.element(step, index)} = sum;")
+        return nest(others, over_vectors([f"{kind} sum{{}};", *nest(along, taken)]))
 
     def scatter(self, step: Scattered) -> list[str]:
         index = step.source.variables()
@@ -378,7 +397,11 @@ def floating(number: float, kind: str) -> str:
     if math.isinf(number):
         text = "-kInfinity" if number < 0 else "kInfinity"
         return text if kind == "F" else f"(double){text}"
-    if number == int(number) and abs(number) < 1e6 and not (number == 0 and math.copysign(1, number) < 0):
+    if (
+        number == int(number)
+        and abs(number) < 1e6
+        and not (number == 0 and math.copysign(1, number) < 0)
+    ):
         return f"{number}f" if kind == "F" else str(number)
     if kind == "D":
         return number.hex()
@@ -458,6 +481,5 @@ def indented(lines: Iterable[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _operations(value: Value, inner: Tensor) -> int:
-    """How many operations follow on a sum."""
+def _operations(value: Value) -> int:
     return sum(1 for each in walk(value) if isinstance(each, Call))

@@ -53,9 +53,7 @@ def add(build: Builder, step: Step, a: Any, b: Any, alpha: float = 1) -> Tensor:
 
 
 @lowers("div")
-def divide(
-    build: Builder, step: Step, a: Any, b: Any, rounding_mode: str | None = None
-) -> Tensor:
+def divide(build: Builder, step: Step, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
     if rounding_mode is None:
         return build.map("div", [a, b], step.shape, step.dtype, 4)
     return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype, 8)

@@ -68,7 +68,10 @@ def _windows(
     ]
     if any(map(any, sides)):
         flat = [side for pair in reversed(sides) for side in pair]
-        shape = [*x.shape[:lead], *(n + a + b for n, (a, b) in zip(x.shape[lead:], sides, strict=True))]
+        shape = [
+            *x.shape[:lead],
+            *(n + a + b for n, (a, b) in zip(x.shape[lead:], sides, strict=True)),
+        ]
         result = torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta")
         x = pad(build, Step("constant_pad_nd", (result,)), x, flat, outside)
     elif x.dtype != step.dtype:

@@ -54,8 +54,12 @@ def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
     return build.add(  # type: ignore[no-any-return]
         Product(
-            left, right, step.shape, left.shape[-1:],
-            lambda index, steps: (*index, *steps), lambda index, steps: steps,
+            left,
+            right,
+            step.shape,
+            left.shape[-1:],
+            lambda index, steps: (*index, *steps),
+            lambda index, steps: steps,
         )  # fmt: skip
     )
 
@@ -143,7 +147,9 @@ def _transposed(
     whole = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # outer, inner, …
     parts = []
     for phases in itertools.product(*(range(by) for by in strides)):
-        taps = whole[(..., *(slice(phase, None, by) for phase, by in zip(phases, strides, strict=True)))]
+        taps = whole[
+            (..., *(slice(phase, None, by) for phase, by in zip(phases, strides, strict=True)))
+        ]
         spans = [
             _span(phase, by, p, out, apart, tap, size)
             for phase, by, p, out, apart, tap, size in zip(
@@ -185,9 +191,7 @@ def _span(
     least = -((phase - padding) // by)  # of q
     most = (results - 1 + padding - phase) // by
     reach = apart * (taps - 1)
-    return _Span(
-        by * least + phase - padding, most - least + 1, reach - least, most - (size - 1)
-    )
+    return _Span(by * least + phase - padding, most - least + 1, reach - least, most - (size - 1))
 
 
 def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:

@@ -250,4 +250,3 @@ def filled(build: Builder, step: Step, *given: Any, **_: Any) -> Any:
     if hasattr(value, "dtype"):
         return build.expand(made, step.shape)
     return torch.full(step.shape, value, dtype=step.results[0].dtype)
-
