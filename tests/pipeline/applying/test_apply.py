@@ -82,7 +82,7 @@ def test_empty_row_groups(tmp_path: Path, production: Registry, rows: int) -> No
             file.write_table(part)
     pipeline.apply(REF, source, tmp_path / "out.npz", keep=["event"], registry=production)
     require_scored(tmp_path / "out.npz", given, ("event",))
-    assert len(read_about(tmp_path / "out.npz")["inputs"]) == 1
+    assert len(read_about(tmp_path / "out.npz").inputs) == 1
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather", ".root", ".h5", ".npz"])
@@ -98,7 +98,7 @@ def test_many_files_become_one(tmp_path: Path, production: Registry, suffix: str
     done = pipeline.apply(REF, files, out, keep=["event"], registry=production, threads=2)
     assert (done.outputs, done.rows) == ((str(out),), 900)
     require_scored(out, whole, ("event",))
-    assert [Path(each["path"]) for each in read_about(out)["inputs"]] == files
+    assert [Path(each.path) for each in read_about(out).inputs] == files
 
 
 def test_a_version_that_was_looked_up_before(tmp_path: Path, production: Registry) -> None:
