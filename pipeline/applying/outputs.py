@@ -233,13 +233,14 @@ def _root(path: Path, rows: Rows) -> None:
     form = "an RNTuple" if rows.ntuple else "a TTree"
 
     def arrays(table: Any) -> dict[str, Any]:
-        return {
-            name: ak.Array(as_awkward(_values(table, name, form))) for name in table.column_names
-        }
+        found = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
+        # Flat ones as NumPy's: uproot compares those with the counters that it makes itself.
+        return {name: v.data if v.is_numpy else ak.Array(v) for name, v in found.items()}
 
     for column in rows.schema:
         _require(_in_root(column.type, rows.ntuple), column, form)
-    types = {name: each.type.content for name, each in arrays(rows.schema.empty_table()).items()}
+    empty = arrays(rows.schema.empty_table())
+    types = {name: ak.Array(each).type.content for name, each in empty.items()}
     # Opened here: uproot leaves its own file open where the disk is full at the first bytes.
     # ZLIB, its default, takes seven times as long to write, and more room.
     with path.open("w+b") as opened, uproot.recreate(opened, compression=uproot.ZSTD(1)) as file:

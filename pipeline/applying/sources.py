@@ -329,6 +329,17 @@ class _Hdf5(_Arrays):
         text: str | None = self._file.attrs.get(ABOUT)
         return text
 
+    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        import h5py
+
+        found = super()._slice(names, start, stop)
+        for name in names:
+            array = self._arrays[self._places[name][0]]
+            text = h5py.check_string_dtype(array.dtype)
+            if text is not None and text.length is None:  # Python's objects, as of other kinds
+                found[name] = array.asstr()[start:stop].astype(np.str_)
+        return found
+
     def __exit__(self, *_: object) -> None:
         self._file.close()
 

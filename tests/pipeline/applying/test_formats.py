@@ -305,7 +305,7 @@ def test_nulls_are_kept_or_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_text_with_a_nul_is_no_text_of_hdf5(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="column 'k': .*NUL"):
+    with pytest.raises(DataError, match=r"column 'k': .*NUL"):
         written(tmp_path, ".h5", pa.array(["a\0b"]))
 
 
