@@ -30,7 +30,7 @@ class DataError(SoaPipelineError):
 
 
 class FormatError(DataError):
-    """Rows that a format of files cannot hold: writing them again fails again."""
+    """Rows that a file of that format cannot hold: writing them again fails again."""
 
 
 class ApplyError(SoaPipelineError):

@@ -282,7 +282,7 @@ class _Parts:
                 for name, found in made.items():
                     found[notes[name]] = None
                 if not table.schema.equals(schema):
-                    raise DataError(
+                    raise FormatError(
                         f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
                         f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
                     )

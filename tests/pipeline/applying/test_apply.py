@@ -28,8 +28,10 @@ from pipeline.errors import ApplyError, DataError
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from tests.campaigns.apply import campaign
+from tests.models import served
+from tests.models.building import mlp_signature
 from tests.models.forked import in_a_child
-from tests.models.mlps import CLASSES, FEATURES
+from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
 from tests.models.project import answer, cli, described, refusal
 from tests.models.scored import (
     SUFFIXES,
@@ -239,6 +241,102 @@ def test_names_that_do_not_say_what_the_rows_have(tmp_path: Path, production: Re
             assert tree["trk_hits"].count_branch.name == "ntrk_hits"
             for column in ("ntrk", *jagged):
                 assert tree[column].array().tolist() == given[column].tolist()
+
+
+def test_items_that_are_not_the_same(tmp_path: Path, production: Registry) -> None:
+    """As many in all, and not in each row."""
+    given: dict[str, Any] = {
+        name: ak.unflatten(columns(90)[name], [2, 1] * 30) for name in FEATURES
+    }
+    given["d"] = ak.unflatten(columns(90)["d"], [1, 2] * 30)
+    source = write_rows(tmp_path / "rows.parquet", given)
+    said = refused(production, source, "--out", tmp_path / "out")
+    assert "'a' and 'd' have not the same items" in said
+
+
+@pytest.fixture
+def events(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry with events/1, a model of whole events, in production."""
+    promoted(empty, served.shared(tmp_path_factory, "events", served.of_jets(), served.JETS))
+    return empty
+
+
+@pytest.mark.parametrize("kind", ["lists.parquet", "structs.parquet", "rows.root", "rows.arrow"])
+def test_whole_events(tmp_path: Path, events: Registry, kind: str) -> None:
+    """More of them, and more items, than one run takes; some are longer than the model looks."""
+    draw = np.random.default_rng(5)
+    counts = draw.integers(0, 9, 400)
+    pt, mass = (ak.unflatten(draw.random(counts.sum(), np.float32), counts) for _ in range(2))
+    event = draw.random(400, np.float32)
+    flat: dict[str, Any] = {"events_pt": event, "run": np.arange(400)}
+    jets = {"jets_pt": pt, "jets_mass": mass}
+    if kind == "structs.parquet":
+        jets = {"jets": ak.zip({"pt": pt, "mass": mass})}
+    source = write_rows(tmp_path / kind, {**flat, **jets}, 130)
+    out = tmp_path / "out.npz"
+    pipeline.apply("events@production", source, out, keep=["run"], registry=events)
+    found = read_rows(out)
+    assert found["run"].tolist() == [*range(400)]
+    np.testing.assert_allclose(found["ht"], ak.sum(pt[:, :4], axis=1) + event, rtol=1e-5)
+    np.testing.assert_allclose(found["heavy"], ak.sum((pt * mass)[:, :4], axis=1), rtol=1e-5)
+
+
+def test_one_column_is_not_two(tmp_path: Path, events: Registry) -> None:
+    """`pt` of a file might be the jets' and the event's: the user has to say."""
+    jets = ak.unflatten(columns(40)["a"], [2] * 20)
+    given = {"pt": jets, "jets_mass": jets, "met": columns(20)["b"]}
+    source = write_rows(tmp_path / "rows.parquet", given)
+    out = ("apply", "events@production", source, "--out", tmp_path / "out.npz")
+    assert "would both be 'pt'" in refusal(*out, "--registry", events.uri)
+    done = answer(*out, "--columns", "events/pt=met", registry=events)
+    assert done["rows"] == 20
+
+
+def test_fewer_rows_than_a_run_takes(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    least = mlp_signature(64, lowest=8)
+    promoted(empty, served.shared(tmp_path_factory, "least", PointwiseFirst(1), least))
+    for rows in (3, 64, 131):
+        source = write_rows(tmp_path / f"{rows}.npz", columns(rows))
+        out = tmp_path / f"out{rows}.npz"
+        pipeline.apply("least@production", source, out, registry=empty)
+        require_scored(out, columns(rows))
+
+
+def test_files_of_other_types_do_not_become_one(tmp_path: Path, production: Registry) -> None:
+    given = columns(50)
+    one = write_rows(tmp_path / "1.npz", given)
+    two = write_rows(tmp_path / "2.npz", {**given, "event": given["event"].astype("f8")})
+    out = ("--keep", "event", "--out")
+    for suffix in (".npz", ".parquet", ".root"):
+        said = refused(production, one, two, *out, tmp_path / f"both{suffix}")
+        assert "2.npz" in said and "int64" in said and "double" in said
+        assert not [*tmp_path.glob("*both*")]
+    answer("apply", REF, one, two, *out, tmp_path / "out", registry=production)
+    require_scored(tmp_path / "out/2.npz", given, ("event",))
+
+
+def test_parts_of_a_file_that_was_changed_have_other_names(
+    tmp_path: Path, production: Registry, parts: list[Path]
+) -> None:
+    """What a worker that was given up writes late is then none of the new job's."""
+
+    def names() -> list[str]:
+        seen: list[str] = []
+
+        def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+            seen.extend(piece.part for piece in pieces)
+            raise Enough
+
+        with pytest.raises(Enough):
+            pipeline.apply(REF, parts, tmp_path / "o.npz", registry=production, execute=execute)
+        return seen
+
+    before = names()
+    write_rows(parts[7], columns(100, seed=2))
+    after = names()
+    assert before[:7] == after[:7] and before[7] != after[7]
 
 
 # -- a job that ends early ------------------------------------------------------------------------
