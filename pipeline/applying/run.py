@@ -195,7 +195,7 @@ def _require_nobody(path: Path, own: Path) -> None:
     for folder in {folder_of(path), path.parent / FOLDER} - {own}:
         try:
             written = as_record(dict[str, Any], parse_json(read_plain(folder / _RECORD)))["outputs"]
-            if str(path) in written:
+            if path.name in written:
                 with FileLock(folder / _LOCK).acquire(timeout=0):
                     pass  # that job was cut short
         except Timeout:
@@ -223,8 +223,8 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
                 f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
                 f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
             )
-    outputs = [output.path for output in job.outputs]
-    write_whole(path, json.dumps({**said, "outputs": outputs}, indent=1))
+    names = [Path(output.path).name for output in job.outputs]
+    write_whole(path, json.dumps({**said, "outputs": names}, indent=1))
     needed = {piece.part for output in left for piece in output.pieces}
     for file in Path(job.folder).iterdir():
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):

@@ -696,7 +696,7 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, production: Registry) -> N
             "fewer.npz has no 'f'; it has a, b, c, d, e: say which column it is",
         ),
         ((good, fewer, "--out", out), "fewer.npz has no 'f'"),
-        ((wider, "--out", out), "column 'b' is float64, the layout says float32"),
+        ((wider, "--out", out), "rows 0 to 256: column 'b' is float64, the layout says float32"),
         ((text, "--out", out), "column 'c' is"),
         ((jagged, "--out", out), "'a' is jagged, 'b' is not"),
         ((good, "--out", out, "--keep", "label"), "has no 'label'"),
