@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,8 +38,22 @@ def _library(given: Any) -> str:
 
 
 def is_jagged(given: Any) -> bool:
-    """Whether a row is a list of any length. Sources give those as Awkward's."""
+    """Whether a row is a list of any length."""
+    if _library(given) == "pyarrow":
+        import pyarrow as pa
+
+        return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
     return _library(given) == "awkward" and "var" in str(given.type.content)
+
+
+def counts_of(given: Any) -> Array:
+    """How many items each row of a jagged column has."""
+    if _library(given) == "pyarrow":
+        found: Array = given.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        return found
+    import awkward as ak
+
+    return np.asarray(ak.num(given, axis=1))
 
 
 def column_of(name: str, given: Any) -> FileColumn:
@@ -69,14 +84,15 @@ def column_of(name: str, given: Any) -> FileColumn:
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
-    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows.
+    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows, values for a
+    dictionary, as an Arrow file has one for all of its batches.
 
     `offsets`: those of jagged rows, whose items `given` then has. ValueError where Arrow has none.
     """
     import pyarrow as pa
 
     if isinstance(given, pa.Array):
-        return given
+        return given.dictionary_decode() if pa.types.is_dictionary(given.type) else given
     if not isinstance(given, np.ndarray):
         import awkward as ak
 
@@ -97,21 +113,80 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), array)
 
 
-def shape_of(kind: Any) -> tuple[Any, tuple[int, ...]]:
-    """The type of an Arrow column's values, and the shape of a row."""
+def field_of(array: Any, name: str) -> Any:
+    """Of an Arrow array of structs, or of lists of structs, the values of a field; null where the
+    struct is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(array.type):
+        return pc.struct_field(array, name)
+    values = pc.struct_field(array.values, name)
+    kind = pa.list_ if pa.types.is_list(array.type) else pa.large_list
+    lists = kind(values.type), len(array), array.buffers()[:2], array.null_count, array.offset
+    return pa.Array.from_buffers(*lists, [values])
+
+
+def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
+    """The nulls of an Arrow array, at the first depth that has some; `among`: of which types."""
     import pyarrow as pa
 
-    shape: tuple[int, ...] = ()
-    while pa.types.is_fixed_size_list(kind):
-        shape, kind = (*shape, kind.list_size), kind.value_type
-    return kind, shape
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.null_count and among(array.type):
+        return int(array.null_count)
+    inner = []
+    if pa.types.is_struct(array.type):
+        inner = array.flatten()
+    elif pa.types.is_map(array.type):
+        inner = [array.keys, array.items]
+    elif hasattr(array, "flatten"):
+        inner = [array.flatten()]  # of the lists that are there
+    return sum(nulls_in(each, among) for each in inner)
+
+
+def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """The type of what is in lists, and how many are in each, from outside; None: any number."""
+    import pyarrow as pa
+
+    levels: tuple[int | None, ...] = ()
+    while True:
+        if pa.types.is_fixed_size_list(kind):
+            levels = (*levels, kind.list_size)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            levels = (*levels, None)
+        else:
+            return kind, levels
+        kind = kind.value_type
 
 
 def as_numpy(array: Any) -> Array:
     """Values `(n, *shape)` of a flat Arrow column without nulls; text as objects."""
-    _, shape = shape_of(array.type)
+    _, shape = levels_of(array.type)
     count = len(array)
     for _ in shape:
         array = array.flatten()
     values: Array = array.to_numpy(zero_copy_only=False)
     return values.reshape(count, *shape)
+
+
+def as_awkward(array: Any) -> Any:
+    """An Arrow column of lists, numbers and text without nulls, as Awkward's, without options."""
+    import awkward as ak
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        return ak.contents.RegularArray(as_awkward(array.flatten()), kind.list_size, len(array))
+    if is_jagged(array):
+        ends = np.append(0, np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False)))
+        offsets = ak.index.Index64(ends.astype(np.int64))
+        return ak.contents.ListOffsetArray(offsets, as_awkward(array.flatten()))
+    if is_text(kind):
+        return ak.to_layout(ak.drop_none(ak.from_arrow(array.cast(pa.large_string()))))
+    return ak.contents.NumpyArray(as_numpy(array))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type of Arrow is one of strings."""
+    return str(kind) in ("string", "large_string", "string_view")

@@ -194,8 +194,10 @@ class Scorer:
         found: dict[str, Any] = {}
         for column, file_column in self._read[name].items():
             values = batch[file_column]
-            if not isinstance(values, ak.Array):
+            if not is_jagged(values):
                 values = ak.Array(column_of(file_column, values).values)
+            elif not isinstance(values, ak.Array):
+                values = ak.from_arrow(values)
             found[column] = values
         some = next(iter(found.values()))
         for member in self._signature.layouts[name].columns:
