@@ -35,6 +35,18 @@ class Builder:
         self.values = Values()
         self.program = Program(self.values)
         self.line = ""
+        self.counts: dict[Any, int] = {}
+        """The symbols of how many items each jagged collection has, and its number."""
+
+    def count_of(self, size: Any) -> Value | None:
+        """How many items a collection has, by torch's symbol for it; a number as it is."""
+        if isinstance(size, int):
+            return self.values.literal(size, "int64")
+        number = self.counts.get(size.node.expr)
+        if number is None:
+            return None
+        place = self.values.literal(number, "int64")
+        return self.values.call("items", place, dtype="int64", bounds=(0, 1 << 40))
 
     def add(self, tensor: Any) -> Any:
         tensor.line = self.line

@@ -157,28 +157,38 @@ INLINE F erf(F x) {
 
 // --- double precision ---
 
+INLINE D expm1_near(D r) {  // for |r| up to log(2) / 2
+  const D tail = polynomial(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                            1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
+  return fma(r * r, tail, r);
+}
 struct PowerD {
   D less_one, n;  // exp(x) = (1 + less_one) * 2^n
 };
 INLINE PowerD power(D x, double least, double most) {
   x = at_most(at_least(x, all(least)), all(most));
   const D n = round(x * all(1 / kLn2)), r = fma(n, all(-2.3190468138462996e-17), fma(n, all(-kLn2), x));
-  const D tail = polynomial(r, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
-                            1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800);
-  return {fma(r * r, tail, r), n};
+  return {expm1_near(r), n};
 }
 INLINE D two_to(D n) { return number(bits(n + all(0x1p52 + 1023)) << 52); }
+INLINE D scaled(D x, D n) {  // x * 2^n, rounded once
+  const D half = floor(n * all(0.5));
+  return x * two_to(half) * two_to(n - half);
+}
 INLINE D exp(D x) {
   const PowerD p = power(x, -746, 711);
-  const D half = floor(p.n * all(0.5));
-  return (all(1.0) + p.less_one) * two_to(half) * two_to(p.n - half);
+  return scaled(all(1.0) + p.less_one, p.n);
 }
 INLINE D expm1(D x) {
   const PowerD p = power(x, -50, 700);
   const D s = two_to(p.n), found = select(less(all(700.0), x), exp(x), fma(p.less_one, s, s - all(1.0)));
   return select(equal(x, all(0.0)), x, found);
 }
-INLINE D exp2(D x) { return exp(x * all(kLn2)); }
+INLINE D exp2(D x) {
+  x = at_most(at_least(x, all(-1080.0)), all(1030.0));
+  const D n = round(x);
+  return scaled(all(1.0) + expm1_near((x - n) * all(kLn2)), n);
+}
 INLINE D sigmoid(D x) { return all(1.0) / (all(1.0) + exp(-x)); }
 
 // As fdlibm's e_log.c, whose coefficients these are.
@@ -336,13 +346,15 @@ INLINE D pow(D x, D y) {
 
 // W. H. Press et al., Numerical Recipes, third edition, 6.2.2: Chebyshev's series of log(erfc(z) / t) + z^2.
 INLINE D erfc_of_positive(D z) {
-  const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
+  static const double series[] = {-1.3026537197817094, 6.4196979235649026e-1, 1.9476473204185836e-2, -9.561514786808631e-3,
                            -9.46595344482036e-4, 3.66839497852761e-4, 4.2523324806907e-5, -2.0278578112534e-5,
                            -1.624290004647e-6, 1.303655835580e-6, 1.5626441722e-8, -8.5238095915e-8,
-                           6.529054439e-9, 5.059343495e-9, -9.91364156e-10, -2.27365122e-10, 9.6467911e-11};
+                           6.529054439e-9, 5.059343495e-9, -9.91364156e-10, -2.27365122e-10, 9.6467911e-11,
+                           2.394038e-12, -6.886027e-12, 8.94487e-13, 3.13092e-13, -1.12708e-13, 3.81e-16,
+                           7.106e-15, -1.523e-15, -9.4e-17, 1.21e-16, -2.8e-17};
   const D t = all(2.0) / (all(2.0) + z), twice = all(4.0) * t - all(2.0);
   D last = all(0.0), before = all(0.0);
-  UNROLL for (int j = 16; j > 0; --j) {
+  for (int j = 27; j > 0; --j) {
     const D next = fma(twice, last, all(series[j]) - before);
     before = last;
     last = next;
@@ -444,6 +456,17 @@ template <class V> INLINE Q to_uint32(V x) { return rounded_uint32(to_int64(x));
 INLINE I to_int32(I x) { return x; }
 INLINE Q to_int64(Q x) { return x; }
 INLINE F to_float32(F x) { return x; }
+
+INLINE I bitwise_left_shift(I x, I by) { return select((by < 0) | (by > 31), all(0), x << (by & 31)); }
+INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31), all(31), by); }
+#define SHIFT(name, far, op)                                                                         \
+  INLINE Q name(Q x, Q by) {                                                                         \
+    const Q size = select(ge(by, all((int64_t)0)) & lt(by, all((int64_t)64)), by, all((int64_t)63)); \
+    const Q found = {x.low op size.low, x.high op size.high};                                        \
+    return select(equal(size, by), found, far);                                                      \
+  }
+SHIFT(bitwise_left_shift, all((int64_t)0), <<) SHIFT(bitwise_right_shift, found, >>)
+#undef SHIFT
 
 // To the nearest number of 16 bits, half-way cases to the even one.
 INLINE F rounded_bfloat16(F x) {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Union
 
 from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable
@@ -25,6 +25,7 @@ from engines.lanes.tensors import (
     Scattered,
     Sorted,
     Tensor,
+    Unrolled,
     View,
 )
 from engines.lanes.values import LONG, Read, Value, walk
@@ -87,9 +88,17 @@ class Kernel:
             Index(((Variable(f"{variable.name}{letter}", size), 1),)) if size > 1 else Index()
             for letter, size in (("a", variable.extent // by), ("b", by))
         )
-        to: Mapping[Atom, Index] = {variable: outer * by + inner}
+        self._put({variable: outer * by + inner})
+
+    def at(self, variable: Variable, value: int) -> Kernel:
+        """The same for one value of a variable."""
+        made = replace(self)
+        made._put({variable: Index((), value)})
+        return made
+
+    def _put(self, values: Mapping[Atom, Index]) -> None:
         self.place, self.index, self.inner_at = (
-            tuple(each.replaced(to) for each in indices)
+            tuple(each.replaced(values) for each in indices)
             for indices in (self.place, self.index, self.inner_at)
         )
 
@@ -116,7 +125,7 @@ def planned(program: Program) -> Plan:
         plan.steps += _steps(tensor)
     for argument, found in program.outputs:
         plan.steps.append(Kernel.of(argument, found.variables(), found))
-    plan.steps = _fused(plan.steps, program)
+    plan.steps = _fused(_unrolled(plan.steps), program)
     plan.places, plan.size = _arena(plan.steps)
     return plan
 
@@ -224,7 +233,21 @@ def _steps(tensor: Tensor) -> Iterator[Step]:
         yield Kernel.of(tensor, tensor.variables(), tensor)
 
 
-def _fused(steps: Sequence[Step], program: Program) -> list[Step]:
+def _unrolled(steps: Iterable[Step]) -> Iterator[Step]:
+    """With a kernel for each value of a variable that has to be a constant."""
+    waiting = list(steps)[::-1]
+    while waiting:
+        step = waiting.pop()
+        try:
+            if isinstance(step, Kernel) and step.inner is None:
+                _ = step.value
+            yield step
+        except Unrolled as why:
+            assert isinstance(step, Kernel)
+            waiting += [step.at(why.variable, k) for k in reversed(range(why.variable.extent))]
+
+
+def _fused(steps: Iterable[Step], program: Program) -> list[Step]:
     """With each unstored product or reduction inside the loops that read it, or in its own."""
     found: list[Step] = []
     for step in steps:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from engines.errors import EngineError, first_line
 from engines.exported import load_program, quiet_torch
 from engines.lanes.builder import Builder, NotKnown
-from engines.lanes.operators import LOWERINGS, Step
+from engines.lanes.operators import LOWERINGS, Step, sizes
 from engines.lanes.tensors import Argument, Program, Tensor
 from engines.lanes.values import Value
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
-# Decompositions that lose what a lowering of the whole would keep.
+# Example numbers of items: primes that are no size of a model by chance.
+_ITEMS = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
 _ARITHMETIC = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
@@ -32,15 +34,73 @@ def row_program(file: Path) -> Program:
     """Of a program.pt2 whose rows do not see each other. Raises EngineError for what it cannot be."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
+        arguments = _arguments(captured)
         try:
-            exported = at_one_row(captured)
+            exported = at_one_row(captured, arguments)
         except Exception as error:  # torch names no type for what it cannot export
             raise EngineError(f"it does not export at one row: {first_line(error)}") from error
-    return _Walk(exported, [_moves(value) for value in _arguments(captured)]).program
+    return _Walk(exported, arguments).program
 
 
-def at_one_row(captured: ExportedProgram) -> ExportedProgram:
-    """The same program with all rows and padded lengths 1."""
+@dataclass(frozen=True)
+class Given:
+    """An argument of the captured program: `kind` is the letter of `Program.kinds`.
+
+    `items` is the symbol of how many items it has; None for what is of the rows, or shared.
+    """
+
+    value: torch.Tensor
+    kind: str
+    items: Any = None
+
+
+def _arguments(captured: ExportedProgram) -> list[Given]:
+    names = captured.graph_signature.user_inputs
+    nodes = [n for n in captured.graph.find_nodes(op="placeholder") if n.name in names]
+    mutated = [
+        spec.target
+        for spec in captured.graph_signature.output_specs
+        if spec.kind.name == "USER_INPUT_MUTATION"
+    ]
+    rows = {_length(node) for node in nodes if node.name in mutated} - {None}
+    if len(rows) != 1:
+        raise EngineError("its outputs are not all of the same rows")
+    return [_given(node, rows) for node in nodes]
+
+
+def _given(node: Node, rows: set[Any]) -> Given:
+    value = node.meta["val"]
+    length = _length(node)
+    items = None if length in rows else length
+    if len(value.shape) == 2 and value.shape[1] == 0:
+        return Given(value, "i" if items is not None else "n", items)
+    if all(isinstance(size, int) for size in value.shape):
+        return Given(value, "-")
+    return Given(value, "m" if len(value.shape) == 2 else "c", items)
+
+
+def _length(node: Node) -> Any:
+    """torch's symbol of how many rows or items an argument has; a matrix is longer than that, but
+    is narrowed, and is as long as what is put into it."""
+    shape = node.meta["val"].shape
+    if len(shape) == 2 and shape[1] != 0:
+        cuts = [user.meta["val"] for user in node.users if "slice.Tensor" in str(user.target)]
+        puts = [
+            user.args[1].meta["val"]  # type: ignore[union-attr]
+            for user in node.users
+            if "slice_scatter" in str(user.target)
+        ]
+        lengths = {_symbol(value.shape[1]) for value in (*cuts, *puts)}
+        return lengths.pop() if len(lengths) == 1 else None
+    return _symbol(shape[0])
+
+
+def _symbol(size: Any) -> Any:
+    return None if isinstance(size, int) else size.node.expr
+
+
+def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> ExportedProgram:
+    """The same program with one row, padded lengths of 1, and any number of items."""
     from torch.fx import traceback
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -56,28 +116,30 @@ def at_one_row(captured: ExportedProgram) -> ExportedProgram:
             with traceback.preserve_node_meta():  # the model's lines
                 return torch.fx.Interpreter(self.inner).run(*arguments)
 
+    items = dict.fromkeys(given.items for given in arguments if given.items is not None)
+    sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
+    examples = tuple(_example(given, sizes) for given in arguments)
+    dims = {symbol: Dim(f"items_{k}", min=2) for k, symbol in enumerate(items)}
+    shapes = tuple(_shape(given, dims) for given in arguments)
     with sdpa_kernel(SDPBackend.MATH):
-        exported = torch.export.export(OneRow(), tuple(_examples(captured)), strict=False)
+        exported = torch.export.export(
+            OneRow(), examples, dynamic_shapes={"arguments": shapes}, strict=False
+        )
         return exported.run_decompositions(_decompositions())  # type: ignore[no-any-return]
 
 
-def _arguments(captured: ExportedProgram) -> list[torch.Tensor]:
-    """torch's stand-ins for the arguments, with the sizes that they may have."""
-    names = captured.graph_signature.user_inputs
-    nodes = captured.graph.find_nodes(op="placeholder")
-    return [node.meta["val"] for node in nodes if node.name in names]
+def _example(given: Given, sizes: Mapping[Any, int]) -> torch.Tensor:
+    length = 1 if given.items is None else sizes[given.items]
+    shape = [n if isinstance(n, int) else length for n in given.value.shape]
+    return torch.empty(shape, dtype=given.value.dtype)
 
 
-def _moves(argument: torch.Tensor) -> bool:
-    """Whether it has an element for each row: a column or a matrix, not a scalar."""
-    return any(not isinstance(size, int) for size in argument.shape)
-
-
-def _examples(captured: ExportedProgram) -> list[torch.Tensor]:
-    return [
-        torch.empty([n if isinstance(n, int) else 1 for n in value.shape], dtype=value.dtype)
-        for value in _arguments(captured)
-    ]
+def _shape(given: Given, dims: Mapping[Any, Any]) -> dict[int, Any] | None:
+    """One symbol for all that have as many items; a matrix is longer by whatever it is."""
+    if given.items is None:
+        return None
+    along = Dim.AUTO if given.kind == "m" else dims[given.items]
+    return {d: along for d, n in enumerate(given.value.shape) if not isinstance(n, int)}
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
@@ -97,13 +159,14 @@ def _name(target: Any) -> str:
 class _Walk:
     """One step of the graph after the other."""
 
-    def __init__(self, exported: ExportedProgram, moves: Sequence[bool]) -> None:
+    def __init__(self, exported: ExportedProgram, arguments: Sequence[Given]) -> None:
         self.exported = exported
-        self.moves = iter(moves)
+        self.arguments = iter(arguments)
         self.build = Builder()
         self.program = self.build.program
         self.found: dict[Node, Any] = {}
         self.columns = 0
+        self.symbols: dict[Any, int] = {}
         specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
         for node in exported.graph.nodes:
             self.build.line = model_line(node)
@@ -118,16 +181,18 @@ class _Walk:
         if spec.kind.name != "USER_INPUT":
             tensors = {**self.exported.state_dict, **self.exported.constants}
             return tensors[spec.target]
-        moves, shape = next(self.moves), tuple(node.meta["val"].shape)
-        dtype = str(node.meta["val"].dtype).removeprefix("torch.")
+        given, value = next(self.arguments), node.meta["val"]
+        dtype = str(value.dtype).removeprefix("torch.")
+        self.program.kinds += given.kind
         self.program.dtypes.append(dtype)
-        if shape == (1, 0):
-            self.program.kinds += "n"
-            return None
-        self.program.kinds += "-" if not moves else "m" if len(shape) == 2 else "c"
-        rows = len(shape) - 1 if moves else None
-        made = Argument(self.build.values, shape, dtype, self.columns, rows)
-        self.columns += shape[0] if len(shape) == 2 else 1
+        if given.kind == "i":
+            self.symbols[given.items] = self.build.counts[_symbol(value.shape[0])] = len(self.symbols)
+        if given.kind in "ni":
+            return self.build.count_of(value.shape[0])
+        shape = sizes(value)
+        items = None if given.items is None else self.symbols[given.items]
+        made = Argument(self.build.values, shape, dtype, self.columns, given.kind, items)
+        self.columns += shape[0] if given.kind == "m" else 1
         return self.build.add(made)
 
     def call(self, node: Node) -> Any:
@@ -142,6 +207,8 @@ class _Walk:
             return node.target(*arguments, **named)  # type: ignore[operator]
         name = _name(node.target)
         value = node.meta["val"]
+        if isinstance(value, torch.SymInt):
+            return self.size(node, arguments)
         step = Step(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
             raise EngineError(f"it has no code for {name}{_at(self.build.line)}")
@@ -149,6 +216,18 @@ class _Walk:
             return LOWERINGS[name](self.build, step, *arguments, **named)
         except NotKnown as what:
             raise EngineError(f"it has no code for {what}{_at(self.build.line)}") from None
+
+    def size(self, node: Node, arguments: Sequence[Any]) -> Any:
+        """A number of items, or what is reckoned from one."""
+        known = self.build.count_of(node.meta["val"])
+        if known is not None:
+            return known
+        function = _ARITHMETIC.get(node.target)
+        if function is None:
+            raise EngineError(f"it has no code for sizes by {node.target}{_at(self.build.line)}")
+        values = self.build.values
+        given = [a if isinstance(a, Value) else values.literal(a, "int64") for a in arguments]
+        return values.call(function, *given, dtype="int64")
 
     def outputs(self, node: Node) -> None:
         """What the program writes into its arguments."""

@@ -126,8 +126,9 @@ def _columns(program: Program) -> list[Column]:
     found: list[Column] = []
     for tensor in program:
         if isinstance(tensor, Argument):
-            count = tensor.shape[0] if len(tensor.shape) == 2 else 1
-            size = 0 if tensor.rows is None else itemsize(tensor.dtype)
+            count = tensor.shape[0] if tensor.kind == "m" else 1
+            of_rows = tensor.kind != "-" and tensor.items is None
+            size = itemsize(tensor.dtype) if of_rows else 0
             found += [Column(size, tensor in outputs)] * count
     return found
 

@@ -18,7 +18,17 @@ from typing import Union
 
 import torch
 
-from engines.lanes.index import Index, Indices, OfRow, constant, dot, entry, flat, variable
+from engines.lanes.index import (
+    Index,
+    Indices,
+    OfRow,
+    Variable,
+    constant,
+    dot,
+    entry,
+    flat,
+    variable,
+)
 from engines.lanes.values import RANGES, Number, Read, Value, Values
 
 Shape = tuple[int, ...]
@@ -82,16 +92,19 @@ class Tensor:
 
 
 class Argument(Tensor):
-    """Columns of the caller's memory. `first` is the place of the first one among all columns;
-    the size at `rows` counts the rows, or is None for what all rows share."""
+    """Columns of the caller's memory. `first` is the place of the first one among all columns.
+
+    `kind` is the letter of `Program.kinds`; `items` says of which collection's items they are,
+    counted among those that are jagged; None where they are of the rows.
+    """
 
     cost = 1
 
     def __init__(
-        self, values: Values, shape: Shape, dtype: str, first: int, rows: int | None
+        self, values: Values, shape: Shape, dtype: str, first: int, kind: str, items: int | None
     ) -> None:
         super().__init__(values, shape, dtype)
-        self.first, self.rows = first, rows
+        self.first, self.kind, self.items = first, kind, items
 
     def element(self, index: Indices) -> Value:
         return self.values.read(self, index)
@@ -212,9 +225,8 @@ class Gathered(Tensor):
 
 def as_index(value: Value) -> Index:
     """A row's own number as an index; a constant one is a constant."""
-    number = getattr(value, "number", None)
-    if number is not None:
-        return constant(int(number))
+    if value.bounds is not None and value.bounds[0] == value.bounds[1]:
+        return constant(value.bounds[0])
     if isinstance(value, Read) and isinstance(value.tensor, Constant):
         table = tuple(int(each) for each in value.tensor.data.flatten().tolist())
         return entry(table, flat(value.index, value.tensor.shape))
@@ -304,6 +316,34 @@ class Assembly(Tensor):
         self.parts = tuple(parts)
 
 
+class Unrolled(Exception):
+    """An element can be told only where this variable is a constant."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__(variable.name)
+        self.variable = variable
+
+
+class Beside(Tensor):
+    """Tensors side by side along a dimension, never stored: items of which there are many."""
+
+    def __init__(self, values: Values, shape: Shape, sources: Sequence[Tensor], dim: int) -> None:
+        super().__init__(values, shape, sources[0].dtype, *sources)
+        self.dim = dim
+
+    def element(self, index: Indices) -> Value:
+        at = index[self.dim]
+        for atom in at.atoms():
+            if isinstance(atom, Variable):
+                raise Unrolled(atom)
+        place = at.constant
+        for source in self.sources:
+            if place < source.shape[self.dim]:
+                return source.at((*index[: self.dim], constant(place), *index[self.dim + 1 :]))
+            place -= source.shape[self.dim]
+        raise IndexError(at)
+
+
 class Joined(Tensor):
     """Tensors one after the other, of which the first has `items` elements, a number of a call.
 
@@ -311,40 +351,35 @@ class Joined(Tensor):
     """
 
     def __init__(
-        self, values: Values, shape: Shape, dtype: str, sources: Sequence[Tensor], items: Value
+        self, values: Values, shape: Shape, sources: Sequence[Tensor], items: Value
     ) -> None:
-        super().__init__(values, shape, dtype, *sources)
+        super().__init__(values, shape, sources[0].dtype, *sources)
         self.items = items
 
     def element(self, index: Indices) -> Value:
         values, place = self.values, self._place(index[0])
-        begins = [values.literal(0, "int64"), self.items]
+        found = self.sources[0].at((as_index(place), *index[1:]))
+        begin = self.items
         for source in self.sources[1:]:
-            size = values.literal(source.shape[0], "int64")
-            begins.append(values.call("add", begins[-1], size, dtype="int64"))
-        found = None
-        for source, begin in reversed(list(zip(self.sources, begins, strict=False))):
             own = values.call("sub", place, begin, dtype="int64")
-            element = source.at((as_index(own), *index[1:]))
-            if found is not None:
-                end = begins[self.sources.index(source) + 1]
-                inside = values.call("lt", place, end, dtype="bool")
-                element = values.call("select", inside, element, found, dtype=self.dtype)
-            found = element
-        assert found is not None
+            least, most = (values.literal(k, "int64") for k in (0, source.shape[0] - 1))
+            bounds = (0, source.shape[0] - 1)
+            own = values.call("clamp", own, least, most, dtype="int64", bounds=bounds)
+            later = source.at((as_index(own), *index[1:]))
+            before = values.call("lt", place, begin, dtype="bool")
+            found = values.call("select", before, found, later, dtype=self.dtype)
+            size = values.literal(source.shape[0], "int64")
+            begin = values.call("add", begin, size, dtype="int64")
         return found
 
     def _place(self, index: Index) -> Value:
         """An index as a value."""
         total = self.values.literal(index.constant, "int64")
         for atom, factor in index.terms:
-            if not isinstance(atom, OfRow):
+            if not isinstance(atom, OfRow) or factor != 1:
                 raise NotImplementedError(f"items at {atom}")
-            scale = self.values.literal(factor, "int64")
-            term = atom.value
-            if factor != 1:
-                term = self.values.call("mul", term, scale, dtype="int64")
-            total = self.values.call("add", total, term, dtype="int64")
+            whole = atom.value if total.bounds == (0, 0) else None
+            total = whole or self.values.call("add", total, atom.value, dtype="int64")
         return total
 
 

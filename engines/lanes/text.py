@@ -142,7 +142,7 @@ class Text:
 
     def column(self, argument: Argument, index: Indices) -> str:
         """The column that an element of an argument lies in."""
-        feature = index[0] if len(argument.shape) == 2 else Index()
+        feature = index[0] if argument.kind == "m" else Index()
         return f"columns[{formula(feature + argument.first, self.constants)}]"
 
     def element(self, tensor: Tensor, index: Indices) -> str:
@@ -334,7 +334,7 @@ class Names:
             return self._picked(tensor, index)
         if isinstance(tensor, Argument):
             column = self.writer.column(tensor, index)
-            if tensor.rows is None:
+            if tensor.kind == "-":
                 size = itemsize(tensor.dtype)
                 return f"load_{tensor.dtype}(same<{size}>({column}).bytes, 0)"
             return f"load_{tensor.dtype}({column}, row + r * LANES)"

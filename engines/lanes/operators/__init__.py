@@ -10,5 +10,6 @@ from engines.lanes.operators import (  # each registers its functions
 )
 from engines.lanes.operators.registry import LOWERINGS as LOWERINGS
 from engines.lanes.operators.registry import Step as Step
+from engines.lanes.operators.registry import sizes as sizes
 
 _ROOMS = (pointwise, pooling, products, reductions, selection, views)

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from engines.lanes.builder import Builder, NotKnown, dtype_of
+from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.operators.registry import Step, lowers
-from engines.lanes.tensors import Tensor
-from engines.lanes.values import RANGES
+from engines.lanes.tensors import Map, Tensor
+from engines.lanes.values import RANGES, Value
 
 # Functions of one number. The cost is about what one takes beside an addition.
 _UNARY = {
@@ -25,6 +25,7 @@ _BINARY = {
     "bitwise_xor": 1, "bitwise_left_shift": 2, "bitwise_right_shift": 2,
 }  # fmt: skip
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
 # The powers that take no logarithm.
 _POWERS = {0.5: ("sqrt", 5), 1.0: ("same", 0), 2.0: ("square", 1), 3.0: ("cube", 2)}
@@ -40,6 +41,11 @@ def unary(build: Builder, step: Step, x: Tensor) -> Tensor:
 @lowers(*_BINARY)
 def binary(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
     return build.map(step.name, [a, b], step.shape, step.dtype, _BINARY[step.name])
+
+
+@lowers(*_SHIFTS)
+def shift(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype, 2)
 
 
 @lowers("add", "sub", "rsub")
@@ -75,8 +81,9 @@ def power(build: Builder, step: Step, base: Any, exponent: Any) -> Tensor:
     known = _POWERS.get(float(exponent)) if isinstance(exponent, int | float) else None
     if known is not None and (step.dtype not in RANGES or known[0] != "sqrt"):
         return build.map(known[0], [base], step.shape, step.dtype, known[1])
-    if exponent == -1:
-        return reciprocal(build, step, base)
+    if exponent in (-1, -2):
+        square = build.map("square", [base], step.shape, step.dtype) if exponent == -2 else base
+        return reciprocal(build, Step("reciprocal", step.results), square)
     if step.dtype in RANGES:
         raise NotKnown("an integer to a power")
     return build.map("pow", [base, exponent], step.shape, step.dtype, 60)
@@ -109,8 +116,6 @@ def where(build: Builder, step: Step, condition: Any, a: Any, b: Any) -> Tensor:
 
 
 def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    from engines.lanes.tensors import Map
-
     def call(*values: Any) -> Any:
         low, high = zip(*(v.bounds or (0, 0) for v in values[1:]), strict=True)
         bounds = min(low), max(high)
@@ -142,6 +147,8 @@ def common_dtype(a: Any, b: Any) -> str:
 
 
 def _stand_in(given: Any) -> Any:
+    if isinstance(given, Value):
+        return 1  # a size is an integer that widens nothing
     if not isinstance(given, Tensor):
         return given
     return torch.empty([1] * len(given.shape), dtype=getattr(torch, given.dtype))
@@ -149,6 +156,3 @@ def _stand_in(given: Any) -> Any:
 
 def _shape(given: Any) -> tuple[int, ...]:
     return tuple(given.shape) if hasattr(given, "shape") else ()
-
-
-__all__ = ["common_dtype", "dtype_of", "select"]

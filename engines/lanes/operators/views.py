@@ -10,7 +10,7 @@ import torch
 from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import Indices, constant, reshaped
 from engines.lanes.operators.registry import Step, lowers, sizes
-from engines.lanes.tensors import UNKNOWN, Assembly, Joined, Part, Shape, Tensor
+from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape, Tensor
 
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
@@ -154,9 +154,7 @@ def cat(build: Builder, step: Step, tensors: Sequence[Any], dim: int = 0) -> Ten
         ]
     given = [x for x in given if x.count]
     if UNKNOWN in step.shape:
-        if dim:
-            raise NotKnown("joined items, but not one after the other")
-        return build.add(Joined(build.values, step.shape, step.dtype, given))  # type: ignore[no-any-return]
+        return _of_items(build, step, given, dim)
     parts, first = [], 0
     for x in given:
         parts.append(Part(x, shift(dim, first)))
@@ -164,6 +162,16 @@ def cat(build: Builder, step: Step, tensors: Sequence[Any], dim: int = 0) -> Ten
     if len(parts) == 1:
         return given[0]
     return build.add(Assembly(build.values, step.shape, step.dtype, parts))  # type: ignore[no-any-return]
+
+
+def _of_items(build: Builder, step: Step, given: Sequence[Tensor], dim: int) -> Tensor:
+    if dim:
+        return build.add(Beside(build.values, step.shape, given, dim))  # type: ignore[no-any-return]
+    lengths = [x.shape[0] for x in given]
+    count = build.count_of(step.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
+    if lengths.count(UNKNOWN) != 1 or lengths[0] != UNKNOWN or count is None:
+        raise NotKnown("items of several collections in one tensor")
+    return build.add(Joined(build.values, step.shape, given, count))  # type: ignore[no-any-return]
 
 
 def shift(dim: int, by: int) -> Any:
