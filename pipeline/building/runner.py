@@ -176,7 +176,8 @@ def _build(
                 if result.status == "verified":
                     with work.step(f"metrics on {target}"):
                         session = chosen_session(captured, result)
-                        values = labelled.values(session, config.apply.columns)
+                        trees = config.model.trees is not None
+                        values = labelled.values(session, config.apply.columns, trees)
                     if refused := [why for _, why in values.values() if why]:
                         raise MetricError(refused[0])
                     found = {name: value for name, (value, _) in values.items()}

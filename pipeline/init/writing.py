@@ -73,7 +73,8 @@ def init(request: Request, ask: Ask) -> list[Path]:
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
     given = _pairs("--input", request.inputs)
     feeds = choose(model, data, given, weaver, request.flatten, ask)
-    feeds, length = fitted(model, feeds, request.length, ask)
+    named = {feed.port.name for feed in feeds if not feed.mask} <= given.keys()
+    feeds, length = fitted(model, feeds, request.length, named, ask)
     options = [feed.option for feed in feeds]
     columns, outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
     least, most = _rows(model, options, request.rows)
@@ -201,7 +202,7 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     if feed.trained:
         exists = {"exists": feed.trained.exists} if feed.trained.exists else {}
         block["preprocess"] = {"features": [*map(OneLine, feed.trained.features)], **exists}
-    if feed.mask or (feed.items_first if feed.jagged else len(shape) > 1 and not feed.trained):
+    if feed.shaped:
         block["shape"] = [*shape]
     return block
 

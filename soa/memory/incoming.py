@@ -200,9 +200,11 @@ def _check_lengths(name: str, counts: Any) -> None:
 
 def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
     if fill is None:
+        trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
             f"column {name!r} has {missing} missing values (nulls), and a column has a value in "
-            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}), or drop those rows"
+            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
+            "rows"
         )
     value = _named(name, lambda: dtype.type(fill))
     if dtype.kind in "biu" and value != fill:

@@ -49,6 +49,35 @@ def test_onnx(place: Path) -> None:
     assert "broken.onnx" in refused(place, "broken.onnx", "--force")
 
 
+def of_onnx(place: Path, name: str, *nodes: Any) -> None:
+    """Of x: (n, 2, 4)."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    made = [helper.make_node(kind, given, [to], **more) for kind, given, to, more in nodes]
+    constants = {"w": np.ones((1, 8, 4)), "r": np.ones((1, 8, 2))}
+    weights = [onnx.numpy_helper.from_array(np.float32(v), k) for k, v in constants.items()]
+    graph = helper.make_graph(
+        made, "net", [value("x", 1, ["n", 2, 4])], [value("y", 1, None)], weights
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), place / name)
+
+
+def test_onnx_that_ends_the_process_at_no_rows(place: Path) -> None:
+    """ONNX Runtime ends at an LSTM, which no engine takes, and at an Einsum, which all do."""
+    values = np.random.default_rng(1).normal(size=(90, 2, 4)).astype("f4")
+    np.savez(place / "x.npz", x=values)
+    turned = ("Transpose", ["x"], "turned", {"perm": [1, 0, 2]})
+    lstm = ("LSTM", ["turned", "w", "r"], "y", {"hidden_size": 2, "name": "cells"})
+    of_onnx(place, "lstm.onnx", turned, lstm)
+    assert "LSTM (node 'cells')" in refused(place, "lstm.onnx", place / "x.npz")
+    einsum = ("Einsum", ["x", "x"], "y", {"equation": "nij,nkj->nik"})
+    of_onnx(place, "net.onnx", einsum)
+    config = written(place, "net.onnx", place / "x.npz")
+    assert config.rows["n"].min == 0
+
+
 def test_trees(place: Path) -> None:
     """Columns by the names that the trees were trained with; NaN is a missing value."""
     xgboost = pytest.importorskip("xgboost")
