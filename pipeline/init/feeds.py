@@ -39,12 +39,12 @@ class Feed:
         return any(column.offsets is not None for column in self.columns)
 
     def shapes(self, length: int) -> list[tuple[int, ...]]:
-        """Of a row, the likely ones first; the first of columns is theirs without a word."""
+        """Of a row, the likely ones first."""
         count = len(self.trained.features if self.trained else self.columns)
         if self.mask:
             return [(1, length), (length,), (length, 1)]
         if self.jagged:
-            return [(count, length), (length, count), *([(length,)] if count == 1 else [])]
+            return [*[(length,)] * (count == 1), (count, length), (length, count)]
         extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
         if self.trained or not extents:
             return [(count, *extents)]
@@ -61,9 +61,13 @@ class Feed:
 
     def fitted(self, option: Option, place: int, length: int) -> Feed:
         """As forward took it: the option, and its place among all."""
-        first = place % len(self.shapes(length)) == 0
-        flat = len(option[0]) == 1 or self.trained is not None
-        shaped = self.mask or not (first if self.jagged else flat)
+        forms = self.shapes(length)
+        if self.mask:
+            shaped = True
+        elif self.jagged:  # (columns, items) is the form without a word
+            shaped = place % len(forms) != len(forms) - 2
+        else:
+            shaped = len(option[0]) > 1 and self.trained is None
         return replace(self, option=option, shaped=shaped)
 
     def flat(self) -> Feed:

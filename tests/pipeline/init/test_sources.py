@@ -94,6 +94,14 @@ def test_trees(place: Path) -> None:
     config = written(place, "trees.json", place / "holes.npz", "--force")
     assert config.inputs[0].columns == ("c", "a", "d")
     assert np.isnan(reference(place)["events/a"][0])
+    pandas = pytest.importorskip("pandas")  # writes NaN as null
+    pandas.DataFrame(holes).to_parquet(place / "holes.parquet")
+    written(place, "trees.json", place / "holes.parquet", "--force")
+    assert np.isnan(reference(place)["events/a"]).tolist() == np.isnan(holes["a"]).tolist()
+    whole = pandas.DataFrame(holes).assign(a=pandas.array([1, None] * 25, "Int64"))
+    whole.to_parquet(place / "whole.parquet")
+    line = refused(place, "trees.json", place / "whole.parquet", "--force")
+    assert "a has 25 nulls: cast it to floating point" in line
 
 
 def test_jagged_rows(place: Path) -> None:
