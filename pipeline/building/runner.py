@@ -209,14 +209,18 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
     def build(folder: Path) -> Capture:
         with work.step("capture"):
             signature = config.signature()
+
+            def say(text: str) -> None:
+                work.say(f"  {text}")
+
             try:
                 capture(
-                    build_model(source_of(config)),
+                    build_model(source_of(config), say),
                     signature,
                     reference_inputs(config, signature),
                     folder,
                     config.model.torchscript_route,
-                    say=lambda text: work.say(f"  {text}"),
+                    say=say,
                     precision=config.precision,
                     nonfinite=config.reference.nonfinite,
                     more=further_inputs(config, signature),

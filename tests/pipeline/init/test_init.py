@@ -176,7 +176,9 @@ def test_it_runs(place: Path, tmp_path: Path) -> None:
     """With nothing edited; validated on the rows of the file."""
     written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
     where = ("--work", tmp_path / "work", "--registry", f"sqlite:///{tmp_path}/store/registry.db")
-    answer = json.loads(cli("run", place / "config.yaml", *where, "--json").stdout)
+    ran = cli("run", place / "config.yaml", *where, "--json")
+    assert "train mode" in ran.stderr and "BatchNorm1d 'layers.0'" in ran.stderr
+    answer = json.loads(ran.stdout)
     (target,) = answer["targets"].values()
     assert target == {"status": "verified", "chosen": "exported"}
     kept = Bundle.open(answer["bundle"]).manifest.provenance.config
