@@ -46,7 +46,7 @@ class Labelled:
     def metrics(self) -> list[Metric]:
         def made(name: str) -> Metric:
             one = self.asked.functions[name]
-            function, label = self.code.get(name, one.function), one.label or self.asked.label
+            function, label = self.code.get(name, one.function), self.asked.label_of(name)
             point = {"background": one.background, "threshold": one.threshold}
             given = {k: v for k, v in point.items() if function == "efficiency" and v is not None}
             kwargs = {**given, **one.kwargs}
@@ -88,7 +88,7 @@ class Labelled:
     def keep(self, folder: Path) -> LabelledData:
         """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
         with self._opened() as source:
-            rows = source.edges([self.asked.label])[-1]
+            rows = source.edges([metric.label for metric in self.metrics()])[-1]
         folder.mkdir()
         data = f"data{self.path.suffix}"
         shutil.copyfile(self.path, folder / data)
