@@ -90,12 +90,13 @@ def choose(
     given: Mapping[str, Sequence[str]],
     weaver: Mapping[str, WeaverInput],
     flatten: bool,
+    length: int | None,
     ask: Ask,
 ) -> list[Feed]:
     """A feed for each input: as `given` by its name, else what weaver or the file has for it.
 
-    `flatten`: each item of jagged columns is a row. A mask is of the jagged input before it, of the
-    next one where it comes first. Raises InitError.
+    `flatten`: each item of jagged columns is a row. `length`: as `fitted` has it. A mask is of the
+    jagged input before it, of the next one where it comes first. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in given)
     names = [port.name for port in ports]
@@ -133,11 +134,12 @@ def choose(
         columns = [
             _column(data, n, missing) if data else FileColumn(n, empty) for n in each if not mask
         ]
-        if said and said.mask and columns[0].offsets is not None:
-            mask, columns, said = True, [], None
         if not missing:
             _check_finite(columns)
-        feeds.append(Feed(port, tuple(columns), said, mask))
+        feed = Feed(port, tuple(columns), said, mask)
+        if said and said.mask and (feed if length else feed.vectors()).jagged:
+            feed = Feed(port, (), mask=True)
+        feeds.append(feed)
     for i, feed in enumerate(feeds):
         others = [f for f in feeds[:i][::-1] + feeds[i:] if f.jagged]
         if feed.mask and not others:

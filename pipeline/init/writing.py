@@ -74,7 +74,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
     given = _pairs("--input", request.inputs)
-    feeds = choose(model, data, given, weaver, request.flatten, ask)
+    feeds = choose(model, data, given, weaver, request.flatten, request.length, ask)
     named = {feed.port.name for feed in feeds if not feed.mask} <= given.keys()
     feeds, length = fitted(model, feeds, request.length, named, ask)
     options = [feed.option for feed in feeds]

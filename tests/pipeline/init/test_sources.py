@@ -262,6 +262,13 @@ def test_formulas_of_jets_and_their_particles(place: Path) -> None:
     config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8)
     jagged = next(c.jagged for c in config.collections.values() if c.jagged)
     assert jagged.length == 128  # what the network was trained on
+    # Lists that are all as long as that are vectors, beside which a jet's own columns will do.
+    full = {f"part_{n}": np.ones((9, 128), "f4") for n in jets.part.fields}
+    own = {n: np.arange(1, 10, dtype="f4") for n in flat}
+    lists = {name: ak.from_regular(ak.Array(values)) for name, values in full.items()}
+    ak.to_parquet(ak.zip(lists | own, depth_limit=1), place / "jets.parquet")
+    config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8, "--force")
+    assert not config.signature().jagged
 
 
 def test_lightgbm(place: Path) -> None:

@@ -259,6 +259,7 @@ COPIES: dict[str, Callable[[Path], Any]] = {
     "pandas of rows": lambda _: pd.DataFrame(
         {"pt": pd.Series(PT).astype("Float32"), "q": pd.Series(Q).astype("Int8")}
     ),
+    "pandas in steps": lambda _: pd.DataFrame({"pt": np.repeat(PT, 2), "q": np.repeat(Q, 2)})[::2],
     "polars chunks": lambda _: pytest.importorskip("polars").concat(
         [polars_frame(EVERY)[:9], polars_frame(EVERY)[9:]], rechunk=False
     ),
