@@ -107,50 +107,93 @@ def choose(
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
-    have = [*data.columns] if data else []
-    words: dict[str, Sequence[str]] = {}
-    for port in used:
-        name, own = port.name, {*port.columns} <= {*have} or not data
-        found = weaver[trained[name]].columns if name in trained else given.get(name)
-        found = found or port.columns * own or [name] * (name in have)
-        words[name] = found or ["mask"] * ("mask" in name)
-    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
-    unsaid = [port for port in used if not words[port.name]]
-    for port in unsaid:
-        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
-        if not data:
-            likely = [f"{port.name}{i}" for i in range(port.width)]
-        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
-        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
-        words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default or None).split(
-            ","
-        )
+    said = {name: weaver[own] for name, own in trained.items()}
+    words = _words(used, data, given, said, ask)
     missing = "trees" in model.said  # NaN is a value there
     feeds = []
     for port in used:
-        each = expanded(f"--input {port.name}", words[port.name], have)
-        mask, said = each == ["mask"] and "mask" not in have, weaver.get(trained.get(port.name, ""))
-        empty = np.zeros(0, port.dtype or model.dtype)
-        columns = [
-            _column(data, n, missing) if data else FileColumn(n, empty) for n in each if not mask
-        ]
-        if not missing:
-            _check_finite(columns)
-        feed = Feed(port, tuple(columns), said, mask)
-        if said and said.mask and (feed if length else feed.vectors()).jagged:
+        feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)
+        if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
         feeds.append(feed)
-    for i, feed in enumerate(feeds):
-        others = [f for f in feeds[:i][::-1] + feeds[i:] if f.jagged]
-        if feed.mask and not others:
-            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
-        feeds[i] = replace(feed, columns=others[0].columns) if feed.mask else feed
+    feeds = _with_masks(feeds)
     every = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
     if len(cuts) > 1:
         same = "items in each" if flatten else "rows"
         raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
     return [feed.flat() for feed in feeds] if flatten else feeds
+
+
+def _words(
+    ports: Sequence[Port],
+    data: Source | None,
+    given: Mapping[str, Sequence[str]],
+    trained: Mapping[str, WeaverInput],
+    ask: Ask,
+) -> dict[str, Sequence[str]]:
+    """What names the columns of each input: names, ranges and patterns. Raises InitError."""
+    have = [*data.columns] if data else []
+
+    def known(port: Port) -> Sequence[str]:
+        if port.name in trained:
+            return trained[port.name].columns
+        if port.name in given:
+            return given[port.name]
+        if port.columns and (not data or {*port.columns} <= {*have}):
+            return port.columns
+        if port.name in have:
+            return [port.name]
+        return ["mask"] if "mask" in port.name else []
+
+    words = {port.name: known(port) for port in ports}
+    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
+    unsaid = [port for port in ports if not words[port.name]]
+    for port in unsaid:
+        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
+        if not data:
+            likely = [f"{port.name}{i}" for i in range(port.width)]
+        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
+        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
+        answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
+        words[port.name] = answer.split(",")
+    return words
+
+
+def _read(
+    port: Port,
+    words: Sequence[str],
+    data: Source | None,
+    trained: WeaverInput | None,
+    missing: bool,
+    dtype: str,
+) -> Feed:
+    """The columns of an input, of no rows where there is no file. Raises InitError, DataError."""
+    names = expanded(f"--input {port.name}", words, data.columns if data else [])
+    if names == ["mask"] and not (data and "mask" in data.columns):
+        return Feed(port, (), trained, mask=True)
+    if data is None:
+        empty = np.zeros(0, port.dtype or dtype)
+        return Feed(port, tuple(FileColumn(name, empty) for name in names), trained)
+    columns = tuple(_column(data, name, missing) for name in names)
+    for column in columns if not missing else ():
+        if bad := int(np.sum(~np.isfinite(column.values))):
+            raise InitError(
+                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
+                "clean the file, or leave the column out"
+            )
+    return Feed(port, columns, trained)
+
+
+def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
+    """Each mask with the columns of its jagged input. Raises InitError."""
+    found = []
+    for i, feed in enumerate(feeds):
+        others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
+        if feed.mask and not others:
+            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
+        found.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
+    return found
 
 
 def _column(data: Source, name: str, missing: bool) -> FileColumn:
@@ -163,15 +206,6 @@ def _column(data: Source, name: str, missing: bool) -> FileColumn:
     if found.rows == 0:
         raise DataError(f"{data.path} has no rows: give a file that has some, or none at all")
     return found
-
-
-def _check_finite(columns: Sequence[FileColumn]) -> None:
-    for column in columns:
-        if bad := int(np.sum(~np.isfinite(column.values))):
-            raise InitError(
-                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
-                "clean the file, or leave the column out"
-            )
 
 
 def _check_cuts(feed: Feed) -> None:

@@ -144,6 +144,22 @@ def build_model(
 
     It says which layers came in train mode and answer otherwise now. Raises SourceError.
     """
+    model = _given(source)
+    if not isinstance(model, torch.fx.GraphModule):
+        if training := list(_in_training(model)):
+            more = f" and {len(training) - 3} more" if len(training) > 3 else ""
+            layers = ", ".join(training[:3]) + more
+            say(f"note: the model comes in train mode, and is exported in eval mode: {layers}")
+        model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if source.padding:
+        model = Padded(model, source.padding)
+    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
+
+
+def _given(source: ModelSource) -> torch.nn.Module:
+    """The user's own model, as it comes. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -170,17 +186,7 @@ def build_model(
         model = load_trees(source.trees)
     else:
         raise SourceError("no model: give factory, program, torchscript, onnx or trees")
-    if not isinstance(model, torch.fx.GraphModule):
-        if training := list(_in_training(model)):
-            more = f" and {len(training) - 3} more" if len(training) > 3 else ""
-            layers = ", ".join(training[:3]) + more
-            say(f"note: the model comes in train mode, and is exported in eval mode: {layers}")
-        model.eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    if source.padding:
-        model = Padded(model, source.padding)
-    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
+    return model
 
 
 def _in_training(model: torch.nn.Module) -> Iterator[str]:
