@@ -260,7 +260,8 @@ def fitted(
                 triples = zip(form, options, place, strict=True)
                 return [f.fitted(o, i, probe) for f, o, i in triples], size
         asked = _at(model, form, size, [0] * len(form))
-        tried.append(f"{_shown(form, asked)} ({why_not(model.module, asked)})")
+        said = f"{_shown(form, asked)} ({why_not(model.module, asked)})"
+        tried += [said] * (said not in tried)
     advice = "" if named else "; name the columns of each: --input NAME=COLUMN,COLUMN"
     raise InitError(f"forward does not run on {', nor on '.join(tried)}{advice}")
 
@@ -294,5 +295,10 @@ def _at(model: Model, feeds: Sequence[Feed], size: int, place: Sequence[int]) ->
 
 
 def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
-    pairs = zip(feeds, options, strict=True)
-    return ", ".join(f"{f.port.name} ({', '.join(['n', *map(str, s)])})" for f, (s, _) in pairs)
+    def one(feed: Feed, shape: tuple[int, ...]) -> str:
+        names = [column.name for column in feed.columns]
+        more = ", …" if len(names) > 4 else ""
+        taken = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
+        return f"{feed.port.name} ({', '.join(['n', *map(str, shape)])}){taken}"
+
+    return "; ".join(one(f, shape) for f, (shape, _) in zip(feeds, options, strict=True))

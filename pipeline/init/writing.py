@@ -99,8 +99,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
             _column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()
         ]
         for i, each in enumerate(part.values() if data else ()):
-            said = f"{each.values.min():.6g} to {each.values.max():.6g} in {source}"
-            notes["collections", name, "columns", i] = said
+            notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
         if (offsets := next(iter(part.values())).offsets) is not None:
             counts, items = np.diff(offsets), f"n_{name}"
             collections[name] |= {"rows": items, "jagged": {"rows": "n", "length": length}}
@@ -131,8 +130,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
         if data:
             rows_file.replace(folder / stored)
-        text = new.read_text(encoding="utf-8")
-        new.write_text(text.replace(rows_file.name, stored), encoding="utf-8")
+            write_config(new, _HEAD, config | {"reference": {"file": stored}}, notes)
         new.replace(out)
     finally:
         new.unlink(missing_ok=True)
@@ -169,6 +167,14 @@ def _name(request: Request) -> str:
 
 def _identifier(text: str) -> str:
     return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)
+
+
+def _span(values: Array) -> str:
+    """The least and the largest of a column, and where it is NaN."""
+    there = values[~np.isnan(values)]
+    span = f"{there.min():.6g} to {there.max():.6g}" if there.size else "no value"
+    missing = values.size - there.size
+    return f"{span}, {missing} of {values.size} are NaN," if missing else span
 
 
 def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
