@@ -324,7 +324,7 @@ def test_vectors_and_numbers_beside_each_other(place: Path) -> None:
     ]
     assert (config.inputs[0].dtype, config.inputs[0].shape) == ("float32", None)
     line = refused(place, "model.py:Ten", place / "mixed.parquet", "--input", "x=h", "--force")
-    assert "does not run on x (n, 9)" in line
+    assert line.count("x (n, 9) of h") == 1  # the same as vectors and as items
     assert "name the columns" not in line  # they are named
     line = refused(
         place,
@@ -430,7 +430,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "given", "says"),
     [
-        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "not run on features (n, 3)"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "features (n, 3) of a, b, c ("),
         ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
         ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),

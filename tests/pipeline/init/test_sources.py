@@ -94,6 +94,7 @@ def test_trees(place: Path) -> None:
     config = written(place, "trees.json", place / "holes.npz", "--force")
     assert config.inputs[0].columns == ("c", "a", "d")
     assert np.isnan(reference(place)["events/a"][0])
+    assert "8 of 50 are NaN" in (place / "config.yaml").read_text()
     pandas = pytest.importorskip("pandas")  # writes NaN as null
     pandas.DataFrame(holes).to_parquet(place / "holes.parquet")
     written(place, "trees.json", place / "holes.parquet", "--force")
