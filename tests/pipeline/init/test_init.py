@@ -430,7 +430,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "given", "says"),
     [
-        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "features (n, 3) of a, b, c ("),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "features (n, 3) of a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
         ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),
