@@ -107,24 +107,21 @@ class Index:
 
     def __floordiv__(self, by: int) -> Index:
         whole, rest = self._split(by)
-        low, high = rest.bounds
-        if low // by == high // by:
-            return whole + low // by
+        if rest.bounds[1] < by:
+            return whole
         rest, by = rest._reduced(by)
         return whole + Index(((Quotient(rest, by), 1),))
 
     def __mod__(self, by: int) -> Index:
         _, rest = self._split(by)
-        low, high = rest.bounds
-        if low // by == high // by:
-            return rest + -(low // by) * by
-        return Index(((Remainder(rest, by), 1),))
+        return rest if rest.bounds[1] < by else Index(((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """What `by` divides, divided by it; and the rest."""
-        whole = tuple((a, f // by) for a, f in self.terms if f % by == 0)
-        rest = tuple((a, f) for a, f in self.terms if f % by)
-        return Index(whole, self.constant // by), Index(rest, self.constant % by)
+        """What `by` divides, divided by it; and the rest, which is nowhere negative."""
+        whole = Index(tuple((a, f // by) for a, f in self.terms if f % by == 0))
+        rest = Index(tuple((a, f) for a, f in self.terms if f % by), self.constant)
+        more = rest.bounds[0] // by
+        return whole + more, rest + -more * by
 
     def _reduced(self, by: int) -> tuple[Index, int]:
         """The same quotient with a smaller divisor, where all factors share one with it."""

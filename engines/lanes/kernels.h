@@ -197,8 +197,9 @@ struct Place {
   decltype(order(V{})) best;
   Q at;
   INLINE_MEMBER void take(V x, int k) {
-    const auto key = order(x);
-    const auto ahead = kLargest ? less(best, key) : less(key, best);
+    auto key = order(x);
+    if (!kLargest) key = select(ne(x, x), key, ~key);  // NaN is found first either way
+    const auto ahead = less(best, key);
     at = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), at);
     best = k == 0 ? key : select(ahead, key, best);
   }

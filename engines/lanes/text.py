@@ -426,11 +426,7 @@ def _atom(atom: object, constants: Constants) -> str:
         return f"{constants.table(atom.table)}[{formula(atom.at, constants)}]"
     assert isinstance(atom, Quotient | Remainder)
     sign = "/" if isinstance(atom, Quotient) else "%"
-    inner = atom.of
-    if inner.bounds[0] < 0:  # C++ rounds quotients towards zero
-        name = "quotient_down" if sign == "/" else "remainder_up"
-        return f"{name}({formula(inner, constants)}, {atom.by})"
-    return f"(({formula(inner, constants)}) {sign} {atom.by})"
+    return f"(({formula(atom.of, constants)}) {sign} {atom.by})"
 
 
 def enclosed(text: str) -> str:

@@ -28,6 +28,16 @@ class FileColumn:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     @property
+    def vectors(self) -> FileColumn:
+        """The same, with lists of one length as vectors; itself where there are none."""
+        if self.offsets is None or not self.rows:
+            return self
+        counts = np.diff(self.offsets)
+        if counts[0] == 0 or (counts != counts[0]).any():
+            return self
+        return FileColumn(self.name, self.values.reshape(self.rows, counts[0]))
+
+    @property
     def cut(self) -> bytes | None:
         """The same for columns whose items belong to rows alike; None where they are no items."""
         return None if self.offsets is None else self.offsets.tobytes()
@@ -56,8 +66,11 @@ def counts_of(given: Any) -> Array:
     return np.asarray(ak.num(given, axis=1))
 
 
-def column_of(name: str, given: Any) -> FileColumn:
-    """What a library read; ValueError for what is no column of numbers."""
+def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
+    """What a library read; ValueError for what is no column of numbers.
+
+    `missing`: a null of floating-point numbers is NaN.
+    """
     offsets = None
     if not isinstance(given, np.ndarray):
         import awkward as ak
@@ -66,21 +79,52 @@ def column_of(name: str, given: Any) -> FileColumn:
         kind = str(given.type.content)
         if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
             raise ValueError(f"is {kind}: a column has numbers; leave it out")
+        given = _filled(given) if missing else given
         nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
         if nulls:
-            raise ValueError(f"has {nulls} nulls: fill them in the file (ak.fill_none)")
-        if "var" in kind:
+            how = "fill them in the file (ak.fill_none)"
+            if missing and "float" not in str(given.type.content):
+                how = "cast it to floating point, where a null is NaN"
+            raise ValueError(f"has {nulls} nulls: {how}")
+        if "var" in kind and given.ndim == 2:
             counts = np.ma.getdata(ak.to_numpy(ak.num(given, axis=1)))
             given, offsets = ak.flatten(given, axis=1), np.append(0, np.cumsum(counts))
+        elif "var" in kind:
+            given = _regular(given)
         given = np.ma.getdata(ak.to_numpy(given))
     if given.dtype.name not in DTYPES:
         kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
-    if given.ndim not in ((1, 2, 3) if offsets is None else (1,)):
+    if given.ndim not in (1, 2, 3):
         raise ValueError(
             f"has the shape {list(given.shape)}: a row is a number, a vector, a matrix"
         )
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
+
+
+def _filled(given: Any) -> Any:
+    """Awkward's array with NaN for each floating-point number that is null, in its own dtype."""
+    import awkward as ak
+
+    def fill(layout: Any, **_: Any) -> Any:
+        if layout.is_option and layout.content.is_numpy and layout.content.dtype.kind == "f":
+            return ak.fill_none(layout, layout.content.dtype.type(np.nan), highlevel=False)
+        return None
+
+    return ak.transform(fill, given)
+
+
+def _regular(lists: Any) -> Any:
+    """Lists of lists as matrices; ValueError where their lengths differ."""
+    import awkward as ak
+
+    try:
+        return ak.to_regular(lists, axis=None)
+    except ValueError as error:
+        raise ValueError(
+            f"is {lists.type.content}, lists of lists whose lengths differ: a row is a number, a "
+            "vector, a matrix, or one list of numbers; leave it out"
+        ) from error
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:

@@ -43,6 +43,8 @@ class Plan:
     """Columns of the files that go into the outputs as they are."""
     batch: int
     """Rows that are in memory at a time."""
+    missing: bool = False
+    """Whether a null of floating-point numbers is NaN, as for boosted trees."""
 
     @property
     def names(self) -> list[str]:

@@ -96,6 +96,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
         _batch(opened.signature, len(kept)),
+        BuiltFrom(opened.bundle.manifest).missing,
     )
 
 

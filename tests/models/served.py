@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -165,14 +166,21 @@ _PROVENANCE = Provenance(
 )
 
 
-def shared(factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature) -> Bundle:
+def shared(
+    factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature, config: Any = None
+) -> Bundle:
     """The bundle that `make_bundle` makes, once for all test processes."""
-    folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of))
+    folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of, config))
     return Bundle.open(folder / "bundle")
 
 
-def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature) -> Bundle:
-    """Captured, validated, timed for a moment and packaged, in this process, for one engine."""
+def make_bundle(
+    folder: Path, name: str, model: nn.Module, signature: Signature, config: Any = None
+) -> Bundle:
+    """Captured, validated, timed for a moment and packaged, in this process, for one engine.
+
+    `config`: what its manifest says that it was built from.
+    """
     work = folder / "work"
     work.mkdir(parents=True)
     made = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
@@ -192,5 +200,5 @@ def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature)
     )
     return package(
         folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
-        frozenset(), SessionSettings(), _PROVENANCE,
+        frozenset(), SessionSettings(), _PROVENANCE.model_copy(update={"config": config or {}}),
     )  # fmt: skip

@@ -9,6 +9,8 @@ import torch
 
 from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.index import Index, Indices, entry, flat
+from engines.lanes.operators.pointwise import common_dtype, select
+from engines.lanes.operators.reductions import reduced
 from engines.lanes.operators.registry import Step, lowers
 from engines.lanes.tensors import (
     UNKNOWN,
@@ -222,6 +224,17 @@ def _put(
     return build.add(Scattered(base, source, picks, how))  # type: ignore[no-any-return]
 
 
+@lowers("index_fill")
+def index_fill(build: Builder, step: Step, x: Tensor, dim: int, index: Any, value: Any) -> Tensor:
+    if not isinstance(index, torch.Tensor):
+        raise NotKnown("filling where each row says")
+    chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)
+    shape = [1] * len(x.shape)
+    shape[dim % len(shape)] = x.shape[dim]
+    filled = build.tensor(value, step.dtype)
+    return select(build, step, build.tensor(chosen.view(shape)), filled, x)
+
+
 @lowers("bucketize", "searchsorted")
 def bucketize(
     build: Builder, step: Step, a: Any, b: Any, *, out_int32: bool = False, right: bool = False,
@@ -231,9 +244,6 @@ def bucketize(
     values, edges = (a, b) if step.name == "bucketize" else (b, a)
     if not isinstance(edges, torch.Tensor) or edges.dim() != 1:
         raise NotKnown("boundaries that depend on the row")
-    from engines.lanes.operators.pointwise import common_dtype
-    from engines.lanes.operators.reductions import reduced
-
     x, dtype = build.tensor(values), common_dtype(values, edges)
     shape = (*x.shape, len(edges))
     each = build.view(x, shape, lambda at: at[:-1])

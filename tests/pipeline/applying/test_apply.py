@@ -14,10 +14,12 @@ from typing import Any
 import awkward as ak
 import h5py
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uproot
+from torch import Tensor, nn
 
 import pipeline
 from pipeline.applying.outputs import Rows, write
@@ -27,6 +29,8 @@ from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.model.trees import load_trees
 from tests.campaigns.apply import campaign
 from tests.models import served
 from tests.models.building import mlp_signature
@@ -807,6 +811,70 @@ def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Regi
     assert np.isnan(np.asarray(read_rows(tmp_path / "nan.parquet")["x"])).tolist() == [
         i == 3 for i in range(20)
     ]
+
+
+def test_a_null_is_nan_for_trees(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pandas writes NaN as null, and boosted trees take NaN for a missing value."""
+    xgboost = pytest.importorskip("xgboost")
+    given = {name: columns(300)[name] for name in FEATURES}
+    given["b"][::5] = np.nan
+    rows = np.stack([*given.values()], axis=1)
+    table = xgboost.DMatrix(rows, np.nan_to_num(rows).sum(1) > 0, feature_names=[*FEATURES])
+    booster = xgboost.train({"objective": "binary:logistic", "max_depth": 3}, table, 5)
+    booster.save_model(tmp_path / "trees.json")
+    signature = Signature.build(
+        {"jets": mlp_signature().layouts["jets"], "tags": Layout([column("p", "float32")])},
+        [Block("features", "jets", FEATURES)],
+        [Block("p", "tags", ("p",))],
+        {"n": RowRange(0, 64)},
+    )
+    model = load_trees(tmp_path / "trees.json")
+    said = {"model": {"trees": "trees.json"}}
+    promoted(empty, served.shared(tmp_path_factory, "trees", model, signature, said))
+    pd.DataFrame(given).to_parquet(tmp_path / "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["b"].null_count == 60
+    out = tmp_path / "out.npz"
+    pipeline.apply("trees@production", tmp_path / "rows.parquet", out, registry=empty)
+    np.testing.assert_allclose(read_rows(out)["p"], booster.predict(table), atol=1e-6)
+
+
+class Lengths(nn.Module):
+    def forward(self, hits: Tensor, pt: Tensor) -> Tensor:
+        return (hits * hits).sum(1, keepdim=True) + pt
+
+
+def test_lists_of_one_length_are_a_models_vectors(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As pandas writes them; a row of another length is named, and no part of an output is left."""
+    signature = Signature.build(
+        {
+            "jets": Layout([eigen("hits", "float32", 3), column("pt", "float32")]),
+            "tags": Layout([column("y", "float32")]),
+        },
+        [Block("hits", "jets", ("hits",)), Block("pt", "jets", ("pt",))],
+        [Block("y", "tags", ("y",))],
+        {"n": RowRange(0, 64)},
+    )
+    promoted(empty, served.shared(tmp_path_factory, "lengths", Lengths(), signature))
+    draw = np.random.default_rng(1)
+    hits, pt = draw.normal(size=(300, 3)).astype("f4"), draw.normal(size=300).astype("f4")
+    expected = (hits * hits).sum(1) + pt
+    pd.DataFrame({"hits": [*hits], "pt": pt}).to_parquet(tmp_path / "rows.parquet")
+    with uproot.recreate(tmp_path / "rows.root") as file:
+        file.mkrntuple("Events", {"hits": ak.from_regular(ak.Array(hits)), "pt": pt})
+    for name in ("rows.parquet", "rows.root"):
+        pipeline.apply("lengths@production", tmp_path / name, tmp_path / "out", registry=empty)
+        found = np.asarray(read_rows(tmp_path / "out" / name)["y"])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    other = pd.DataFrame({"hits": [*hits[:299], hits[0, :2]], "pt": pt})
+    other.to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(DataError, match=r"other\.parquet.*'hits' is jagged .*2 to 3 items"):
+        pipeline.apply(
+            "lengths@production", tmp_path / "other.parquet", tmp_path / "other.npz", registry=empty
+        )
 
 
 @pytest.mark.long
