@@ -1,0 +1,125 @@
+"""Indices beside Python's own integers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.lanes.index import (
+    Atom,
+    Entry,
+    Index,
+    Quotient,
+    Remainder,
+    Variable,
+    constant,
+    entry,
+    reshaped,
+    variable,
+)
+
+VARIABLES = (Variable("i", 3), Variable("j", 4), Variable("k", 6))
+
+
+def value(index: Index, at: Mapping[Variable, int]) -> int:
+    return index.constant + sum(factor * _atom(atom, at) for atom, factor in index.terms)
+
+
+def _atom(atom: Atom, at: Mapping[Variable, int]) -> int:
+    match atom:
+        case Variable():
+            return at[atom]
+        case Quotient(of, by):
+            return value(of, at) // by
+        case Remainder(of, by):
+            return value(of, at) % by
+        case Entry(table, place):
+            return table[value(place, at)]
+    raise AssertionError(atom)
+
+
+def places() -> list[dict[Variable, int]]:
+    ranges = (range(v.extent) for v in VARIABLES)
+    return [dict(zip(VARIABLES, each, strict=True)) for each in itertools.product(*ranges)]
+
+
+factors = st.integers(-12, 24)
+sums = st.builds(
+    lambda own, rest: Index(
+        tuple((v, f) for v, f in zip(VARIABLES, own, strict=True) if f), rest
+    ),
+    st.tuples(factors, factors, factors),
+    st.integers(-50, 50),
+)
+divisors = st.integers(1, 30)
+
+
+@given(sums, divisors, divisors)
+def test_quotients_and_rests(index: Index, by: int, next_by: int) -> None:
+    quotient, rest = index // by, index % by
+    both = (index // by + index % by) // next_by
+    for at in places():
+        number = value(index, at)
+        assert value(quotient, at) == number // by
+        assert value(rest, at) == number % by
+        assert value(both, at) == (number // by + number % by) // next_by
+
+
+@given(sums, divisors)
+def test_bounds_are_never_passed(index: Index, by: int) -> None:
+    for each in (index, index // by, index % by):
+        low, high = each.bounds
+        found = [value(each, at) for at in places()]
+        assert low <= min(found)
+        assert max(found) <= high
+
+
+@given(sums, divisors, st.integers(0, 2), st.integers(0, 3))
+def test_other_indices_in_place_of_variables(index: Index, by: int, i: int, j: int) -> None:
+    shifted: Mapping[Atom, Index] = {
+        VARIABLES[0]: constant(i),
+        VARIABLES[1]: Index(((VARIABLES[1], -1),), 3),
+    }
+    replaced = (index // by).replaced(shifted)
+    for at in places():
+        before = {**at, VARIABLES[0]: i, VARIABLES[1]: 3 - at[VARIABLES[1]]}
+        assert value(replaced, at) == value(index, before) // by
+
+
+@given(st.lists(st.integers(-9, 9), min_size=6, max_size=6))
+def test_a_table(table: list[int]) -> None:
+    found = entry(tuple(table), variable("k", 6))
+    for at in places():
+        assert value(found, at) == table[at[VARIABLES[2]]]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Two shapes of as many elements."""
+    primes = draw(st.lists(st.sampled_from([2, 2, 3, 5]), min_size=1, max_size=5))
+
+    def grouped() -> tuple[int, ...]:
+        cuts = sorted(draw(st.lists(st.integers(0, len(primes)), max_size=3)))
+        edges = [0, *cuts, len(primes)]
+        shuffled = draw(st.permutations(primes))
+        return tuple(math.prod(shuffled[a:b]) for a, b in itertools.pairwise(edges))
+
+    return grouped(), grouped()
+
+
+@given(shapes())
+def test_reshaped(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    before, after = pair
+    tensor = torch.arange(math.prod(before)).reshape(before)
+    variables = [Variable(f"d{d}", size) for d, size in enumerate(after)]
+    index = tuple(variable(v.name, v.extent) for v in variables)
+    found = reshaped(index, after, before)
+    for place in itertools.product(*(range(size) for size in after)):
+        at = dict(zip(variables, place, strict=True))
+        where = tuple(value(each, at) for each in found)
+        assert tensor[where] == tensor.reshape(after)[place]

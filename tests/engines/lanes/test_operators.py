@@ -1,0 +1,299 @@
+"""Operators beside eager torch, many to a library: at numbers that are special, at every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.engines.lanes.harness import MOST, Function, compiled
+
+Table = Mapping[str, Callable[..., Tensor]]
+F = torch.nn.functional
+NAN, INF = float("nan"), float("inf")
+SPECIAL = (
+    0.0, -0.0, 1.0, -1.0, 0.5, -0.5, NAN, INF, -INF, 1e-40, -1e-40, 1e20, -1e20, 3.4e38, -3.4e38,
+    1e-20, 2.0, -2.0, 3.0, 10.0, -10.0, 88.0, -88.0, -104.0, 100.0, 0.999, -0.999, 1.0001, 7.5,
+    -7.5, 2.5, -2.5, 1.5, 1e-8,
+)  # fmt: skip
+
+
+def _named(where: object, names: str) -> dict[str, Callable[..., Tensor]]:
+    return {name: getattr(where, name) for name in names.split()}
+
+
+UNARY: Table = {
+    **_named(
+        torch,
+        "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid tanh asinh "
+        "acosh atanh sin cos tan asin acos atan erf erfc relu floor ceil round trunc frac sign "
+        "square isnan isinf isfinite logical_not nan_to_num logit",
+    ),
+    **_named(
+        F,
+        "silu softplus elu leaky_relu hardtanh hardswish hardsigmoid celu selu relu6 softsign "
+        "hardshrink softshrink",
+    ),
+    "power of 4": lambda x: x**4,
+    "power of -2": lambda x: x**-2,
+    "power of 1.5": lambda x: x**1.5,
+    "clamp": lambda x: x.clamp(-1, 2),
+    "clamp, the least above the most": lambda x: x.clamp(2, -1),
+    "remainder": lambda x: torch.remainder(x, 1.7),
+    "fmod": lambda x: torch.fmod(x, -1.7),
+    "times weights": lambda x: x * torch.tensor([2.0, -3.0]),
+    "float16": lambda x: x.to(torch.float16) * 3,
+    "bfloat16": lambda x: x.to(torch.bfloat16) + 1,
+    "float64": lambda x: x.double() / 3,
+    "bool": lambda x: x.bool(),
+    "masked": lambda x: x.masked_fill(x < 0, -INF),
+}
+BINARY: Table = {
+    **_named(
+        torch,
+        "add sub mul div maximum minimum fmax fmin atan2 fmod remainder copysign hypot pow eq ne "
+        "lt le gt ge logical_and logical_or logical_xor logaddexp heaviside",
+    ),
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "clamp by a tensor": lambda a, b: torch.clamp(a, min=b),
+    "addcmul": lambda a, b: torch.addcmul(a, a, b, value=0.5),
+}
+INTEGERS: Table = {
+    **_named(torch, "add sub mul maximum minimum bitwise_and bitwise_or bitwise_xor lt eq fmod"),
+    "abs": lambda a, b: a.abs(),
+    "not": lambda a, b: ~a,
+    "divided": lambda a, b: a / b,
+    "floor": lambda a, b: a // b,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "rest": lambda a, b: a % b,
+    "left": lambda a, b: a << 2,
+    "right": lambda a, b: a >> 3,
+    "square": lambda a, b: a**2,
+    "sum": lambda a, b: (a + b).sum(1),
+    "product": lambda a, b: a.prod(1),
+    "cumulative": lambda a, b: a.cumsum(1),
+    "sorted": lambda a, b: a.sort(1).values,
+    "largest": lambda a, b: a.argmax(1),
+    "as float": lambda a, b: a.float() * 0.5,
+    "beside a float": lambda a, b: a * 1.5,
+    "above a float": lambda a, b: a > 2.5,
+    "sign": lambda a, b: a.sign(),
+    "truth": lambda a, b: a.bool(),
+}
+REDUCTIONS: Table = {
+    **{
+        f"{name} {dim}": lambda x, name=name, dim=dim: getattr(torch, name)(x, dim=dim)
+        for name in ("sum", "mean", "amax", "amin", "var", "logsumexp")
+        for dim in (1, (1, 2), -1)
+    },
+    "all dimensions": lambda x: x.sum((1, 2, 3)),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=2),
+    "product": lambda x: x.prod(2),
+    "any": lambda x: (x > 1).any(2),
+    "all": lambda x: (x > -1).all(1),
+    "how many": lambda x: (x > 0).sum((1, 2)),
+    "argmax": lambda x: x.argmax(2),
+    "argmin": lambda x: x.argmin(1),
+    "argmax of all": lambda x: x.flatten(1).argmax(1),
+    "max": lambda x: x.max(2).values,
+    "where the max is": lambda x: x.max(1).indices,
+    "softmax": lambda x: x.softmax(2),
+    "log softmax": lambda x: x.log_softmax(-1),
+    "cumsum": lambda x: x.nan_to_num(0.0, 0.0, 0.0).abs().cumsum(2),
+    "cumprod": lambda x: x.cumprod(1),
+    "normalized": lambda x: F.normalize(x, dim=2),
+}
+VIEWS: Table = {
+    "permuted": lambda x: x.permute(0, 3, 1, 2) * 1,
+    "reshaped": lambda x: x.reshape(-1, 6, 4) * 2,
+    "transposed, reshaped": lambda x: x.transpose(1, 3).reshape(-1, 4, 6) + 1,
+    "flipped": lambda x: x.flip(1, 3) * 1,
+    "rolled": lambda x: torch.roll(x, (1, -1), (1, 2)),
+    "sliced": lambda x: x[:, :-1, -3::2] * 1,
+    "selected": lambda x: x[:, 1, 2] * x[:, 0, -1],
+    "beside each other": lambda x: torch.cat([x, x * 2, x[:, :1]], 1),
+    "stacked": lambda x: torch.stack([x, x + 1], 2),
+    "split": lambda x: torch.cat(x.split([1, 3], 2)[::-1], 2),
+    "expanded": lambda x: x[:, :1].expand(-1, 5, -1, -1) * 1,
+    "repeated": lambda x: x.repeat(1, 2, 1, 3),
+    "each repeated": lambda x: x.repeat_interleave(2, dim=2),
+    "padded": lambda x: F.pad(x, (1, 2, 0, 1), value=3.0),
+    "cut": lambda x: F.pad(x, (-1, 0, 1, -1)),
+    "mirrored": lambda x: F.pad(x.flatten(2), (2, 2), mode="reflect"),
+    "around": lambda x: F.pad(x.flatten(2), (2, 1), mode="circular"),
+    "diagonal": lambda x: torch.diagonal(x, 1, 1, 2) * 1,
+    "triangle": lambda x: x.triu(1),
+    "windows": lambda x: x.unfold(2, 2, 1) * 1,
+    "pairs": lambda x: x[:, :, None, :, 0] - x[:, None, :, :, 1],
+    "a part replaced": lambda x: torch.slice_scatter(x, x[:, :1] * 9, 1, 1, 2),
+    "filled": lambda x: x.new_full((x.shape[0], 2), 3.0) + x[:, 0, :2, 0],
+}
+WEIGHTS = torch.linspace(-1, 2, 18).reshape(6, 3)
+SELECTIONS: Table = {
+    "topk": lambda x, i: x.topk(3, 1).values,
+    "least": lambda x, i: x.topk(2, 2, largest=False).values,
+    "sorted": lambda x, i: x.sort(2, descending=True).values,
+    "order": lambda x, i: torch.sort(x, dim=1, stable=True).indices,
+    "order, downwards": lambda x, i: torch.sort(x, dim=1, stable=True, descending=True).indices,
+    "gathered": lambda x, i: x.gather(1, i.unsqueeze(2).expand(-1, -1, 4)),
+    "gathered by topk": lambda x, i: x.gather(1, x.topk(2, 1).indices),
+    "index_select": lambda x, i: x.index_select(1, torch.tensor([2, 0, 5, 5])),
+    "by constants": lambda x, i: x[:, torch.tensor([2, 0]), torch.tensor([1, -1])],
+    "embedding": lambda x, i: F.embedding(i, WEIGHTS),
+    "weights by two": lambda x, i: WEIGHTS[i, i % 3],
+    "scatter": lambda x, i: torch.zeros_like(x[:, :, 0]).scatter(1, i, x[:, :5, 1]),
+    "scatter_add": lambda x, i: x[:, :, 0].scatter_add(1, i, x[:, :5, 1]),
+    "index_add": lambda x, i: x.index_add(1, torch.tensor([1, 1, 3]), x[:, :3]),
+    "index_fill": lambda x, i: x.index_fill(1, torch.tensor([1, 3]), 7.0),
+    "one_hot": lambda x, i: F.one_hot(i, 6),
+    "bucketize": lambda x, i: torch.bucketize(
+        x.nan_to_num(0.0), torch.tensor([-1.0, 0.0, 0.5]), right=True
+    ),
+    "pairs alike": lambda x, i: (i[:, :, None] == i[:, None, :]).sum(2),
+}
+
+
+def _applied(made: nn.Module, which: str) -> Callable[..., Tensor]:
+    """To the vectors of rows, or to their images; with weights that are no start of a training."""
+    for values in (*made.parameters(), *made.buffers()):
+        if values.is_floating_point():
+            values.data.uniform_(0.1, 0.9)
+    made = made.eval().requires_grad_(False)
+    if which == "images":
+        return lambda v, images: made(images)
+    return lambda v, images: made(v)
+
+
+def _first(made: nn.Module) -> Callable[..., Tensor]:
+    call = _applied(made, "vectors")
+    return lambda v, images: call(v, images)[0]
+
+
+def products() -> Table:
+    torch.manual_seed(3)
+    weights = torch.randn(7, 8)
+    return {
+        "linear": lambda v, images: F.linear(v, weights),
+        "matrices": lambda v, images: v @ v.transpose(1, 2),
+        "einsum": lambda v, images: torch.einsum("nij,kj->nki", v, weights),
+        "weights first": lambda v, images: weights @ v.transpose(1, 2),
+        "outer": lambda v, images: torch.einsum("ni,nj->nij", v[:, 0], v[:, :, 0]),
+        "addmm": lambda v, images: torch.addmm(
+            weights[:, 0], v[:, 1], weights.t(), beta=0.5, alpha=2.0
+        ),
+        "conv2d": _applied(nn.Conv2d(4, 5, 3, padding=1), "images"),
+        "strides, dilated": _applied(nn.Conv2d(4, 5, 2, stride=2, dilation=2), "images"),
+        "grouped": _applied(nn.Conv2d(4, 8, 3, groups=2, padding=1), "images"),
+        "depthwise": _applied(nn.Conv2d(4, 4, 3, groups=4), "images"),
+        "conv1d": _applied(nn.Conv1d(6, 4, 3, stride=2, padding=2), "vectors"),
+        "transposed": _applied(nn.ConvTranspose1d(6, 4, 4, stride=2, padding=1), "vectors"),
+        "transposed 2d": _applied(
+            nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 3), groups=2), "images"
+        ),
+        "max_pool": lambda v, images: F.max_pool2d(images, 3, 2, 1),
+        "avg_pool": lambda v, images: F.avg_pool2d(images, 3, 2, 1, count_include_pad=False),
+        "adaptive": lambda v, images: F.adaptive_avg_pool2d(images, (3, 2)),
+        "attention": lambda v, images: F.scaled_dot_product_attention(v, v, v),
+    }
+
+
+def layers() -> Table:
+    torch.manual_seed(4)
+    return {
+        "layer norm": _applied(nn.LayerNorm(8), "vectors"),
+        "group norm": _applied(nn.GroupNorm(3, 6), "vectors"),
+        "batch norm": _applied(nn.BatchNorm1d(6), "vectors"),
+        "RMS norm": _applied(nn.RMSNorm(8), "vectors"),
+        "PReLU": _applied(nn.PReLU(6), "vectors"),
+        "LSTM": _first(nn.LSTM(8, 5, batch_first=True)),
+        "LSTM of two layers": _first(nn.LSTM(8, 3, 2, batch_first=True, bidirectional=True)),
+        "GRU": _first(nn.GRU(8, 5, batch_first=True)),
+        "RNN": _first(nn.RNN(8, 5, batch_first=True)),
+        "encoder": _applied(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "vectors"),
+    }
+
+
+def distance(found: Tensor, wanted: Tensor) -> float:
+    """The largest difference, in units of the last place of what was wanted."""
+    assert found.dtype == wanted.dtype
+    assert torch.equal(found.isnan(), wanted.isnan())
+    same = (found == wanted) | wanted.isnan()
+    if not wanted.is_floating_point():
+        return 0.0 if bool(same.all()) else INF
+    off = (found.double() - wanted.double()).abs()
+    place = torch.finfo(wanted.dtype).eps * wanted.double().abs() + 1e-43
+    return float(torch.where(same, 0.0, off / place).max()) if len(found) else 0.0
+
+
+def agree(table: Table, inputs: list[Tensor], most: float) -> None:
+    outputs = {f"y{k}": call for k, call in enumerate(table.values())}
+    titles = dict(zip(outputs, table, strict=True))
+    library = compiled(Function(outputs), inputs, list(outputs))
+    for n in (MOST, 5):
+        rows = [each[:n] for each in inputs]
+        found, wanted = library(*rows), library.eager(*rows)
+        off = {k: distance(found[k], w.reshape(found[k].shape)) for k, w in wanted.items()}
+        assert {titles[name]: ulps for name, ulps in off.items() if not ulps <= most} == {}
+
+
+def special(dtype: torch.dtype) -> Tensor:
+    torch.manual_seed(0)
+    first = torch.cat([torch.tensor(SPECIAL), torch.randn(MOST - len(SPECIAL)) * 3])
+    return torch.stack([first, first[torch.randperm(MOST)]], 1).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_of_one_number(dtype: torch.dtype) -> None:
+    agree(UNARY, [special(dtype)], 8)
+
+
+def test_of_two_numbers() -> None:
+    values = special(torch.float32)
+    agree(BINARY, [values, values.roll(7, 0)], 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
+def test_integers(dtype: torch.dtype) -> None:
+    limit = torch.iinfo(dtype)
+    ends = [0, 1, limit.max, limit.min, limit.max - 1, limit.min + 1, 5, 7]
+    generator = torch.Generator().manual_seed(1)
+    rest = torch.randint(limit.min // 2, limit.max // 2, (MOST - len(ends),), generator=generator)
+    a = torch.cat([torch.tensor(ends, dtype=dtype), rest.to(dtype)])
+    b = torch.cat([torch.tensor([1, 2, 3, limit.max, 7, 9, 1, 1]).to(dtype), rest.abs().to(dtype)])
+    b = b.clamp(min=1)
+    agree(INTEGERS, [torch.stack([a, a.flip(0)], 1), torch.stack([b, b], 1)], 1)
+
+
+def test_reductions() -> None:
+    torch.manual_seed(2)
+    values = torch.randn(MOST, 3, 5, 4)
+    values[-3:, :, :, ::2] = torch.tensor([NAN, INF, -INF]).view(3, 1, 1, 1)
+    agree(REDUCTIONS, [values], 64)  # sums in another order, where they cancel
+
+
+def test_views() -> None:
+    torch.manual_seed(2)
+    agree(VIEWS, [torch.randn(MOST, 3, 4, 2)], 0)
+
+
+def test_selections() -> None:
+    torch.manual_seed(2)
+    values = torch.randn(MOST, 6, 4)
+    values[:5] = values[:5].round()  # equal ones
+    values[7, 2, 1], values[8, 3] = NAN, INF
+    agree(SELECTIONS, [values, torch.randint(0, 6, (MOST, 5))], 1)
+
+
+@pytest.mark.parametrize("table", [products, layers])
+def test_products_and_layers(table: Callable[[], Table]) -> None:
+    torch.manual_seed(2)
+    found = table()
+    images = [torch.rand(MOST, 4, 9, 7)] if table is products else []
+    given = [torch.rand(MOST, 6, 8), *images]
+    if not images:
+        found = {name: lambda v, call=call: call(v, None) for name, call in found.items()}
+    agree(found, given, 64)
