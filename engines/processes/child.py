@@ -26,7 +26,7 @@ def search_path() -> str:
     """PYTHONPATH for a child: where this process finds modules, the working folder last."""
     here = os.getcwd()
     entries = [entry or here for entry in sys.path]
-    if _ROOT != Path(here).resolve():
+    if Path(here).resolve() != _ROOT:
         entries.sort(key=lambda entry: entry == here)
     return os.pathsep.join(entries)
 

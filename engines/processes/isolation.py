@@ -35,6 +35,8 @@ class Outcome:
     script: Path
     killed: bool = False
     """By the time limit or for want of memory: it may end otherwise next time."""
+    not_applicable: bool = False
+    """It said that it is not for this model or target; nothing broke."""
 
     @property
     def ok(self) -> bool:
@@ -113,7 +115,12 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         last = lines[-1] if lines else "nothing in its log"
         return Outcome(None, f"exit code {code} without an answer: {last}", log, script)
     return Outcome(
-        data.get("value"), data.get("error"), log, script, killed=data.get("out_of_memory", False)
+        data.get("value"),
+        data.get("error"),
+        log,
+        script,
+        killed=data.get("out_of_memory", False),
+        not_applicable=data.get("not_applicable", False),
     )
 
 

@@ -115,7 +115,10 @@ def revalidate(
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
-        return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
+        without = ValidationReport.failed
+        if candidate.status == "not applicable":
+            without = ValidationReport.not_applicable
+        return without(engine_name, candidate.reason or "no artifact")
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
     report = _validated(opened, target, engine_name)

@@ -306,6 +306,23 @@ def test_compiler_that_fails_is_one_failed_candidate(
     assert "error" in answer.read_text()
 
 
+def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
+    heavy: Built, empty: Registry
+) -> None:
+    """Nothing broke and no answer is off: there is nothing that aoti-folded could fold."""
+    project = heavy.project
+    config = project.variant("folded.yaml", ("[exported]", "[aoti-folded, exported]"))
+    at = ("--registry", empty.uri)
+    said = cli("run", config, "--work", project.work, *at)
+    assert f"aoti-folded for {TARGET} is not applicable: nothing to fold" in said.stderr
+    candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["aoti-folded"]
+    assert candidate.status == "not applicable"
+    reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
+    assert [each["otherwise"] for each in reports if not each["valid"]] == ["not applicable"]
+    for text in (said.stdout, cli("show", "jets/1", *at).stdout, cli("ls", *at).stdout):
+        assert "failed" not in text and "refused" not in text
+
+
 def test_no_version_where_every_engine_fails(
     heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
