@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -90,14 +90,13 @@ class ValidationReport:
     """Why windows that begin at any row are not to be bound; empty where they may."""
     bits: str | None = None
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
-    otherwise: Literal["refused", "failed", "not applicable"] = "refused"
-    """The verdict where it is none of valid and unverified."""
+    verdict: Verdict = "refused"
 
-    @property
-    def verdict(self) -> Verdict:
-        if self.valid:
-            return "valid"
-        return "unverified" if self.unverified else self.otherwise
+    def __post_init__(self) -> None:
+        """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
+        said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
+        settled = "valid" if self.valid else "unverified" if self.unverified else said
+        object.__setattr__(self, "verdict", settled)
 
     @property
     def windows(self) -> bool:
@@ -119,7 +118,7 @@ class ValidationReport:
     @classmethod
     def failed(cls, engine_name: str, reason: str) -> ValidationReport:
         """Its compiler or the artifact itself broke."""
-        return cls(engine_name, False, reason, otherwise="failed")
+        return cls(engine_name, False, reason, verdict="failed")
 
     @classmethod
     def refused(cls, engine_name: str, reason: str) -> ValidationReport:
@@ -129,7 +128,7 @@ class ValidationReport:
     @classmethod
     def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
         """The engine is not for this model or target."""
-        return cls(engine_name, False, reason, otherwise="not applicable")
+        return cls(engine_name, False, reason, verdict="not applicable")
 
 
 def validate_candidate(

@@ -318,7 +318,7 @@ def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
     candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["aoti-folded"]
     assert candidate.status == "not applicable"
     reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
-    assert [each["otherwise"] for each in reports if not each["valid"]] == ["not applicable"]
+    assert [each["verdict"] for each in reports if not each["valid"]] == ["not applicable"]
     for text in (said.stdout, cli("show", "jets/1", *at).stdout, cli("ls", *at).stdout):
         assert "failed" not in text and "refused" not in text
 
