@@ -17,6 +17,7 @@ from engines.processes.isolation import Outcome
 from pipeline.promotion.promoting import promote
 from registry.errors import PromotionRefused
 from registry.store.registry import Registry
+from runtime.opening import open_candidate
 from stages import validate
 from tests.models.project import PASSED, TARGET, Built, answer, cli, described, resealed
 
@@ -161,7 +162,7 @@ def test_rows_are_judged_again_as_production_takes_them(
         return Outcome(validate.validate_here(**payload), None, folder, folder)
 
     ref = registered(registry, jets, tmp_path / "edited", edit)
-    opened = validate.open_candidate
+    opened = open_candidate
     faulty = lambda *a: Faulty(opened(*a), at)  # noqa: E731
     monkeypatch.setattr(validate, "open_candidate", faulty)
     monkeypatch.setattr(validate, "keep_freed_memory", lambda: None)

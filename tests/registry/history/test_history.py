@@ -146,6 +146,19 @@ def test_no_rollback_to_what_production_would_refuse(
     assert registry.find("jets@production").number == 2
 
 
+def test_a_promotion_to_staging_is_none_to_production(
+    registry: Registry, promoted: list[Version], passed: list[Decision]
+) -> None:
+    """Nor is one to production, of another version, one of this."""
+    staged = registry.promote(promoted[2], "staging", passed)
+    text = staged.tags["promotion.staging"].replace('"alias": "staging"', '"alias": "production"')
+    client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
+    forged = registry.find("jets/3")
+    assert registry.promotions(forged, "production") == []
+    with pytest.raises(NotPromotedError, match="has no such promotion"):
+        forged.let_in("production", registry.promotions(forged, "production"))
+
+
 def test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it(
     registry: Registry, three: list[Version], passed: list[Decision]
 ) -> None:

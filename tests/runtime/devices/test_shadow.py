@@ -25,8 +25,8 @@ def shadowed(
     production: Executable, shadow: Executable, kept: list[ShadowRecord]
 ) -> ShadowedSession:
     signature = rogues.split_signature()
-    sessions = (Session(signature, each) for each in (production, shadow))
-    return ShadowedSession(*sessions, 1.0, BEGUN, kept.append)
+    inner, beside = Session(signature, production), Session(signature, shadow)
+    return ShadowedSession(inner, beside, 1.0, BEGUN, kept.append)
 
 
 @pytest.mark.parametrize("output", [0, 1])
