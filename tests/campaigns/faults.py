@@ -247,13 +247,13 @@ FAULTS = (
         "a promotion lets in targets that its gates did not see",
         "annexes={t: digest for t, digest in found.annexes.items() if t in seen},",
         "annexes=dict(found.annexes),",
-        ("test_production_takes_it_once_a_promotion_let_it_pass",),
+        ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
         "a promotion forgets the targets that an earlier one let in",
         "seen = {*annexes, *(before.annexes if before else ())}",
         "seen = {*annexes}",
-        ("test_production_takes_it_once_a_promotion_let_it_pass",),
+        ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
         "a promotion goes over one that came meanwhile",
@@ -389,7 +389,7 @@ FAULTS = (
         "a session that was pickled takes any target",
         "        target=origin.target if origin else None,\n    )",
         "    )",
-        ("test_it_opens_the_target_that_it_had",),
+        ("test_it_opens_as_it_was_loaded",),
     ),
     Fault(
         "a damaged copy in the cache is used",
@@ -432,7 +432,13 @@ FAULTS = (
     # Our own processes, and what counts as a change
     Fault(
         "a child process takes our code from the working folder",
-        '        _take(name, _ROOT / name / "__init__.py")\n',
+        'return [sys.executable, "-P", "-m", module, *arguments]',
+        'return [sys.executable, "-m", module, *arguments]',
+        ("test_nothing_comes_from_the_working_folder_but_a_model",),
+    ),
+    Fault(
+        "a child process looks into the working folder first",
+        "        entries.sort(key=lambda entry: entry == str(here))\n",
         "        pass\n",
         ("test_nothing_comes_from_the_working_folder_but_a_model",),
     ),

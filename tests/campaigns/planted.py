@@ -7,7 +7,7 @@ The tree is copied to a scratch folder. There, one fault of `faults.py` at a tim
 must see it runs, and the fault is taken out again. What runs has to be green without any fault.
 
 Tests run in children of a process that has imported the libraries (`planted_server.py`). What they
-share, models and registries, is made once, without a fault; with a fault in C++, programs in C++ are
+share, models and registries, is made once, without a fault; with one in C++, programs in C++ are
 made anew. A fault that is not seen so is tried again with everything made anew.
 """
 

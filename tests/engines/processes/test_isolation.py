@@ -19,7 +19,7 @@ import torch
 
 import soa_pipeline
 from engines.errors import out_of_memory
-from engines.processes import warm
+from engines.processes import search_path, warm
 from engines.processes.isolation import Outcome, run_isolated, side_by_side
 from stages import errors
 from tests.models.signals import disposed
@@ -118,6 +118,18 @@ def test_nothing_comes_from_the_working_folder_but_a_model(
     subprocess.run([str(outcome.script)], cwd=work, check=True)
     answer = json.loads((outcome.script.parent / "answer.json").read_text())
     assert answer == {"value": outcome.value}
+
+
+def test_our_code_is_found_where_the_parent_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by one that found it in "", the working folder of then."""
+    ours = str(Path(errors.__file__).parents[1])
+    assert search_path().split(os.pathsep).count(ours) >= 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *(each for each in sys.path if each != ours)])
+    first, *_, last = search_path().split(os.pathsep)
+    assert (first, last) == (ours, str(tmp_path))
 
 
 def test_torch_is_imported_again_only_for_what_it_may_read(
