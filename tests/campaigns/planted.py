@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
@@ -99,6 +99,10 @@ class Seen:
     anew: bool = False
     """Whether it was seen only where everything was made anew."""
 
+    @property
+    def missed(self) -> list[str]:
+        return [check for check in self.fault.seen_by if check not in self.red]
+
     def __str__(self) -> str:
         by = ", ".join(f"`{check}`" for check in self.red) or "**nothing**"
         return f"| {self.fault.name} | {by} |"
@@ -160,9 +164,11 @@ class Copy:
 
     def put_in(self, fault: Fault) -> Seen:
         path, cpu = self.root / place(fault), self.cpu
-        good = path.read_text()
+        good, built = path.read_text(), self._libraries()
         try:
             self._write(path, good.replace(fault.old, fault.new))
+            if path.name in _extension():
+                self._build()
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 red = self.red(fault.seen_by, self._made_with(path, Path(scratch)))
             missed = [check for check in fault.seen_by if check not in red]
@@ -171,6 +177,8 @@ class Copy:
                 red = self.red(missed, None)
         finally:
             self._write(path, good)
+            for library, content in built.items():
+                library.write_bytes(content)
         seen_by = tuple(check for check in fault.seen_by if check in red)
         return Seen(fault, seen_by, self.cpu - cpu, anew and bool(seen_by))
 
@@ -192,13 +200,26 @@ class Copy:
         path.write_text(text)
         if path.suffix == ".py":
             os.utime(path, (second := next(self._seconds), second))
-        elif "library" not in path.parts and path.name in _extension():
-            self._spend([sys.executable, "setup.py", "build_ext", "--inplace", "--force", "-q"])
 
-    def _spend(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        begun = os.times()
+    def _libraries(self) -> dict[Path, bytes]:
+        """Those that the tree has built in place."""
+        folder = self.root / "engines" / "native"
+        return {path: path.read_bytes() for path in folder.glob("*.so")}
+
+    def _build(self) -> None:
+        """What is unchanged is not compiled again."""
+        compiler = f"{os.environ.get('CMAKE_CXX_COMPILER_LAUNCHER', '')} g++".strip()
+        build = [sys.executable, "setup.py", "build_ext", "--inplace", "--force", "-q"]
+        done = self._spend(build, {"CC": compiler, "CXX": compiler})
+        if done.returncode:
+            raise SystemExit(f"the native code does not build with its fault:\n{done.stderr}")
+
+    def _spend(
+        self, command: Sequence[str], more: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        begun, env = os.times(), {**self._env, **(more or {})}
         done = subprocess.run(
-            command, cwd=self.root, env=self._env, capture_output=True, text=True, check=False
+            command, cwd=self.root, env=env, capture_output=True, text=True, check=False
         )
         ended = os.times()
         self.cpu += ended.children_user + ended.children_system
@@ -246,11 +267,10 @@ class Copy:
 
 @functools.cache
 def _extension() -> frozenset[str]:
-    """Names of the files of which Python's own extension and the shim are made."""
+    """Names of the files of which Python's extension and the shim are made, not the library."""
     native = ROOT / "engines" / "native"
-    return frozenset(p.name for p in native.rglob("*") if p.suffix in (".cpp", ".h", ".inc")) - {
-        path.name for path in (native / "library").iterdir()
-    }
+    made = {p.name for p in native.rglob("*") if p.suffix in (".cpp", ".h", ".inc")}
+    return frozenset(made - {path.name for path in (native / "library").iterdir()})
 
 
 def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
@@ -285,6 +305,10 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
             copies.get().close()
 
 
+def _table(found: Sequence[Seen]) -> list[str]:
+    return ["| fault | seen by |", "| --- | --- |", *map(str, found)]
+
+
 def chosen(texts: Iterable[str]) -> list[Fault]:
     found = [fault for fault in FAULTS if any(text in fault.name for text in texts)]
     if not found:
@@ -296,20 +320,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", metavar="TEXT", help="Faults named like this.")
     parser.add_argument("--jobs", type=int, default=1, help="Faults at a time.")
+    parser.add_argument("--table", action="store_true", help="Print what sees which, run nothing.")
     asked = parser.parse_args()
     faults = chosen(asked.only or [""])
+    if asked.table:  # as in docs/testing.md
+        print(*_table([Seen(fault, fault.seen_by, 0.0) for fault in faults]), sep="\n")
+        return
     environment.settle(ROOT)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soa-planted-") as folder:
         found = run(Path(folder), faults, asked.jobs)
-    print("| fault | seen by |\n| --- | --- |")
-    print(*found, sep="\n")
+    print(*_table(found), sep="\n")
     unseen = [seen.fault.name for seen in found if not seen.red]
     took, cores = time.monotonic() - begun, sum(seen.seconds for seen in found)
     print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, {took:.0f} s; "
           f"of a core {cores:.0f} s with a fault")  # fmt: skip
+    blind = [f"{check} ({seen.fault.name})" for seen in found for check in seen.missed]
+    if blind:
+        print(f"these should have seen it and did not: {'; '.join(blind)}")
     if unseen:
         raise SystemExit(f"not seen: {'; '.join(unseen)}")
+    if blind:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
