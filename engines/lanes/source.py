@@ -94,7 +94,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     rest = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
     return "\n".join(
         [
-            *(f"#define {name} INT64_C({number})" for name, number in numbers.items()),
+            *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
             f'#define kKinds "{program.kinds}"',
             f'#define kDtypes "{dtypes}"',
             _array("int", "kBytes", [column.bytes for column in columns]),
