@@ -49,4 +49,4 @@ EXPORTED void soa_lanes_run(void *const *columns, const int64_t *items, int64_t 
 EXPORTED const struct {
   int64_t version, columns, scratch, rows, arguments;
   const char *kinds, *dtypes;
-} soa_lanes_facts = {kAbi, kColumns, kScratch, kRows, kArguments, kKinds, kDtypes};
+} soa_lanes_facts = {kAbi, kColumns, kScratch, kMostRows, kArguments, kKinds, kDtypes};

@@ -87,7 +87,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
         "kColumns": len(columns),
         "kArena": arena,
         "kScratch": arena + copies + 64 + 8 * len(columns),
-        "kRows": rows,
+        "kMostRows": rows,
         "kArguments": len(program.kinds),
     }
     whole = [w for w in widths if w.lanes == widths[0].lanes]
@@ -95,8 +95,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     return "\n".join(
         [
             *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
-            f'#define kKinds "{program.kinds}"',
-            f'#define kDtypes "{dtypes}"',
+            f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{dtypes}";',
             _array("int", "kBytes", [column.bytes for column in columns]),
             _array("bool", "kWritten", [int(column.output) for column in columns]),
             "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
