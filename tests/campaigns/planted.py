@@ -23,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -63,6 +64,22 @@ def place(fault: Fault) -> Path:
     return next(iter(found))
 
 
+def with_fault(fault: Fault) -> str:
+    """The text of its file with the fault; SystemExit where that is no Python, or the same."""
+    path = place(fault)
+    text = sources()[path].replace(fault.old, fault.new)
+    if fault.old == fault.new:
+        raise SystemExit(f"{fault.name}: it changes nothing")
+    if path.suffix == ".py":
+        try:
+            compile(text, str(path), "exec")
+        except SyntaxError as error:
+            raise SystemExit(
+                f"{fault.name}: not Python, so any test would see it: {error}"
+            ) from error
+    return text
+
+
 @functools.cache
 def tests_by_name() -> dict[str, str]:
     """What pytest calls a test, by `function` and `file.function`, as far as that names one."""
@@ -97,7 +114,7 @@ class Seen:
     seconds: float
     """Of a core."""
     anew: bool = False
-    """Whether it was seen only where everything was made anew."""
+    """Whether a check saw it only where everything was made anew."""
 
     @property
     def missed(self) -> list[str]:
@@ -164,23 +181,23 @@ class Copy:
 
     def put_in(self, fault: Fault) -> Seen:
         path, cpu = self.root / place(fault), self.cpu
-        good, built = path.read_text(), self._libraries()
+        good, bad, built = path.read_text(), with_fault(fault), self._libraries()
+        if path.suffix != ".py" and not self._compiles(path, bad) and self._compiles(path, good):
+            raise SystemExit(f"{fault.name}: it does not compile, so any test would see it")
         try:
-            self._write(path, good.replace(fault.old, fault.new))
+            self._write(path, bad)
             if path.name in _extension():
                 self._build()
             with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
                 red = self.red(fault.seen_by, self._made_with(path, Path(scratch)))
             missed = [check for check in fault.seen_by if check not in red]
-            anew = not red
-            if anew:
-                red = self.red(missed, None)
+            late = self.red(missed, None) if missed else []
         finally:
             self._write(path, good)
             for library, content in built.items():
                 library.write_bytes(content)
-        seen_by = tuple(check for check in fault.seen_by if check in red)
-        return Seen(fault, seen_by, self.cpu - cpu, anew and bool(seen_by))
+        seen_by = tuple(check for check in fault.seen_by if check in {*red, *late})
+        return Seen(fault, seen_by, self.cpu - cpu, bool(late))
 
     def close(self) -> None:
         if self._server is not None:
@@ -201,6 +218,14 @@ class Copy:
         if path.suffix == ".py":
             os.utime(path, (second := next(self._seconds), second))
 
+    def _compiles(self, path: Path, text: str) -> bool:
+        """Whether this C++ compiles by itself; headers of `lanes` never do."""
+        native = Path("engines", "native")
+        folders = (path.parent, native, native / "include", sysconfig.get_path("include"))
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-mavx2", "-mfma"]
+        command += [*(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+        return self._spend(command, given=text).returncode == 0
+
     def _libraries(self) -> dict[Path, bytes]:
         """Those that the tree has built in place."""
         folder = self.root / "engines" / "native"
@@ -215,11 +240,20 @@ class Copy:
             raise SystemExit(f"the native code does not build with its fault:\n{done.stderr}")
 
     def _spend(
-        self, command: Sequence[str], more: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        more: Mapping[str, str] | None = None,
+        given: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         begun, env = os.times(), {**self._env, **(more or {})}
         done = subprocess.run(
-            command, cwd=self.root, env=env, capture_output=True, text=True, check=False
+            command,
+            cwd=self.root,
+            env=env,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         ended = os.times()
         self.cpu += ended.children_user + ended.children_system
