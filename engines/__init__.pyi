@@ -5,6 +5,7 @@ from .base import Executable as Executable
 from .base import Portable as Portable
 from .base import engine as engine
 from .errors import EngineError as EngineError
+from .errors import NotApplicableError as NotApplicableError
 from .errors import TargetError as TargetError
 from .kinds import host_cpu_levels as host_cpu_levels
 from .target import Target as Target

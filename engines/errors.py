@@ -9,6 +9,10 @@ class EngineError(SoaPipelineError):
     """An engine that is unknown, not installed, or cannot build or open this artifact."""
 
 
+class NotApplicableError(EngineError):
+    """An engine that is not for this model or this target; nothing broke."""
+
+
 class RunError(EngineError):
     """An artifact that cannot be opened or run natively, or a binding that two threads use."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from engines.base import FACTS, Engine, Executable, Portable
-from engines.errors import EngineError, first_line
+from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bounds, load_program, quiet_torch
 from engines.kinds import cpu_code
 from engines.onnx import OnnxProgram, Output, copied_bytes, returning_columns
@@ -32,7 +32,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
     ) -> list[str]:
         """Options: any setting of `torch_tensorrt.dynamo.compile`."""
         if target.device != "cuda":
-            raise EngineError(f"tensorrt builds for CUDA targets; found {target}")
+            raise NotApplicableError(f"tensorrt builds for CUDA targets; found {target}")
         with needs_extra("cuda", EngineError):
             import torch_tensorrt as library
         from torch.export.passes import move_to_device_pass

@@ -10,7 +10,7 @@ import torch
 from torch.jit._fuser import optimized_execution
 
 from engines.base import Engine, Executable, Portable
-from engines.errors import EngineError, first_line
+from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import quiet_torch
 from engines.processes import require_openmp
 from engines.target import Target
@@ -35,7 +35,9 @@ class TorchScriptEngine(Engine, engine="torchscript", order=40, options=False):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         if source.torchscript is None:
-            raise EngineError("the model neither scripts nor traces: there is no TorchScript file")
+            raise NotApplicableError(
+                "the model neither scripts nor traces: there is no TorchScript file"
+            )
         if target.device != "cpu":
             return []  # freezing would bind the weights to this host's device
         with quiet_torch():

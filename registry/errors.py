@@ -31,6 +31,10 @@ class NotFoundError(RegistryError):
     """No such model, version or alias; the text says which there are."""
 
 
+class NotPromotedError(RegistryError):
+    """No gate let this version pass to that alias, by its tag and the history of its model."""
+
+
 class RegistryUnavailableError(RegistryError):
     """The registry cannot be used now: locked by another process, not reachable, or full."""
 

@@ -37,6 +37,8 @@ class Compiled:
     """Whether the failure may pass: the time limit, or a kill, as for want of memory."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What the engine records of its artifact."""
+    not_applicable: bool = False
+    """Whether the error says that the engine is not for this model or target."""
 
 
 class Step(ABC):
@@ -96,6 +98,7 @@ def compile_candidate(
         log=str(outcome.log),
         script=str(outcome.script),
         passing=outcome.killed,
+        not_applicable=outcome.not_applicable,
         facts=json.loads((artifact / FACTS).read_text()) if FACTS in files else {},
     )
 

@@ -236,14 +236,9 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
     candidates: dict[str, Candidate] = {}
     for engine_name, compiled in result.compiled.items():
         report = result.reports[engine_name]
-        status: Literal["valid", "invalid", "failed", "unverified"] = "invalid"
-        if compiled.error:
-            status = "failed"
-        elif report.valid or report.unverified:
-            status = "valid" if report.valid else "unverified"
         timings = result.benchmark.timings if result.benchmark else {}
         candidates[engine_name] = Candidate(
-            status=status,
+            status=report.verdict,
             reason=report.reason,
             files=_bundle_files(place, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),

@@ -10,14 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from engines.processes import run_isolated
+from engines.processes import command, run_isolated, search_path
 from engines.target import Target
 from registry.promotion import Bits
 from runtime.opening import Opened, answer_bits, held_files, in_tiles, open_candidate
@@ -84,12 +83,11 @@ def _emulated(processor: str, job: dict[str, Any]) -> tuple[str | None, str]:
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         return None, "qemu-x86_64 is not installed"
-    command = [qemu, "-cpu", processor, sys.executable, "-m", "runtime.opening.bits"]
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    emulated = [qemu, "-cpu", processor, *command("runtime.opening.bits")]
     try:
         done = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, check=False,
-            timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": path},
+            emulated, input=json.dumps(job), capture_output=True, text=True, check=False,
+            timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None, f"no answer within {_LIMIT_S:g} s"

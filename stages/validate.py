@@ -21,6 +21,7 @@ import torch
 
 from engines.errors import first_line, out_of_memory
 from engines.processes import run_isolated
+from registry.bundle import Verdict
 from runtime.checked import (
     Deviation,
     PoisonedRun,
@@ -73,7 +74,7 @@ class CaseReport:
 
 @dataclass(frozen=True)
 class ValidationReport:
-    """The verdict on one artifact. `reason` says why it is refused; None if it is valid.
+    """The verdict on one artifact. `reason` says why it is not valid.
 
     `unverified`: it is not refused, but no device here could run it.
     """
@@ -89,6 +90,13 @@ class ValidationReport:
     """Why windows that begin at any row are not to be bound; empty where they may."""
     bits: str | None = None
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
+    verdict: Verdict = "refused"
+
+    def __post_init__(self) -> None:
+        """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
+        said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
+        settled = "valid" if self.valid else "unverified" if self.unverified else said
+        object.__setattr__(self, "verdict", settled)
 
     @property
     def windows(self) -> bool:
@@ -109,7 +117,18 @@ class ValidationReport:
 
     @classmethod
     def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+        """Its compiler or the artifact itself broke."""
+        return cls(engine_name, False, reason, verdict="failed")
+
+    @classmethod
+    def refused(cls, engine_name: str, reason: str) -> ValidationReport:
+        """It runs, and its answers are not to be had so."""
         return cls(engine_name, False, reason)
+
+    @classmethod
+    def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
+        """The engine is not for this model or target."""
+        return cls(engine_name, False, reason, verdict="not applicable")
 
 
 def validate_candidate(
@@ -210,7 +229,7 @@ def validate_here(
             known = Reference.load(Path(reference), kept)
             if tile and not rows_are_independent(session, known.inputs, limits):
                 why = "the rows see each other, so it cannot run on some of them at a time"
-                return ValidationReport.failed(name, why).to_dict()
+                return ValidationReport.refused(name, why).to_dict()
             if tile:
                 session = tiled(session, tile)
             report = validate_session(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,26 +11,14 @@ import hypothesis
 import pytest
 
 from engines.processes import warm
-from tests.models import sqlite
+from tests.models import environment, sqlite
 from tests.models.shared import made_once
 
 if TYPE_CHECKING:  # torch takes seconds to import, and many runs select a test without it
     from tests.models import project as projects
     from tests.models.building import Built
 
-# torch's idle threads sleep: those of one test process would spin on the core another one needs.
-# Read when torch is loaded, so set before; the children of tests inherit it.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# A third less time in g++ for every aoti artifact; its kernels are compiled as ever.
-os.environ.setdefault("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
-# Nine children that each try one of the CPU's instructions, before every compilation.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-# And no time in g++ at all for what was compiled before, in this run or an earlier one.
-if "TESTS_COMPILED" not in os.environ and "clang" not in os.environ.get("CXX", ""):
-    os.environ["TESTS_COMPILED"] = str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
-    os.environ["TESTS_CXX"] = os.environ.get("CXX", "g++")
-    os.environ["CXX"] = str(Path(__file__).parent / "models" / "compiler" / "g++")
-    Path(os.environ["TESTS_COMPILED"]).mkdir(parents=True, exist_ok=True)
+environment.settle(Path(__file__).parents[1])  # before torch is imported
 
 # No test may fail because a machine is slow or busy.
 hypothesis.settings.register_profile("soa", deadline=None, max_examples=30)

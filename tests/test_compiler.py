@@ -80,3 +80,37 @@ def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
     assert [compile("int a;", made="x.o")[0] for _ in range(2)] == [3, 4]  # nothing of Inductor's
     shutil.rmtree(tmp_path / "kept")
     assert [compile("int a;")[0] for _ in range(2)] == [5, 6]
+
+
+def test_an_object_of_cmakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """models/compiler/kept, by the real compiler: by what is in all files, not by their names."""
+    monkeypatch.setenv("TESTS_COMPILED", str(kept := tmp_path / "kept"))
+    (tmp_path / "include").mkdir()
+    kept.mkdir()
+
+    def made(value: str, source: str = "a.cpp", *flags: str, code: int = 0) -> tuple[int, str]:
+        """How many objects are kept, and the assembly of the one that was asked for."""
+        (tmp_path / "include" / "value.h").write_text(f"#define VALUE {value}\n")
+        text = f'// {source}\n#include "value.h"\nint f() {{ return VALUE; }}\n'
+        (tmp_path / source).write_text(text)
+        out, depends = tmp_path / f"{source}.o", tmp_path / f"{source}.d"
+        out.unlink(missing_ok=True)
+        depends.unlink(missing_ok=True)
+        command = [COMPILER.with_name("kept"), "g++", *flags, f"-I{tmp_path}/include"]
+        command += ["-MD", "-MT", out, "-MF", depends, "-o", out, "-c", tmp_path / source]
+        done = subprocess.run(list(map(str, command)), check=False, capture_output=True)
+        assert done.returncode == code, done.stderr
+        if code:
+            return len([*kept.iterdir()]), ""
+        assert "value.h" in depends.read_text()
+        listed = subprocess.run(["objdump", "-d", out], check=True, capture_output=True, text=True)
+        return len([*kept.iterdir()]), listed.stdout.partition("<_Z1fv>:")[2]
+
+    first = made("17")
+    assert first[0] == 1 and "0x11" in first[1]
+    assert made("17", "b.cpp") == first
+    other = made("18")
+    assert other[0] == 2 and "0x12" in other[1]
+    assert made("18", "a.cpp", "-O2")[0] == 3
+    assert made("17") == (3, first[1])
+    assert made("nothing", code=1)[0] == 3

@@ -13,16 +13,25 @@ from tests.campaigns.faults import FAULTS, Fault
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_has_its_place_and_its_checks(fault: Fault) -> None:
-    planted.place(fault)
+    planted.with_fault(fault)
     for check in fault.seen_by:
-        planted.command_of([check])
+        planted.command_of(check)
     row = str(planted.Seen(fault, fault.seen_by, 0.0))
     assert row in (planted.ROOT / "docs" / "testing.md").read_text().splitlines()
 
 
-def test_a_fault_without_a_place() -> None:
-    with pytest.raises(SystemExit, match="nowhere"):
-        planted.place(Fault("gone", "text that" + " nobody wrote", "", ()))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("text that" + " nobody wrote", ""),
+        (FAULTS[0].old, FAULTS[0].old),
+        (FAULTS[0].old, "names = ["),
+    ],
+    ids=["without a place", "without a change", "no Python"],
+)
+def test_a_fault_that_says_nothing_of_the_tests(old: str, new: str) -> None:
+    with pytest.raises(SystemExit, match="one of ours"):
+        planted.with_fault(Fault("one of ours", old, new, ()))
 
 
 @pytest.mark.long

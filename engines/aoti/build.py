@@ -17,7 +17,7 @@ from engines.aoti.engine import needs_proxy_executor
 from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
 from engines.base import FACTS, Portable
-from engines.errors import EngineError
+from engines.errors import EngineError, NotApplicableError
 from engines.exported import load_program, quiet_torch
 from engines.kinds import cpu_code
 from engines.target import Target
@@ -104,7 +104,7 @@ class FoldedBuild(AotiBuild):
         if any(node.target in _CONVOLUTIONS for node in program.graph.nodes):
             return {"freezing": True}
         if not hoisted:
-            raise EngineError(
+            raise NotApplicableError(
                 "nothing to fold: the program has no convolution, and no linear layer behind a "
                 "gather or a repeat; aoti makes the same"
             )

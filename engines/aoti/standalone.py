@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from engines.aoti.build import TARGET, AotiBuild
 from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
 from engines.base import Portable
-from engines.errors import EngineError
+from engines.errors import EngineError, NotApplicableError
 from engines.exported import load_program
 from engines.native import SHIM
 from engines.target import Target
@@ -62,7 +62,7 @@ class StandaloneBuild(AotiBuild):
         """As for `aoti`; EngineError names what needs torch, with the model's line."""
         if target.device != "cpu" or target.arch not in _LEVELS:
             allowed = " and ".join(f"cpu/{level}" for level in _LEVELS)
-            raise EngineError(f"aoti-standalone builds for {allowed}; found {target}")
+            raise NotApplicableError(f"aoti-standalone builds for {allowed}; found {target}")
         if not SHIM.is_file():
             raise EngineError(f"{SHIM} is missing: install soa-pipeline on an x86-64 host")
         dispatched: list[str] = []
@@ -77,7 +77,7 @@ class StandaloneBuild(AotiBuild):
             program = load_program(source.program)
             named = [_said(name, program) for name in missing if name not in _DISPATCHER]
             needs = ", ".join(dict.fromkeys([*dispatched, *named]))
-            raise EngineError(f"it cannot run without torch: {needs}") from error
+            raise NotApplicableError(f"it cannot run without torch: {needs}") from error
         with (out / TARGET).open("a") as note:
             note.write(f"soa-shim {VERSION}\n")
         return files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from engines.errors import EngineError
+from engines.errors import NotApplicableError
 from engines.lanes.compilers import compile_library
 from engines.lanes.plan import Plan, planned
 from engines.lanes.program import row_program
@@ -24,7 +24,7 @@ def build(program: Path, target: Target, out: Path) -> list[str]:
     widths = choose_widths(plan, target)
     needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
     if needed > _LARGEST:
-        raise EngineError(
+        raise NotApplicableError(
             f"what it computes in between takes {needed >> 20} MB a thread, more than "
             f"{_LARGEST >> 20} MB: a network with fewer intermediate values a row would fit"
         )
@@ -43,7 +43,7 @@ def choose_widths(plan: Plan, target: Target) -> list[Width]:
     """Several vectors a row block, as far as it stays in the first cache; one; and, for the fewest
     rows, vectors of four lanes."""
     if target.arch not in _SHAPES:
-        raise EngineError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
+        raise NotApplicableError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
     lanes, registers = _SHAPES[target.arch]
     fit = [v for v in (4, 2) if plan.size * 4 * lanes * v <= _L1]
     found = [Width("many", lanes, fit[0], registers)] if fit else []

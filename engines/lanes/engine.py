@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.base import Engine, Executable, Portable
-from engines.errors import EngineError
+from engines.errors import NotApplicableError
 from engines.native import NativeExecutable
 from engines.target import Target
 
@@ -23,7 +23,7 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     ) -> list[str]:
         """The library, the C++ that it was made of, and the target that the runner asks for."""
         if target.device != "cpu":
-            raise EngineError(f"lanes builds for CPUs; found {target}")
+            raise NotApplicableError(f"lanes builds for CPUs; found {target}")
         from engines.lanes.build import build
 
         return build(source.program, target, out)

@@ -17,7 +17,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
-from engines.errors import EngineError, first_line
+from engines.errors import NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch
 from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.operators import LOWERINGS, Step, sizes
@@ -31,14 +31,16 @@ _ARITHMETIC: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operato
 
 
 def row_program(file: Path) -> Program:
-    """Of a program.pt2 whose rows do not see each other. Raises EngineError where it has none."""
+    """Of a program.pt2 whose rows do not see each other; NotApplicableError where it has none."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
         arguments = _arguments(captured)
         try:
             exported = at_one_row(captured, arguments)
         except Exception as error:  # torch names no type for what it cannot export
-            raise EngineError(f"it does not export at one row: {first_line(error)}") from error
+            raise NotApplicableError(
+                f"it does not export at one row: {first_line(error)}"
+            ) from error
     return _Walk(exported, arguments).program
 
 
@@ -64,7 +66,7 @@ def _arguments(captured: ExportedProgram) -> list[Given]:
     ]
     rows = {_length(node) for node in nodes if node.name in mutated} - {None}
     if len(rows) != 1:
-        raise EngineError("its outputs are not all of the same rows")
+        raise NotApplicableError("its outputs are not all of the same rows")
     return [_given(node, rows) for node in nodes]
 
 
@@ -213,11 +215,11 @@ class _Walk:
             return self.size(node, arguments)
         step = Step(name, tuple(value) if isinstance(value, list | tuple) else (value,))
         if name not in LOWERINGS:
-            raise EngineError(f"it has no code for {name}{_at(self.build.line)}")
+            raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         try:
             return LOWERINGS[name](self.build, step, *arguments, **named)
         except NotKnown as what:
-            raise EngineError(f"it has no code for {what}{_at(self.build.line)}") from None
+            raise NotApplicableError(f"it has no code for {what}{_at(self.build.line)}") from None
 
     def size(self, node: Node, arguments: Sequence[Any]) -> Any:
         """A number of items, or what is reckoned from one."""
@@ -226,7 +228,9 @@ class _Walk:
             return known
         function = _ARITHMETIC.get(node.target)
         if function is None:
-            raise EngineError(f"it has no code for sizes by {node.target}{_at(self.build.line)}")
+            raise NotApplicableError(
+                f"it has no code for sizes by {node.target}{_at(self.build.line)}"
+            )
         values = self.build.values
         given = [a if isinstance(a, Value) else values.literal(a, "int64") for a in arguments]
         return values.call(function, *given, dtype="int64")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engines.errors import EngineError, first_line
+from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch
 from engines.onnx.program import OUTPUTS, Output, copied_bytes, input_name, returning_columns
 from soa.errors import needs_extra
@@ -53,10 +53,10 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
                 output_names=[output.name for output in rewritten.outputs],
             )
         except Exception as error:
-            raise EngineError(_why_not(error)) from error
+            raise _why_not(error) from error
         made: int = exported.model.opset_imports[""]
         if opset is not None and made != opset:
-            raise EngineError(_why_not_converted(exported.model.graph, made, opset))
+            raise NotApplicableError(_why_not_converted(exported.model.graph, made, opset))
         _axes_from_the_front(exported.model.graph)
         described = [asdict(output) for output in rewritten.outputs]
         exported.model.metadata_props[OUTPUTS] = json.dumps(described)
@@ -133,13 +133,13 @@ def _why_not_converted(graph: Any, made: int, opset: int) -> str:
     return f"this program was made in opset {made} and does not convert to opset {opset}"
 
 
-def _why_not(error: BaseException) -> str:
+def _why_not(error: BaseException) -> EngineError:
     """One line: the operation that ONNX has no words for, or what the exporter said."""
     last: BaseException = error
     while True:
         found = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(last))
         if found:
-            return f"ONNX has no operation for {found[1]}"
+            return NotApplicableError(f"ONNX has no operation for {found[1]}")
         if last.__cause__ is None:
-            return f"torch cannot export this program to ONNX: {first_line(last)}"
+            return EngineError(f"torch cannot export this program to ONNX: {first_line(last)}")
         last = last.__cause__

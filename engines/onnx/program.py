@@ -25,7 +25,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from engines.errors import EngineError
+from engines.errors import EngineError, NotApplicableError
 from engines.exported import as_node, insert, sizes
 from soa.files import as_record, parse_json
 
@@ -153,7 +153,9 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
     if stored.target is aten.copy.default:  # a store, which converts by itself
         stored = as_node(stored.args[1])
     if sizes(stored) != shape:
-        raise EngineError(f"{into.name} is filled from a smaller value: repeat it in the model")
+        raise NotApplicableError(
+            f"{into.name} is filled from a smaller value: repeat it in the model"
+        )
     if stored.target is aten.select.int and len(sizes(into)) == 1:
         # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.
         given: Any = stored.args
@@ -192,7 +194,7 @@ def _carrier(arguments: list[Node], rows: Any) -> int:
     for i, argument in enumerate(arguments):
         if sizes(argument)[0] == rows:
             return i
-    raise EngineError(f"an output has {rows} rows, which is no row count of the arguments")
+    raise NotApplicableError(f"an output has {rows} rows, which is no row count of the arguments")
 
 
 def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> None:
@@ -203,7 +205,7 @@ def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> No
     for argument in (arguments[i] for i in written):
         for user in list(argument.users):
             if user.target is not aten.sym_size.int:
-                raise EngineError(f"the program reads {argument.name}, an output")
+                raise NotApplicableError(f"the program reads {argument.name}, an output")
             dim: Any = user.args[1]
             carrier = _carrier(arguments, sizes(argument)[dim])
             user.args = (arguments[carrier], 0)

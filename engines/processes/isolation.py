@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import MORE_MEMORY
+from engines.processes.child import command, search_path
 from engines.processes.warm import NOT_BEGUN, begin, end_jobs, give_back, kill, stops_with
 
 
@@ -34,6 +35,8 @@ class Outcome:
     script: Path
     killed: bool = False
     """By the time limit or for want of memory: it may end otherwise next time."""
+    not_applicable: bool = False
+    """It said that it is not for this model or target; nothing broke."""
 
     @property
     def ok(self) -> bool:
@@ -54,7 +57,7 @@ def run_isolated(
     job.write_text(json.dumps({"function": function, "payload": dict(payload)}, indent=1))
     answer.unlink(missing_ok=True)
     log.write_bytes(b"")
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    path = search_path()
     script = folder / "reproduce.sh"
     _write_script(script, job, answer, path)
     asked = {
@@ -112,15 +115,20 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         last = lines[-1] if lines else "nothing in its log"
         return Outcome(None, f"exit code {code} without an answer: {last}", log, script)
     return Outcome(
-        data.get("value"), data.get("error"), log, script, killed=data.get("out_of_memory", False)
+        data.get("value"),
+        data.get("error"),
+        log,
+        script,
+        killed=data.get("out_of_memory", False),
+        not_applicable=data.get("not_applicable", False),
     )
 
 
 def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
-    command = [sys.executable, "-m", "engines.processes.job", str(job), str(answer)]
+    step = command("engines.processes.job", str(job), str(answer))
     script.write_text(
         "#!/bin/sh\n# Repeats this one step alone; its answer is written beside this file.\n"
-        f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(command)}\n"
+        f"export PYTHONPATH={shlex.quote(path)}\nexec {shlex.join(step)}\n"
     )
     script.chmod(0o755)
 

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from engines.errors import MORE_MEMORY, out_of_memory
+from engines.errors import MORE_MEMORY, NotApplicableError, out_of_memory
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -25,7 +25,10 @@ def run_job(job: Path, answer: Path) -> int:
         text = str(error).strip().splitlines() or [""]
         result = {"error": f"{type(error).__name__}: {text[0]}"}
         if isinstance(error, SoaPipelineError):
-            result = {"error": str(error)}
+            result = {
+                "error": str(error),
+                "not_applicable": isinstance(error, NotApplicableError),
+            }
         else:
             traceback.print_exc()
         if out_of_memory(error):

@@ -21,12 +21,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from engines.processes.child import command, search_path
+
 _IMPORTED = ("torch._inductor.compile_fx", "torch._inductor.package", "torch.onnx", "onnxscript")
 _IDLE_S = 60.0
 # Variables that torch does not read when it is imported: no reason to import it again.
 _READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
 # Where modules are, before a model's folder is added: that is told to a job.
-_PATH = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+_PATH = search_path()
 NOT_BEGUN = 256
 """What `wait` gives where the process ended, for want of a job, just as it was handed one."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -42,7 +44,7 @@ class Warm:
         self.environment = environment
         """A library may ask it when it is imported."""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "engines.processes.warm", str(_IDLE_S), *_IMPORTED],
+            command("engines.processes.warm", str(_IDLE_S), *_IMPORTED),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # a child imports the same, and says why it could not

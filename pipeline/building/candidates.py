@@ -133,15 +133,21 @@ def _make(
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
     tile = max(tiles_of(captured.signature)) if unbounded else 0
     if compiled.error:
-        why = f"{compiled.error} (repeat with: {compiled.script})"
-        report = ValidationReport.failed(name, why)
+        report = _not_compiled(compiled)
     elif unbounded and target.device != "cpu":
-        report = ValidationReport.failed(name, "its rows are unbounded, which needs a CPU")
+        report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     else:
         report = ValidationReport.not_run(name, str(target))
     return _Made(target, parts, compiled, report, tile)
+
+
+def _not_compiled(compiled: Compiled) -> ValidationReport:
+    error = str(compiled.error)
+    if compiled.not_applicable:
+        return ValidationReport.not_applicable(compiled.engine, error)
+    return ValidationReport.failed(compiled.engine, f"{error} (repeat with: {compiled.script})")
 
 
 def _with_tile(
@@ -177,7 +183,9 @@ def _compile(
         record = {**asdict(found), "folder": str(found.folder)}
         (folder / "compiled.json").write_text(json.dumps(record))
         work.try_again = work.try_again or found.passing
-        if found.error:
+        if found.not_applicable:
+            work.say(f"  {name} for {target} is not applicable: {found.error}")
+        elif found.error:
             work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
         return found
 
@@ -219,7 +227,8 @@ def _validate(
             )
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
-            work.say(f"  {what} is refused: {report.reason}")
+            verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
+            work.say(f"  {what} {verdict}: {report.reason}")
         return report
 
     def load(folder: Path) -> ValidationReport:

@@ -86,4 +86,4 @@ def examine(registry: Registry) -> Iterator[Finding]:
     except RegistryError as error:
         yield Finding("registry", "missing", str(error), "check --registry")
     else:
-        yield Finding("registry", "ok", f"{registry!r}, {len(models)} models")
+        yield Finding("registry", "ok", f"{registry.shown}, {len(models)} models")

@@ -90,15 +90,15 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
 
     A version that holds an alias is refused.
     """
-    from registry.housekeeping import remove
+    from registry.housekeeping import removable, remove
 
     wanted = _in_registry(ref, "version")
     if not yes:
-        version = registry.find(wanted)
+        version = removable(registry, wanted)
         click.confirm(
             plain(
                 f"remove {version.ref} ({version.digest[:12]}, made {version.created:%Y-%m-%d}) "
-                f"from {registry!r}?"
+                f"from {registry.shown}?"
             ),
             abort=True,
             err=True,

@@ -92,16 +92,18 @@ def further_inputs(config: Config, signature: Signature) -> Arrays | None:
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
-    """What the reference inputs depend on: the settings, the file, and the factory's code."""
+    """What the reference inputs depend on: the settings, and the file of rows or of the factory.
+
+    What a factory imports is known once it has run, as for a model's.
+    """
     found = {"settings": config.reference.model_dump_json()}
     if config.files.reference_file is not None:
         found["file"] = digest_of(config.files.reference_file)
     factory = config.files.reference_factory
     if factory is not None:
         file = factory.rpartition(":")[0]
-        paths = sorted(Path(file).parent.glob("*.py")) if file.endswith(".py") else []
-        for path in paths:
-            found[path.name] = digest_of(path)
+        if file.endswith(".py"):
+            found["code"] = digest_of(file)
     return found
 
 

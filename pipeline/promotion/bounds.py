@@ -163,6 +163,8 @@ def shadowed(
         ("absolute", asked.max_abs, seen.max_abs),
         ("relative", asked.max_rel, seen.max_rel),
     ):
-        for output, value in by_output.items() if bound is not None else ():
-            text = f"largest {what} difference of {output} {beside}"
-            yield Measured("shadow", text, value, max=bound)
+        for output in opened.signature.outputs if bound is not None and seen.events else ():
+            text = f"largest {what} difference of {output.name} {beside}"
+            value = by_output.get(output.name, math.nan)
+            why = "" if output.name in by_output else "no record has it"
+            yield Measured("shadow", text, value, max=bound, why=why)

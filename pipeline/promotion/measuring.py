@@ -115,7 +115,10 @@ def revalidate(
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
-        return ValidationReport.failed(engine_name, candidate.reason or "no artifact")
+        without = ValidationReport.failed
+        if candidate.status == "not applicable":
+            without = ValidationReport.not_applicable
+        return without(engine_name, candidate.reason or "no artifact")
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
     report = _validated(opened, target, engine_name)
@@ -144,13 +147,14 @@ def _validated(
 ) -> ValidationReport:
     """One artifact on the version's reference, or on the inputs `beside` the portable program."""
     manifest = opened.bundle.manifest
+    candidate = manifest.targets[target].candidates[engine_name]
     with (
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
         return validate_candidate(
             engine_name,
-            held.file(manifest.targets[target].candidates[engine_name].files[0]),
+            held.file(candidate.files[0]),
             opened.signature,
             beside or held.file(manifest.reference),
             recorded_tolerances(manifest),
@@ -161,6 +165,7 @@ def _validated(
             manifest.capture.precision,
             program=held.file(manifest.program) if beside else None,
             nonfinite=nonfinite,
+            tile=0 if beside else candidate.tile or 0,  # as production runs it
         )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pipeline.report.tables import microseconds, new_table
-from registry.bundle import Bundle, TargetRecord
+from registry.bundle import Bundle, TargetRecord, spans_of
 from registry.errors import BundleError
 from registry.history import Event
 from registry.mlflow import Version
@@ -87,7 +87,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
         "verdict",
     )  # fmt: skip
     for report in reports:
-        verdict = "valid" if report.valid else "unverified" if report.unverified else "refused"
+        verdict = report.verdict
         if not report.worst:
             table.add_row(report.engine, "", "", "", "", "", "", verdict)
         for output, d in report.worst.items():
@@ -105,11 +105,11 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
     table = new_table(title, "", *report.timings)
+    spans = spans_of(report.below, report.fastest)
     for name in dict.fromkeys(name for rows in report.timings.values() for name in rows):
         times = [rows.get(name) for rows in report.timings.values()]
-        below = [rows for rows, small in report.below if small == name]
         table.add_row(
-            _choice(name, report.fastest, below),
+            _choice(name, spans),
             *(
                 ""
                 if t is None
@@ -121,10 +121,8 @@ def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
     return table
 
 
-def _choice(engine: str, chosen: str | None, below: Sequence[int]) -> str:
-    if engine == chosen:
-        return f"{engine} (chosen)"
-    return f"{engine} (chosen below {below[-1]} rows)" if below else engine
+def _choice(engine: str, spans: Mapping[str, str]) -> str:
+    return f"{engine} ({f'chosen {spans[engine]}'.rstrip()})" if engine in spans else engine
 
 
 def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
@@ -178,9 +176,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         for engine, candidate in record.candidates.items():
             worst = max((w.max_abs for w in candidate.worst.values()), default=None)
             table.add_row(
-                _choice(
-                    engine, record.chosen, [b.rows for b in record.below if b.engine == engine]
-                ),
+                _choice(engine, record.spans()),
                 candidate.status,
                 "" if worst is None else f"{worst:.2e}",
                 ", ".join(

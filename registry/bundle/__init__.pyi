@@ -28,10 +28,12 @@ from .manifest import Record as Record
 from .manifest import SessionSettings as SessionSettings
 from .manifest import TargetRecord as TargetRecord
 from .manifest import Tolerance as Tolerance
+from .manifest import Verdict as Verdict
 from .manifest import Worst as Worst
 from .manifest import record_from_json as record_from_json
 from .manifest import record_to_json as record_to_json
 from .manifest import safe_relative as safe_relative
+from .manifest import spans_of as spans_of
 from .pinned import Pinned as Pinned
 from .pulled import PROMOTED as PROMOTED
 from .pulled import PulledNote as PulledNote

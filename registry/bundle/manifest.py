@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
@@ -106,10 +107,19 @@ class SessionSettings(Record):
     """Runs at one moment; None for one a core."""
 
 
+Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified"]
+"""Of one candidate. `refused`: its answers deviate, or it does what no artifact may; `failed`: its
+compiler or the artifact broke; `not applicable`: the engine is not for this model or target."""
+
+
+def _as_it_is_called(status: object) -> object:
+    return "refused" if status == "invalid" else status  # as earlier releases wrote
+
+
 class Candidate(Record):
     """What one engine made for one target."""
 
-    status: Literal["valid", "invalid", "failed", "unverified"]
+    status: Annotated[Verdict, BeforeValidator(_as_it_is_called)]
     reason: str | None = None
     files: list[BundlePath] = Field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""
@@ -180,8 +190,28 @@ class TargetRecord(Record):
 
     def choice(self) -> str:
         """The choice for people: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
-        small = ", ".join(f"{each.engine} below {each.rows} rows" for each in self.below)
-        return f"{self.chosen} ({small})" if small else f"{self.chosen}"
+        others = [f"{name} {rows}" for name, rows in self.spans().items() if name != self.chosen]
+        return f"{self.chosen} ({', '.join(others)})" if others else f"{self.chosen}"
+
+    def spans(self) -> dict[str, str]:
+        """By engine that runs, for people: at which row counts."""
+        return spans_of([(each.rows, each.engine) for each in self.below], self.chosen)
+
+
+def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, str]:
+    """By engine, the row counts at which it runs, for people; empty where it runs at all of them.
+
+    `below`: the row count up to which each runs, ascending; `chosen` runs from the last one on.
+    """
+    found: dict[str, list[str]] = {}
+    first = 0
+    for rows, engine in below:
+        said = f"from {first} to {rows - 1} rows" if first else f"below {rows} rows"
+        found.setdefault(engine, []).append(said)
+        first = rows
+    if chosen is not None:
+        found.setdefault(chosen, []).extend([f"from {first} rows on"] if first else [])
+    return {engine: " and ".join(said) for engine, said in found.items()}
 
 
 class Provenance(Record):

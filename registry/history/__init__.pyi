@@ -13,4 +13,4 @@ from .writer import STAGING as STAGING
 from .writer import ModelWriter as ModelWriter
 from .writer import as_settled as as_settled
 from .writer import check_promotable as check_promotable
-from .writer import promotion_of as promotion_of
+from .writer import promotions_of as promotions_of

@@ -33,6 +33,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import RegistryError
@@ -85,6 +86,26 @@ def as_settled(
     ]
 
 
+def promotions_of(
+    client: MlflowClient, history: History, version: Version, alias: str
+) -> list[Promotion]:
+    """What `Reader.promotions` gives."""
+    said = version.promotion(alias)
+    if said is None:
+        return []
+    aliases = dict.fromkeys(version.aliases, version.number)
+
+    def happened(second: datetime | None) -> list[Promotion]:
+        return [
+            promotion_of(event)
+            for event in as_settled(client, history.promotions(second), aliases)
+            if (event.alias, event.version, event.state) == (alias, version.number, "done")
+        ]
+
+    # A promotion that was cut short has left its tag, and the one before still counts.
+    return happened(said.time) or happened(None)
+
+
 def _happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) -> bool:
     """Whether an open event is to be completed, by the registry as it is; else it is void."""
     if event.kind in _MOVES:
@@ -99,13 +120,18 @@ def _happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) ->
 
 def _tags(client: MlflowClient, model: str, number: int | None) -> Mapping[str, str] | None:
     """Of a version; None where there is no such."""
+    found = _version(client, model, number)
+    return None if found is None else dict(found.tags)
+
+
+def _version(client: MlflowClient, model: str, number: int | None) -> Any | None:
+    """MLflow's ModelVersion."""
     try:
-        found: Mapping[str, str] = client.get_model_version(model, str(number)).tags
+        return client.get_model_version(model, str(number))
     except Exception as error:
         if models.has_code(error, "RESOURCE_DOES_NOT_EXIST"):
             return None
         raise
-    return found
 
 
 class ModelWriter:
@@ -138,12 +164,43 @@ class ModelWriter:
                 if DIGEST in tags:  # else not a version of ours
                     digests[f"{self.model}/{holder}"] = tags[DIGEST]
             if kind in _MOVES and holder != version.number:
-                if alias == PRODUCTION and holder is not None:
-                    after[PREVIOUS] = holder
+                back = self.way_back(version.number) if alias == PRODUCTION else None
+                if holder is not None and back is not None:
+                    after[PREVIOUS] = back
                 after[alias] = version.number
         return Event(
             kind, self.model, before, after, alias, version.number, digests=digests, **fields
         )
+
+    def way_back(self, than: int) -> int | None:
+        """The last version, other than `than`, that a gate let into production.
+
+        It is the one that is there now, unless others moved the alias there.
+        """
+        holder = self.aliases.get(PRODUCTION)
+        if holder != than and self._was_let_in(holder):
+            return holder
+        held = [
+            event.version
+            for event in self.history.events()
+            if event.alias == PRODUCTION
+            and event.kind in ("promotion", "rollback")
+            and event.state == "done"
+        ]
+        return next((n for n in reversed(held) if n != than and self._was_let_in(n)), None)
+
+    def _was_let_in(self, number: int | None) -> bool:
+        """Whether a gate let a version into production, as it is now."""
+        found = None if number is None else _version(self.client, self.model, number)
+        if found is None:
+            return False
+        try:
+            version = Version.from_mlflow(found, self.aliases)
+            history = promotions_of(self.client, self.history, version, PRODUCTION)
+            version.let_in(PRODUCTION, history)
+        except RegistryError:
+            return False
+        return True
 
     def still_in_place(self, alias: str, replacing: int | None) -> list[Decision]:
         """A refusal if the gates compared with a version that holds the alias no longer."""

@@ -28,25 +28,31 @@ class Removal:
     bytes: int
 
 
-def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
-    """Remove the version that `ref` names by its number, for good.
+def removable(registry: Registry, ref: Ref) -> Version:
+    """The version that `ref` names by its number.
 
-    Refused with a RegistryError while it holds an alias, or while another version has its files.
+    RegistryError while it holds an alias, or while another version has its files.
     """
     if ref.version is None:
         raise RegistryError(f"{ref}: say which version by its number, as {ref.name}/3")
-    registry.find(ref)  # an unknown one is said before anything is written
+    version = registry.find(ref)
+    if version.aliases:
+        held = ", ".join(f"@{alias}" for alias in version.aliases)
+        raise RegistryError(f"{version.ref} is {held}: move that to another version first")
+    with registry.client() as client:
+        found = client.search_model_versions(f"run_id = '{version.run_id}'")
+    sharing = [f"{each.name}/{each.version}" for each in found]
+    if others := [each for each in sharing if each != version.ref]:
+        raise RegistryError(f"{version.ref}: {others[0]} has the same files: remove it first")
+    return version
+
+
+def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
+    """Remove the version that `ref` names by its number, for good, if it is `removable`."""
+    removable(registry, ref)  # what refuses it is said before anything is written
     with registry.writing(ref.name) as writer:
-        version, client = registry.find(ref), writer.client
-        if version.aliases:
-            held = ", ".join(f"@{alias}" for alias in version.aliases)
-            raise RegistryError(f"{version.ref} is {held}: move that to another version first")
+        version, client = removable(registry, ref), writer.client
         run = str(version.run_id)
-        sharing = [
-            f"{v.name}/{v.version}" for v in client.search_model_versions(f"run_id = '{run}'")
-        ]
-        if others := [each for each in sharing if each != version.ref]:
-            raise RegistryError(f"{version.ref}: {others[0]} has the same files: remove it first")
         if client.get_run(run).info.lifecycle_stage != "active":
             client.restore_run(run)  # deleted in MLflow's page, it takes no tag
         client.set_tag(run, REMOVED, version.ref)

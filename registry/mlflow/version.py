@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
 from registry.bundle import TARGET_PATTERN
-from registry.errors import RegistryError
+from registry.errors import NotPromotedError, RegistryError
 from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
 from soa.files import as_record, parse_json
@@ -116,6 +116,33 @@ class Version:
         if text is None:
             return None
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
+
+    def let_in(self, alias: str, history: Sequence[Promotion] | None) -> Promotion:
+        """The promotion that let this very version, by model, number and digest, pass to `alias`.
+
+        `history`: the promotions of it that the model's own history knows; None where nobody may
+        be asked. What the tag says counts if the history has it, else the history's last.
+        Raises NotPromotedError.
+        """
+        record = self.promotion(alias)
+        if record is None:
+            raise NotPromotedError(f"{self.ref} was never promoted to {alias}")
+        meant = record.of(self)
+        named = (record.model, record.number, record.digest)
+        if named not in ((None, None, None), (meant.model, meant.number, meant.digest)):
+            raise NotPromotedError(
+                f"{self.ref}: its record of a promotion is that of {record.model}/{record.number} "
+                f"(bundle {str(record.digest)[:12]}), so no gate let this one into {alias}"
+            )
+        if history is None:
+            return meant
+        known = [promotion for promotion in history if promotion == promotion.of(self)]
+        if not known:
+            raise NotPromotedError(
+                f"{self.ref}: its tag says that it was promoted to {alias}, and the history of "
+                f"{self.name} has no such promotion"
+            )
+        return meant if meant in known else known[-1]
 
     def promoted(self, record: Promotion) -> Version:
         """The version with this for the record of its promotion."""

@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from registry.history import (
     Event,
     History,
     as_settled,
-    promotion_of,
+    promotions_of,
 )
 from registry.history import policies as policy_store
 from registry.mlflow import (
@@ -158,26 +157,14 @@ class Reader(Access):
         """The promotions to `alias` that have happened to the version by the history of its own
         model, oldest first: those of the time that its tag names, if there are any; none without
         that tag."""
-        said = version.promotion(alias)
-        if said is None or not self.exists:
+        if version.promotion(alias) is None or not self.exists:
             return []
         with self.client() as client:
             experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
             if experiment is None:
                 return []
             history = History(client, experiment.experiment_id, version.name)
-
-            def happened(second: datetime | None) -> list[Promotion]:
-                events = history.promotions(second)
-                aliases = dict.fromkeys(version.aliases, version.number)
-                return [
-                    promotion_of(event)
-                    for event in as_settled(client, events, aliases)
-                    if (event.alias, event.version, event.state) == (alias, version.number, "done")
-                ]
-
-            # A promotion that was cut short has left its tag, and the one before still counts.
-            return happened(said.time) or happened(None)
+            return promotions_of(client, history, version, alias)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """What this registry asks for: of every model, and of `model`."""

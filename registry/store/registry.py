@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from registry import trust
 from registry.bundle import SIGNATURE, Annex, Bundle, attach, record_to_json
-from registry.errors import NotFoundError, PromotionRefused, RegistryError
+from registry.errors import (
+    NotFoundError,
+    NotPromotedError,
+    PromotionRefused,
+    RegistryError,
+)
 from registry.history import (
     PREVIOUS,
     PRODUCTION,
@@ -213,7 +218,10 @@ class Registry(Reader):
             return self._again(version)
 
     def rollback(self, name: str, reason: str = "") -> Version:
-        """Put `previous` back in production; the version replaced becomes `previous`."""
+        """Put `previous` back in production; the version replaced becomes `previous`.
+
+        NotPromotedError where no gate let `previous` into production: others moved that alias.
+        """
         with self._model(name):
             pass  # an unknown name is said before anything is written
         with self.writing(name) as writer:
@@ -226,6 +234,15 @@ class Registry(Reader):
                     f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
                 )
             found = self.find(Ref(name, back))
+            try:
+                found.let_in(PRODUCTION, self.promotions(found, PRODUCTION))
+            except NotPromotedError as error:
+                last = writer.way_back(current)
+                before = f"; {name}/{last} was in production before" if last else ""
+                raise NotPromotedError(
+                    f"{name}: no rollback to @{PREVIOUS}, which is {found.ref}: {error}: promote a "
+                    f"version instead{before}"
+                ) from error
             writer.apply(writer.event("rollback", found, PRODUCTION, reason=reason))
             return self._again(found)
 

@@ -89,7 +89,7 @@ class Name:
                 raise LoadError(
                     f"{self.ref}: not known here for mode={self.opening.mode!r}, and "
                     "lookup='offline' asks nobody: load it once with lookup='prefer-cache' from "
-                    f"{self._store!r}"
+                    f"{self._store.shown}"
                 )
             return recorded
         if policy == "prefer-cache" and not now and (young := self._young()) is not None:

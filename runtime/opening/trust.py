@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.bundle import Bundle, PulledNote
+from registry.errors import NotPromotedError
 from registry.trust import Trusted, host_keys, trusted, trusted_keys
 from runtime.errors import LoadError
 
@@ -23,33 +24,16 @@ NOT_SIGNED = (
 
 
 def require_promoted(version: Version, history: Sequence[Promotion] | None) -> Promotion:
-    """The promotion that let this very version, by model, number and digest, into production.
-
-    `history`: the promotions of it that the model's own history knows; None where nobody may be
-    asked. What the tag says counts if the history has it, else the history's last. LoadError.
-    """
+    """As `Version.let_in` says, for production; LoadError."""
     from registry.history import PRODUCTION
 
-    record = version.promotion(PRODUCTION)
-    again = f"run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with mode='test'"
-    if record is None:
-        raise LoadError(f"{version.ref} was never promoted to production: {again}")
-    meant = record.of(version)
-    named = (record.model, record.number, record.digest)
-    if named not in ((None, None, None), (meant.model, meant.number, meant.digest)):
+    try:
+        return version.let_in(PRODUCTION, history)
+    except NotPromotedError as error:
         raise LoadError(
-            f"{version.ref}: its record of a promotion is that of {record.model}/{record.number} "
-            f"(bundle {str(record.digest)[:12]}), so no gate let this one into production: {again}"
-        )
-    if history is None:
-        return meant
-    known = [promotion for promotion in history if promotion == promotion.of(version)]
-    if not known:
-        raise LoadError(
-            f"{version.ref}: its tag says that it was promoted to {PRODUCTION}, and the history of "
-            f"{version.name} has no such promotion: {again}"
-        )
-    return meant if meant in known else known[-1]
+            f"{error}: run `pipeline promote {version.ref} --to {PRODUCTION}`, or load it with "
+            "mode='test'"
+        ) from error
 
 
 def usable_annexes(

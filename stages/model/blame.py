@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
+import os
 import re
 import sys
-import warnings
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from types import FrameType
@@ -130,10 +129,8 @@ def _draft_frame(
     from torch._logging.structured import INTERN_TABLE
 
     try:
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _logs_closed():
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
-            gc.collect()  # its log, which torch leaves open
     except Exception as error:
         return _user_frame(str(error)), False
     names = {number: name for name, number in INTERN_TABLE.items()}
@@ -149,6 +146,33 @@ def _draft_frame(
                 code = f" ({frame['loc'].strip().rstrip(':')})" if frame.get("loc") else ""
                 return f"{file}:{frame['line']}{code}", as_number
     return "", False
+
+
+@contextmanager
+def _logs_closed() -> Iterator[None]:
+    """Close draft_export's log, also where that fails, and remove it from the temporary folder.
+
+    torch does neither. TORCH_TRACE names a folder in which somebody wants to have it.
+    """
+    from torch.export import _draft_export as torchs
+
+    logs: list[Any] = []
+    plain: Any = torchs.CaptureStructuredTrace
+
+    def kept() -> Any:
+        logs.append(plain())
+        return logs[-1]
+
+    torchs.CaptureStructuredTrace = kept  # type: ignore[misc,assignment]
+    try:
+        yield
+    finally:
+        torchs.CaptureStructuredTrace = plain  # type: ignore[misc]
+        for log in logs:
+            path = log._stream_path
+            log.close()
+            if path is not None and "TORCH_TRACE" not in os.environ:
+                Path(path).unlink(missing_ok=True)
 
 
 def _readable(guard: str) -> str:

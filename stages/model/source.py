@@ -56,15 +56,14 @@ class ModelSource:
     def fingerprint(self) -> dict[str, str]:
         """What the model is made of, as digests: a change of any of them is another model.
 
-        For a factory in a file, every Python file beside it counts, as it may import them.
+        Of a factory in a file, what it imports is known once it has run: `loaded_sources`.
         """
         found: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
             found["factory"] = self.factory.rpartition("/")[2]
             file, _, _ = self.factory.rpartition(":")
             if file.endswith(".py"):
-                for path in sorted(Path(file).parent.glob("*.py")):
-                    found[f"code/{path.name}"] = _digest_of(path)
+                found["code"] = _digest_of(Path(file))
             else:
                 found["code"] = _module_fingerprint(file)
         for name in ("program", "torchscript", "trees", "weights"):

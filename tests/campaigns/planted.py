@@ -5,6 +5,10 @@
 
 The tree is copied to a scratch folder. There, one fault of `faults.py` at a time is put in, what
 must see it runs, and the fault is taken out again. What runs has to be green without any fault.
+
+Tests run in children of a process that has imported the libraries (`planted_server.py`). What they
+share, models and registries, is made once, without a fault; with one in C++, programs in C++ are
+made anew. A fault that is not seen so is tried again with everything made anew.
 """
 
 from __future__ import annotations
@@ -12,28 +16,36 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import json
 import os
 import queue
-import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+from pipeline.building.provenance import code_digest
 from tests.campaigns.faults import FAULTS, Fault
+from tests.models import environment
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
 _SOURCES = (".py", ".cpp", ".h", ".hpp")
 _NOT_COPIED = shutil.ignore_patterns(
-    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "build", "dist", "*.egg-info"
+    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "dist", "*.egg-info"
 )
+_LIMIT_S = 600.0
+_LONG_AGO = 1_000_000_000
+_NATIVE = ("cplusplus-*", "downstream*")  # of what tests share: made of C++
 
 
 @functools.cache
@@ -52,6 +64,22 @@ def place(fault: Fault) -> Path:
     return next(iter(found))
 
 
+def with_fault(fault: Fault) -> str:
+    """The text of its file with the fault; SystemExit where that is no Python, or the same."""
+    path = place(fault)
+    text = sources()[path].replace(fault.old, fault.new)
+    if fault.old == fault.new:
+        raise SystemExit(f"{fault.name}: it changes nothing")
+    if path.suffix == ".py":
+        try:
+            compile(text, str(path), "exec")
+        except SyntaxError as error:
+            raise SystemExit(
+                f"{fault.name}: not Python, so any test would see it: {error}"
+            ) from error
+    return text
+
+
 @functools.cache
 def tests_by_name() -> dict[str, str]:
     """What pytest calls a test, by `function` and `file.function`, as far as that names one."""
@@ -68,23 +96,11 @@ def tests_by_name() -> dict[str, str]:
     return {name: nodes[0] for name, nodes in found.items() if len(nodes) == 1}
 
 
-def command_of(checks: Sequence[str]) -> list[str]:
-    """How tests are run, or one campaign with its arguments."""
-    tests = tests_by_name()
-    if all(check in tests for check in checks):
-        return [
-            "pytest",
-            "-q",
-            "-x",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "",
-            "--hypothesis-profile",
-            "thorough",
-            *(tests[each] for each in checks),
-        ]
-    ((name, *arguments),) = map(shlex.split, checks)
+def command_of(check: str) -> list[str]:
+    """How a campaign is run with its arguments; empty for a test."""
+    if check in tests_by_name():
+        return []
+    name, *arguments = shlex.split(check)
     campaigns = [*ROOT.glob(f"tests/**/campaigns/{name}.py")]
     if len(campaigns) != 1:
         raise SystemExit(f"{name}: neither the name of one test nor a campaign")
@@ -96,50 +112,209 @@ class Seen:
     fault: Fault
     red: tuple[str, ...]
     seconds: float
+    """Of a core."""
+    anew: bool = False
+    """Whether a check saw it only where everything was made anew."""
+
+    @property
+    def missed(self) -> list[str]:
+        return [check for check in self.fault.seen_by if check not in self.red]
 
     def __str__(self) -> str:
         by = ", ".join(f"`{check}`" for check in self.red) or "**nothing**"
         return f"| {self.fault.name} | {by} |"
 
 
+@dataclass
+class _Answer:
+    """What one run of pytest said, by test without its parameters."""
+
+    code: int | None
+    """None: it was killed after the limit."""
+    outcomes: dict[str, set[str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, code: int | None, said: Path) -> _Answer:
+        found, last = cls(code), ""
+        for line in said.read_text().splitlines() if said.exists() else ():
+            step = json.loads(line)
+            if "test" in step:
+                last = step["test"].partition("[")[0]
+                found.outcomes.setdefault(last, set()).add(step["what"])
+        if code is None or code < 0:  # a hang or a crash is seen too
+            found.outcomes.setdefault(last, set()).add("failed")
+        return found
+
+
 class Copy:
-    """The tree in a scratch folder, for one fault at a time."""
+    """The tree in a scratch folder, for one fault at a time, and a server that runs its tests."""
 
-    def __init__(self, folder: Path) -> None:
-        self.root = Path(shutil.copytree(ROOT, folder, ignore=_NOT_COPIED, symlinks=True))
-        # No .pyc: an edit may keep a file's size and come within its second.
-        self._env = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+    def __init__(self, folder: Path, made: Path) -> None:
+        self.root = Path(shutil.copytree(ROOT, folder / "tree", ignore=_NOT_COPIED, symlinks=True))
+        self.cpu = self._counted = 0.0
+        self._folder, self._made, self._number = folder, made, count()
+        self._server: subprocess.Popen[str] | None = None
+        # A .pyc is told by its source's size and second: each edit has a second of its own.
+        self._seconds = count(_LONG_AGO)
+        self._env = os.environ | {"PYTHONPATH": str(self.root), "MLFLOW_DISABLE_TELEMETRY": "true"}
 
-    def red(self, *checks: str) -> bool:
-        """Whether one of these tests fails, or a campaign. SystemExit where that stays open."""
-        command = [sys.executable, "-m", *command_of(checks)]
-        done = subprocess.run(
-            command, cwd=self.root, env=self._env, capture_output=True, text=True, check=False
-        )
-        # 1: it failed. Below 0: it crashed. All else is a mistake of this campaign.
-        if done.returncode > 1 or re.search(r"^\d+ (skipped|deselected)", done.stdout, re.M):
-            said = (done.stdout + done.stderr)[-3000:]
-            raise SystemExit(f"{checks}: {done.returncode}, which says nothing:\n{said}")
-        return done.returncode != 0
+    def red(self, checks: Sequence[str], made: Path | None) -> list[str]:
+        """Those that fail of tests and campaigns. SystemExit where that stays open.
+
+        `made`: the folder with what tests share; None: they make it anew.
+        """
+        tests = {tests_by_name()[c]: c for c in checks if not command_of(c)}
+        failed = [c for c in checks if command_of(c) and self._campaign_fails(c)]
+        left = [*tests]
+        while left:
+            answer = self._pytest(left, made)
+            for node, outcomes in answer.outcomes.items():
+                if "failed" in outcomes:
+                    failed.append(tests[node])
+                elif "passed" not in outcomes:
+                    raise SystemExit(f"{tests[node]} says nothing: it is skipped")
+            again = [node for node in left if node not in answer.outcomes]
+            if again == left or (answer.code is not None and answer.code > 1):
+                raise SystemExit(f"{checks}: pytest ended with {answer.code}:\n{self._log()}")
+            left = again
+        return failed
 
     def put_in(self, fault: Fault) -> Seen:
-        path, begun = self.root / place(fault), time.monotonic()
-        good = path.read_text()
-        path.write_text(good.replace(fault.old, fault.new))
+        path, cpu = self.root / place(fault), self.cpu
+        good, bad, built = path.read_text(), with_fault(fault), self._libraries()
+        if path.suffix != ".py" and not self._compiles(path, bad) and self._compiles(path, good):
+            raise SystemExit(f"{fault.name}: it does not compile, so any test would see it")
         try:
-            red = tuple(check for check in fault.seen_by if self.red(check))
+            self._write(path, bad)
+            if path.name in _extension():
+                self._build()
+            with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
+                red = self.red(fault.seen_by, self._made_with(path, Path(scratch)))
+            missed = [check for check in fault.seen_by if check not in red]
+            late = self.red(missed, None) if missed else []
         finally:
-            path.write_text(good)
-        return Seen(fault, red, time.monotonic() - begun)
+            self._write(path, good)
+            for library, content in built.items():
+                library.write_bytes(content)
+        seen_by = tuple(check for check in fault.seen_by if check in {*red, *late})
+        return Seen(fault, seen_by, self.cpu - cpu, bool(late))
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.communicate()
+
+    def _made_with(self, path: Path, scratch: Path) -> Path:
+        """What tests share, where this file has a fault."""
+        if path.suffix == ".py":
+            return self._made
+        (scratch / "shared").mkdir()
+        for each in (self._made / "shared").iterdir():
+            if not any(each.match(pattern) for pattern in _NATIVE):
+                (scratch / "shared" / each.name).symlink_to(each)
+        return scratch
+
+    def _write(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        if path.suffix == ".py":
+            os.utime(path, (second := next(self._seconds), second))
+
+    def _compiles(self, path: Path, text: str) -> bool:
+        """Whether this C++ compiles by itself; headers of `lanes` never do."""
+        native = Path("engines", "native")
+        folders = (path.parent, native, native / "include", sysconfig.get_path("include"))
+        command = ["g++", "-std=c++17", "-fsyntax-only", "-w", "-mavx2", "-mfma"]
+        command += [*(f"-I{folder}" for folder in folders), "-x", "c++", "-"]
+        return self._spend(command, given=text).returncode == 0
+
+    def _libraries(self) -> dict[Path, bytes]:
+        """Those that the tree has built in place."""
+        folder = self.root / "engines" / "native"
+        return {path: path.read_bytes() for path in folder.glob("*.so")}
+
+    def _build(self) -> None:
+        """What is unchanged is not compiled again."""
+        compiler = f"{os.environ.get('CMAKE_CXX_COMPILER_LAUNCHER', '')} g++".strip()
+        build = [sys.executable, "setup.py", "build_ext", "--inplace", "--force", "-q"]
+        done = self._spend(build, {"CC": compiler, "CXX": compiler})
+        if done.returncode:
+            raise SystemExit(f"the native code does not build with its fault:\n{done.stderr}")
+
+    def _spend(
+        self,
+        command: Sequence[str],
+        more: Mapping[str, str] | None = None,
+        given: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        begun, env = os.times(), {**self._env, **(more or {})}
+        done = subprocess.run(
+            command,
+            cwd=self.root,
+            env=env,
+            input=given,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ended = os.times()
+        self.cpu += ended.children_user + ended.children_system
+        self.cpu -= begun.children_user + begun.children_system
+        return done
+
+    def _campaign_fails(self, check: str) -> bool:
+        done = self._spend([sys.executable, "-m", *command_of(check)])
+        if done.returncode > 1:  # 1: it failed; below 0: it crashed
+            said = (done.stdout + done.stderr)[-3000:]
+            raise SystemExit(f"{check}: {done.returncode}, which says nothing:\n{said}")
+        return done.returncode != 0
+
+    def _pytest(self, nodes: Sequence[str], made: Path | None) -> _Answer:
+        temp = self._folder / str(next(self._number))
+        temp.mkdir()
+        asked: dict[str, Any] = {
+            "root": str(self.root),
+            "tests": list(nodes),
+            "environment": {"TESTS_MADE": "" if made is None else str(made)},
+            "code_digest": None if made is None else code_digest(),
+            "temp": str(temp / "pytest"),
+            "log": str(self._folder / "log.txt"),
+            "said": str(temp / "said.jsonl"),
+            "limit_s": _LIMIT_S,
+        }
+        if self._server is None:
+            server = Path(__file__).with_name("planted_server.py")
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", str(server)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=self._env,
+            )  # fmt: skip
+        assert self._server.stdin is not None and self._server.stdout is not None
+        print(json.dumps(asked), file=self._server.stdin, flush=True)
+        answer = json.loads(self._server.stdout.readline())
+        self.cpu += answer["cpu"] - self._counted
+        self._counted = answer["cpu"]
+        found = _Answer.read(answer["code"], Path(asked["said"]))
+        shutil.rmtree(temp, ignore_errors=True)
+        return found
+
+    def _log(self) -> str:
+        return (self._folder / "log.txt").read_text()[-3000:]
+
+
+@functools.cache
+def _extension() -> frozenset[str]:
+    """Names of the files of which Python's extension and the shim are made, not the library."""
+    native = ROOT / "engines" / "native"
+    made = {p.name for p in native.rglob("*") if p.suffix in (".cpp", ".h", ".inc")}
+    return frozenset(made - {path.name for path in (native / "library").iterdir()})
 
 
 def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
     """Put in each fault. SystemExit where a check is red without any."""
     for fault in faults:
         place(fault)
+    made = folder / "made"
     copies: queue.Queue[Copy] = queue.Queue()
     for number in range(jobs):
-        copies.put(Copy(folder / str(number)))
+        copies.put(Copy(folder / str(number), made))
 
     def seen(fault: Fault) -> Seen:
         copy = copies.get()
@@ -147,24 +322,25 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
             found = copy.put_in(fault)
         finally:
             copies.put(copy)
-        print(f"{found} {found.seconds:.0f} s", file=sys.stderr)
+        print(f"{found} {found.seconds:.0f} s{', anew' * found.anew}", file=sys.stderr)
         return found
 
-    _require_green(copies.queue[0], list(dict.fromkeys(c for f in faults for c in f.seen_by)))
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(seen, faults))
+    begun = time.monotonic()
+    checks = list(dict.fromkeys(check for fault in faults for check in fault.seen_by))
+    if red := copies.queue[0].red(checks, made):
+        raise SystemExit(f"without any fault these are red: {', '.join(red)}")
+    took = f"{time.monotonic() - begun:.0f} s, {copies.queue[0].cpu:.0f} s of a core"
+    print(f"{len(checks)} checks are green without a fault: {took}", file=sys.stderr)
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return list(pool.map(seen, faults))
+    finally:
+        while not copies.empty():
+            copies.get().close()
 
 
-def _require_green(copy: Copy, checks: Sequence[str]) -> None:
-    tests = tests_by_name()
-    campaigns = [check for check in checks if check not in tests]
-    for together in (
-        [check for check in checks if check in tests],
-        *([each] for each in campaigns),
-    ):
-        if together and copy.red(*together):
-            raise SystemExit(f"without any fault, one of these is red: {', '.join(together)}")
-    print(f"{len(checks)} checks are green without a fault", file=sys.stderr)
+def _table(found: Sequence[Seen]) -> list[str]:
+    return ["| fault | seen by |", "| --- | --- |", *map(str, found)]
 
 
 def chosen(texts: Iterable[str]) -> list[Fault]:
@@ -178,18 +354,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", action="append", metavar="TEXT", help="Faults named like this.")
     parser.add_argument("--jobs", type=int, default=1, help="Faults at a time.")
+    parser.add_argument("--table", action="store_true", help="Print what sees which, run nothing.")
     asked = parser.parse_args()
     faults = chosen(asked.only or [""])
+    if asked.table:  # as in docs/testing.md
+        print(*_table([Seen(fault, fault.seen_by, 0.0) for fault in faults]), sep="\n")
+        return
+    environment.settle(ROOT)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="soa-planted-") as folder:
         found = run(Path(folder), faults, asked.jobs)
-    print("| fault | seen by |\n| --- | --- |")
-    print(*found, sep="\n")
+    print(*_table(found), sep="\n")
     unseen = [seen.fault.name for seen in found if not seen.red]
-    print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, "
-          f"{time.monotonic() - begun:.0f} s")  # fmt: skip
+    took, cores = time.monotonic() - begun, sum(seen.seconds for seen in found)
+    print(f"{len(found) - len(unseen)} of {len(found)} faults were seen, {took:.0f} s; "
+          f"of a core {cores:.0f} s with a fault")  # fmt: skip
+    blind = [f"{check} ({seen.fault.name})" for seen in found for check in seen.missed]
+    if blind:
+        print(f"these should have seen it and did not: {'; '.join(blind)}")
     if unseen:
         raise SystemExit(f"not seen: {'; '.join(unseen)}")
+    if blind:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_each_name_has_its_engine(name: str) -> None:
 
 
 def test_an_unknown_engine() -> None:
-    with pytest.raises(EngineError, match="unknown engine 'tvm': use one of aoti, aoti-autotune, "):
+    with pytest.raises(EngineError, match="unknown engine 'tvm': use one of lanes, aoti, "):
         engine("tvm")
 
 

@@ -12,12 +12,16 @@ from filelock import FileLock
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """An existing folder, filled by `make` in the first process that asks. Look, do not touch."""
+    """An existing folder, filled by `make` in the first process that asks. Look, do not touch.
+
+    It is this run's alone, unless TESTS_MADE names a folder in which earlier runs have made it.
+    """
     base = factory.getbasetemp()
-    # Of this run alone in both cases: without xdist the parent belongs to earlier runs too.
+    # Without xdist the parent belongs to earlier runs too.
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    run = Path(os.environ.get("TESTS_MADE") or run)
     folder = run / "shared" / name
-    folder.parent.mkdir(exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     done = folder.with_suffix(".done")
     with FileLock(folder.with_suffix(".lock")):
         if not done.exists():

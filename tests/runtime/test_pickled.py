@@ -14,16 +14,19 @@ import pytest
 
 from pipeline.loading import load
 from pipeline.promotion.pulling import pull
-from registry.errors import NotFoundError, RegistryUnavailableError
+from registry.bundle import Bundle
+from registry.errors import NotFoundError, RegistryUnavailableError, TrustError
 from registry.housekeeping import remove
 from registry.ref import Ref
 from registry.store.registry import Registry
+from registry.trust import sign
 from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
 from runtime.loader import Reopening, measured_session
 from runtime.opening import Opening, open_version
 from runtime.session.session import Session
+from tests.models.keys import make_keys
 from tests.models.project import TARGET, Built, described
 from tests.models.versions import promoted
 
@@ -110,7 +113,31 @@ def test_it_opens_as_it_was_loaded(registry: Registry, tmp_path: Path) -> None:
             each.origin and (each.origin.engine, each.origin.digest) for each in (session, again)
         ]
         assert were[0] == were[1]
+        if session.origin is not None:  # also on a host for which another target is the best
+            assert reopening(session).opening.target == session.origin.target
     assert registry.uri not in repr(reopening(kinds[CheckedSession]))  # it may hold a password
+
+
+@pytest.mark.parametrize("of", ["registry", "folder"])
+def test_the_keys_that_a_caller_trusts_travel_with_it(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    """In a process that works elsewhere, what another key has signed since is refused."""
+    mine, other = (make_keys(tmp_path, name) for name in ("mine", "other"))
+    registry.sign(registry.find("jets/1"), mine.private)
+    pull(registry, "jets@production", pulled := tmp_path / "pulled")
+    monkeypatch.chdir(tmp_path)
+    session = load(
+        pulled if of == "folder" else "jets/1",
+        registry=registry, trusted_keys="mine.pem", engine_name="exported",
+    )  # fmt: skip
+    blob = pickle.dumps(session)
+    monkeypatch.chdir("/")
+    pickle.loads(blob).close()
+    registry.sign(registry.find("jets/1"), other.private)
+    sign(Bundle.open(pulled), other.private)
+    with pytest.raises(TrustError, match="none of those trusted"):
+        pickle.loads(blob)
 
 
 def test_a_closed_one_is_opened_again(registry: Registry) -> None:

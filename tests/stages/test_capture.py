@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -92,10 +93,17 @@ AS_NUMBER = (ROWS, "takes the row count for a plain number", "which fixes it to 
     ],
 )
 def test_the_refusal_names_the_line_of_the_model(
-    model: type[nn.Module], line: str, says: tuple[str, ...], tmp_path: Path
-) -> None:
-    """And says what to do."""
+    model: type[nn.Module], line: str, says: tuple[str, ...], tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """And says what to do. Of torch's diagnosis no log is left, neither open nor in a folder."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.delenv("TORCH_TRACE", raising=False)
     text = refusal(model(), tmp_path, mlp_signature(highest=300))
+    assert [path for path in temporary.rglob("*") if path.is_file()] == []
+    held = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+    assert not any(file.is_relative_to(temporary) for file in held)
     assert all(part in text for part in says), text
     assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
     assert ("Take sizes from the input" in text) == (ROWS in says and says is not AS_NUMBER)

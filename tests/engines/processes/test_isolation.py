@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 import torch
 
+import soa_pipeline
 from engines.errors import out_of_memory
-from engines.processes import warm
+from engines.processes import search_path, warm
 from engines.processes.isolation import Outcome, run_isolated, side_by_side
+from stages import errors
 from tests.models.signals import disposed
 
 STEPS = "tests.engines.steps"
@@ -88,6 +90,46 @@ def test_it_is_another_process_with_our_environment(
         outcome = run(tmp_path / "step", "where", variable="A_SETTING")
         assert (outcome.value["value"], outcome.value["cwd"]) == (value, str(tmp_path))
         assert outcome.value["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize("beside", ["", "a model"])
+def test_nothing_comes_from_the_working_folder_but_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, beside: str
+) -> None:
+    """As in a second checkout, or in a folder with a file of any name: Python looks there first for
+    what `-m` names, and where the parent is interactive for everything."""
+    work = tmp_path / "work"
+    for name in (*soa_pipeline.PACKAGES, "torch"):
+        (work / name).mkdir(parents=True)
+        (work / name / "__init__.py").write_text(f"raise ImportError('{name} of this folder')")
+    for name in ("soa_pipeline", "json", "lazy_loader"):
+        (work / f"{name}.py").write_text(f"raise ImportError('{name} of this folder')")
+    (work / "mine.py").write_text("from stages import errors\nanswer = lambda: errors.__file__")
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(warm, "_idle", [])
+    request.addfinalizer(warm._end_all)
+    if beside:
+        monkeypatch.syspath_prepend("")
+    outcome = run(tmp_path / "job", "add", a=2, b=3)
+    assert (outcome.value, outcome.error) == (5, None)
+    if beside:
+        outcome = run_isolated("mine:answer", {}, tmp_path / "theirs", 60)
+        assert (outcome.value, outcome.error) == (errors.__file__, None)
+    subprocess.run([str(outcome.script)], cwd=work, check=True)
+    answer = json.loads((outcome.script.parent / "answer.json").read_text())
+    assert answer == {"value": outcome.value}
+
+
+def test_our_code_is_found_where_the_parent_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by one that found it in "", the working folder of then."""
+    ours = str(Path(errors.__file__).parents[1])
+    assert search_path().split(os.pathsep).count(ours) >= 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *(each for each in sys.path if each != ours)])
+    first, *_, last = search_path().split(os.pathsep)
+    assert (first, last) == (ours, str(tmp_path))
 
 
 def test_torch_is_imported_again_only_for_what_it_may_read(

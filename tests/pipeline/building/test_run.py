@@ -107,18 +107,21 @@ def make():
     return Forgets()
 """
 
+FORGETS_CONFIG = (
+    "{name: forgets, model: {factory: model.py:make, torchscript_route: none},"
+    "collections: {given: {columns: [{name: a, dtype: float32}]},"
+    "answers: {columns: [{name: b, dtype: float32}]}},"
+    "inputs: [{name: x, collection: given, columns: [a]}],"
+    "outputs: [{name: y, collection: answers, columns: [b]}],"
+    "rows: {n: {max: 16, typical: [16]}}, reference: {file: rows.npz},"
+    "engines: [exported], compile: {benchmark_s: 0.1}}"
+)
+
 
 def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> None:
     """The export differs where one row says so, far behind those that one run takes."""
     (tmp_path / "model.py").write_text(FORGETS)
-    (tmp_path / "config.yaml").write_text(
-        "{name: forgets, model: {factory: model.py:make, torchscript_route: none},"
-        "collections: {given: {columns: [{name: a, dtype: float32}]},"
-        "answers: {columns: [{name: b, dtype: float32}]}},"
-        "inputs: [{name: x, collection: given, columns: [a]}],"
-        "outputs: [{name: y, collection: answers, columns: [b]}],"
-        "rows: {n: {max: 16, typical: [16]}}, reference: {file: rows.npz}, engines: [exported]}"
-    )
+    (tmp_path / "config.yaml").write_text(FORGETS_CONFIG)
     rows = np.random.default_rng(1).normal(size=100).astype("f4")
     columns: Any = {"given/a": rows}
     at = ("--work", tmp_path / "work", "--registry", empty.uri)
@@ -142,6 +145,40 @@ def test_second_run_does_no_work(jets: Built) -> None:
     assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
     assert text.stderr == ""
     assert snapshot(project.folder) == before
+
+
+def test_what_the_model_imported_counts_and_no_other_file(
+    tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = FORGETS.replace("x.clamp(max=100)", "x") + "\nimport layers_of_jets\n"
+    data = (
+        "from draws_of_jets import draw\n\n"
+        "def rows(rows, seed):\n    return {'given': {'a': draw(seed, rows['n']).astype('f4')}}\n"
+    )
+    helper = (
+        "import numpy as np\ndraw = lambda seed, n: np.random.default_rng(seed).normal(size=n)\n"
+    )
+    for name, text in {
+        "model.py": model, "layers_of_jets.py": "A = 1\n", "data.py": data,
+        "draws_of_jets.py": helper,
+        "config.yaml": FORGETS_CONFIG.replace("file: rows.npz", "factory: data.py:rows"),
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+
+    run = ("run", tmp_path / "config.yaml", "--work", tmp_path / "work", "--registry", empty.uri)
+
+    assert "registered" in cli(*run).stdout
+    (tmp_path / "plot.py").write_text("A = 1\n")
+    assert "nothing to do" in cli(*run).stdout
+    for name in ("layers_of_jets", "draws_of_jets"):
+        file = tmp_path / f"{name}.py"
+        kept = file.read_text()
+        file.write_text("raise RuntimeError('it is imported again')\n")
+        for known in [n for n in sys.modules if n == name or n.startswith("_soa_model_")]:
+            monkeypatch.delitem(sys.modules, known)  # as in another process
+        assert "it is imported again" in refusal(*run)
+        file.write_text(kept)
+        assert "nothing to do" in cli(*run).stdout
 
 
 def test_form_of_the_config_does_not_count(jets: Built) -> None:
@@ -267,6 +304,23 @@ def test_compiler_that_fails_is_one_failed_candidate(
     answer.unlink()
     subprocess.run([script], check=True, capture_output=True, timeout=120)
     assert "error" in answer.read_text()
+
+
+def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
+    heavy: Built, empty: Registry
+) -> None:
+    """Nothing broke and no answer is off: there is nothing that aoti-folded could fold."""
+    project = heavy.project
+    config = project.variant("folded.yaml", ("[exported]", "[aoti-folded, exported]"))
+    at = ("--registry", empty.uri)
+    said = cli("run", config, "--work", project.work, *at)
+    assert f"aoti-folded for {TARGET} is not applicable: nothing to fold" in said.stderr
+    candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["aoti-folded"]
+    assert candidate.status == "not applicable"
+    reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
+    assert [each["verdict"] for each in reports if not each["valid"]] == ["not applicable"]
+    for text in (said.stdout, cli("show", "jets/1", *at).stdout, cli("ls", *at).stdout):
+        assert "failed" not in text and "refused" not in text
 
 
 def test_no_version_where_every_engine_fails(

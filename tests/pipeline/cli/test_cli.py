@@ -205,8 +205,7 @@ def test_bench(registry: Registry, jets: Built) -> None:
     assert set(found["timings"]["n=1000"]) == set(jets.bundle.manifest.targets[TARGET].candidates)
     assert found["fastest"] in found["timings"]["n=1000"]
     text = said("bench", jets.bundle.path, "--seconds", "0.01", registry=registry)
-    assert f"{found['fastest']}" in text
-    assert "(chosen)" in text
+    assert f"{found['fastest']} (chosen" in text
 
 
 @pytest.mark.parametrize("command", ["validate", "bench"])

@@ -49,11 +49,12 @@ def test_rm(registry: Registry, jets: Built, tmp_path: Path) -> None:
     registry.register(described(jets.bundle, tmp_path / "two", "the second"))
     registry.promote(registry.find("jets/1"), "staging", PASSED)
     where = ("--registry", registry.uri)
-    assert "is @staging: move that" in refusal("rm", "jets/1", "--yes", *where)
+    for asking in ([], ["--yes"]):  # nobody is asked about what will be refused
+        assert "is @staging: move that" in refusal("rm", "jets/1", *asking, *where)
     assert "by its number, as jets/3" in refusal("rm", "jets", "--yes", *where)
     assert "a version of the registry is needed" in refusal("rm", "./jets", "--yes", *where)
     asked = cli("rm", "jets/2", *where, code=1)  # nobody answers
-    assert "remove jets/2 (" in asked.stderr
+    assert "remove jets/2 (" in asked.stderr and f"from {registry.uri}?" in asked.stderr
     assert asked.stdout == ""
     assert len(registry.versions("jets")) == 2
     said = cli("rm", "jets/2", "--yes", "--reason", "a trial", *where).stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from engines import Executable
+from engines.processes.isolation import Outcome
 from pipeline.promotion.promoting import promote
 from registry.errors import PromotionRefused
 from registry.store.registry import Registry
+from runtime.opening import open_candidate
+from stages import validate
 from tests.models.project import PASSED, TARGET, Built, answer, cli, described, resealed
 
 Edit = Callable[[Path, dict[str, Any]], None]
@@ -121,6 +125,51 @@ def test_artifact_of_another_model(
         f"{TARGET}: output probabilities has a fraction of 1 " in detail
     )
     assert "limit 0; largest deviation 0." in detail
+
+
+class Faulty:
+    """An artifact that does something more where a fault of it says so."""
+
+    def __init__(self, right: Executable, at: Callable[[int, torch.Tensor], bool]) -> None:
+        self.right, self.at = right, at
+
+    def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        self.right(arguments)
+        n, answers = arguments[0].shape[0], arguments[-1]
+        if n and self.at(n, answers):
+            answers[0, 0] += 1
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        (lambda n, answers: answers.data_ptr() % 128 != 0, {"windows": True}),
+        (lambda n, answers: n == 64, {"tile": 64}),
+    ],
+    ids=["windows", "tiles"],
+)
+def test_rows_are_judged_again_as_production_takes_them(
+    registry: Registry, jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    at: Callable[[int, torch.Tensor], bool], says: dict[str, Any],
+) -> None:  # fmt: skip
+    """An artifact that is right on whole collections, and not on what its manifest says of it."""
+
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["chosen"] = "exported"
+        manifest["targets"][TARGET]["candidates"]["exported"] |= {"windows": False, **says}
+
+    def here(function: str, payload: dict[str, Any], folder: Path, timeout_s: float) -> Outcome:
+        return Outcome(validate.validate_here(**payload), None, folder, folder)
+
+    ref = registered(registry, jets, tmp_path / "edited", edit)
+    opened = open_candidate
+    faulty = lambda *a: Faulty(opened(*a), at)  # noqa: E731
+    monkeypatch.setattr(validate, "open_candidate", faulty)
+    monkeypatch.setattr(validate, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(validate, "run_isolated", here)
+    assert refused(registry, ref, "tolerance")
+    at = lambda n, answers: False  # noqa: E731
+    assert promote(registry, ref, "production", dry_run=True).passed
 
 
 def edit_answers(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from registry import BundleError, Manifest, Worst
+from registry.bundle import Below, Candidate, TargetRecord
 
 V3 = "cpu/x86-64-v3"
 
@@ -58,6 +60,41 @@ def test_a_newer_schema_is_refused_whatever_else_it_has(manifest_data: dict[str,
 
 
 @pytest.mark.parametrize(
+    ("limits", "spans"),
+    [
+        ([], {"aoti": ""}),
+        ([(32, "ort"), (2024, "lanes")],
+         {"ort": "below 32 rows", "lanes": "from 32 to 2023 rows", "aoti": "from 2024 rows on"}),
+        ([(5, "aoti"), (50, "ort")],
+         {"aoti": "below 5 rows and from 50 rows on", "ort": "from 5 to 49 rows"}),
+    ],
+)  # fmt: skip
+def test_at_which_rows_each_engine_runs(
+    limits: list[tuple[int, str]], spans: dict[str, str]
+) -> None:
+    """As said, so it is: every row count is some engine's, and the one that runs there."""
+    candidates = {name: Candidate(status="valid", files=["f"]) for name in spans}
+    below = [Below(rows=rows, engine=engine) for rows, engine in limits]
+    record = TargetRecord(status="verified", chosen="aoti", below=below, candidates=candidates)
+    assert record.spans() == spans
+    for n in range(3000):
+        said = [engine for engine, text in spans.items() if _covers(text, n)]
+        assert said == [record.engine_at(str(n))]
+
+
+def _covers(text: str, n: int) -> bool:
+    """Whether a sentence such as "from 5 to 49 rows and from 90 rows on" has `n`."""
+    for part in text.split(" and "):
+        first, last = re.search(r"from (\d+)", part), re.search(r"to (\d+)", part)
+        limit = re.search(r"below (\d+)", part)
+        low = int(first[1]) if first else 0
+        high = int(last[1]) if last else int(limit[1]) - 1 if limit else n
+        if low <= n <= high:
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "not JSON"),
@@ -103,9 +140,9 @@ def test_bad_fields(manifest_data: dict[str, Any], field: str, value: object, me
             {
                 "status": "verified",
                 "chosen": "a",
-                "candidates": {"a": {"status": "invalid", "files": ["f"]}},
+                "candidates": {"a": {"status": "refused", "files": ["f"]}},
             },
-            "is invalid, not valid",
+            "is refused, not valid",
         ),
         (
             {

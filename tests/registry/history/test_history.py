@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from registry import Decision, PromotionRefused, Registry, RegistryError, Version
+from registry.errors import NotPromotedError
 from registry.history.event_log import Event, History, aliases_at, approvers, gaps, promoted_since
 from tests.models.mlflow_server import client_of
 
@@ -103,7 +104,68 @@ def test_alias_that_others_moved(
     first, found, last = registry.history("jets")
     assert found.kind == "found"
     assert (found.before, found.after) == (first.after, {"production": 3})
-    assert last.after == {"production": 2, "previous": 3}
+    assert last.after == {"production": 2, "previous": 1}
+    assert registry.rollback("jets").ref == "jets/1"
+
+
+def test_the_way_back_leads_where_a_gate_let_production_be(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    registry.promote(three[0], "production", passed)
+    registry.promote(three[1], "production", passed)
+    registry.promote(three[2], "staging", passed)
+    client = client_of(registry)
+    client.set_registered_model_alias("jets", "previous", "3")
+    with pytest.raises(NotPromotedError, match=r"jets/3 .*jets/1 was in production before"):
+        registry.rollback("jets")
+    assert registry.list()[0].aliases == {"production": 2, "previous": 3, "staging": 3}
+    assert [event.kind for event in registry.history("jets")][3:] == ["found"]
+
+    client.set_registered_model_alias("jets", "production", "3")  # from it, back to any but itself
+    client.set_registered_model_alias("jets", "previous", "1")
+    assert registry.rollback("jets").ref == "jets/1"
+    assert registry.find("jets@previous").ref == "jets/2"
+
+
+@pytest.mark.parametrize("of", ["digest", "history", "tag"])
+def test_no_rollback_to_what_production_would_refuse(
+    registry: Registry, promoted: list[Version], of: str
+) -> None:
+    """@previous is jets/1, which was in production, or another in its place."""
+    client, key = client_of(registry), "promotion.production"
+    if of == "digest":
+        client.set_model_version_tag("jets", "1", "digest", promoted[2].digest)
+    elif of == "tag":
+        client.delete_model_version_tag("jets", "1", key)
+    else:
+        text = registry.find("jets/1").tags[key].replace("every file", "no file")
+        client.set_registered_model_alias("jets", "previous", "3")
+        client.set_model_version_tag("jets", "3", key, text)
+    with pytest.raises(NotPromotedError):
+        registry.rollback("jets")
+    assert registry.find("jets@production").number == 2
+
+
+def test_a_promotion_to_staging_is_none_to_production(
+    registry: Registry, promoted: list[Version], passed: list[Decision]
+) -> None:
+    """Nor is one to production, of another version, one of this."""
+    staged = registry.promote(promoted[2], "staging", passed)
+    text = staged.tags["promotion.staging"].replace('"alias": "staging"', '"alias": "production"')
+    client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
+    forged = registry.find("jets/3")
+    assert registry.promotions(forged, "production") == []
+    with pytest.raises(NotPromotedError, match="has no such promotion"):
+        forged.let_in("production", registry.promotions(forged, "production"))
+
+
+def test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it(
+    registry: Registry, three: list[Version], passed: list[Decision]
+) -> None:
+    """Where no version was ever let in, there is no way back."""
+    client_of(registry).set_registered_model_alias("jets", "production", "3")
+    registry.promote(three[1], "production", passed)
+    assert registry.list()[0].aliases == {"production": 2}
 
 
 def test_a_registry_older_than_its_history(
@@ -112,8 +174,11 @@ def test_a_registry_older_than_its_history(
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "2")
     client.set_registered_model_alias("jets", "previous", "1")
-    assert registry.rollback("jets").ref == "jets/1"
-    assert [event.kind for event in registry.history("jets")] == ["found", "rollback"]
+    with pytest.raises(NotPromotedError):  # as every load does
+        registry.rollback("jets")
+    registry.promote(three[2], "production", passed)
+    assert registry.list()[0].aliases == {"production": 3, "previous": 1}
+    assert [event.kind for event in registry.history("jets")] == ["found", "promotion"]
 
 
 def test_a_run_that_somebody_deleted_still_counts(
@@ -139,7 +204,7 @@ def test_a_clock_that_is_behind(registry: Registry, three: list[Version]) -> Non
     ahead = replace(first, time=datetime.now(UTC) + timedelta(hours=1))
     second = history.append(Event("approval", "jets", {}, {}, version=2, approver="Bob"), ahead)
     assert second.number == 2
-    assert second.time - ahead.time <= timedelta(milliseconds=1)
+    assert timedelta(0) < second.time - ahead.time <= timedelta(milliseconds=1)
 
 
 def test_a_record_that_is_not_ours(

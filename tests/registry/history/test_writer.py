@@ -105,6 +105,8 @@ def test_a_move_happens_or_does_not(
         foreseen = [event.state for event in made.history("jets")[2:]]
         assert foreseen in ([], ["done" if happened else "void"])
         assert foreseen or not happened
+        if promotes and happened:  # who loads it now finds the record of its promotion
+            assert made.find("jets/3").promotion("production") is not None
 
         made.approve(promoted[0], "Ada")  # any writer settles
         after = {"production": new, "previous": 2} if happened else {"production": 2, "previous": 1}

@@ -142,6 +142,18 @@ class TestKept:
         with pytest.raises(RegistryError, match="its reference set is not the file that was name"):
             registry.policies(into=tmp_path / "again")
 
+    def test_a_policy_whose_setting_was_killed_asks_for_nothing(
+        self, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def killed(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        registry.set_policy(Policy(max_slowdown=1.2))
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(MlflowClient, "set_terminated", killed)
+            registry.set_policy(Policy(max_slowdown=1.3))
+        assert [each.policy for each in registry.policies()] == [Policy(max_slowdown=1.2)]
+
     def test_deleting_its_run_does_not_lift_it(self, registry: Registry) -> None:
         registry.set_policy(Policy(max_slowdown=1.2))
         client = MlflowClient(tracking_uri=registry.uri, registry_uri=registry.uri)

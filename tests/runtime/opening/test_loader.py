@@ -360,7 +360,7 @@ def test_engines(jets: Built, tmp_path: Path) -> None:
     folder = promoted(resealed(jets.bundle, tmp_path / "edited", edit).path)
     require_right(load(folder))
     require_right(load(folder, mode="test", engine_name="torchscript"))
-    with pytest.raises(LoadError, match=r"the torchscript artifact .* is invalid: too far off"):
+    with pytest.raises(LoadError, match=r"the torchscript artifact .* is refused: too far off"):
         load(folder, engine_name="torchscript")
     with pytest.raises(LoadError, match=r"the aoti artifact .* is failed: it crashed"):
         load(folder, engine_name="aoti")

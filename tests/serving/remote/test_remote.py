@@ -455,6 +455,23 @@ def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) 
     assert server.requests == before and not written["tags"].memory()[0].any()
 
 
+def test_a_part_that_fails_leaves_nothing_written(shop: Shop, server: Server, url: str) -> None:
+    session = connect(shop, url, replace(QUICK, message_bytes=HEADERS + 24 * 300))
+    left = [2]
+
+    def fails_later(answer: Any, context: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            context.abort(grpc.StatusCode.INTERNAL, "the third of four messages")
+        return answer
+
+    server.fault = fails_later
+    given, written = collections(shop, session, 1000)
+    with pytest.raises(RefusedError, match="the third of four"):
+        session.run(given, written)
+    assert not written["tags"].memory()[0].any()
+
+
 @pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
 def test_an_address_that_is_none(device: str) -> None:
     with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
@@ -616,6 +633,25 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
         session.close()
         assert sorted(sharing.forgotten) == sorted({first, second})
     assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
+
+
+def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) -> None:
+    """What lies there is of the request before."""
+    sharing = Sharing(server.core._session, server.service)
+    sharing.used, sharing.forgotten, sharing.in_use = [], [], 0
+    with sharing.listening() as url:
+        session = connect(shop, url, replace(QUICK, shared_memory=True))
+        session.run(*collections(shop, session, 5))
+
+        def over_the_wire(answer: Any, context: Any) -> Any:
+            answer.raw_output_contents.extend([b"\0" * 20] * 3)
+            return answer
+
+        sharing.fault = over_the_wire
+        given, written = collections(shop, session, 5)
+        with pytest.raises(AnswerError, match="not in the memory that it shares"):
+            session.run(given, written)
+        assert not written["tags"].memory()[0].any()
 
 
 def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str) -> None:

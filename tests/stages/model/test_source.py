@@ -284,10 +284,9 @@ def test_model_files_that_are_none(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_fingerprint_changes_with_everything_the_model_is_made_of(tmp_path: Path) -> None:
-    file, neighbour = tmp_path / "model.py", tmp_path / "layers.py"
+    file = tmp_path / "model.py"
     weights = tmp_path / "weights.safetensors"
     file.write_text("def build(): ...\n")
-    neighbour.write_text("A = 1\n")
     save_file(state_of(), weights)
     made = [
         ModelSource(factory=f"{file}:build", weights=weights),
@@ -297,12 +296,13 @@ def test_a_fingerprint_changes_with_everything_the_model_is_made_of(tmp_path: Pa
         ModelSource(factory=f"{file}:build"),
     ]
     prints = [source.fingerprint() for source in made]
-    neighbour.write_text("A = 2\n")
+    file.write_text("def build(): return 1\n")
     prints.append(made[0].fingerprint())
     save_file(state_of(2), weights)
     prints.append(made[0].fingerprint())
     assert len({repr(p) for p in prints}) == len(prints)
-    assert made[0].fingerprint() == made[0].fingerprint()
+    (tmp_path / "plot.py").write_text("A = 1\n")  # nobody imported it
+    assert made[0].fingerprint() == prints[-1]
 
 
 def test_a_fingerprint_of_what_is_not_there(tmp_path: Path) -> None:

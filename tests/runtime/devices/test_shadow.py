@@ -1,0 +1,41 @@
+"""What a shadow compares, on sessions written by hand; tests/pipeline/promotion has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from engines import Executable
+from registry.mlflow import ShadowRecord
+from runtime.devices.shadow import ShadowedSession
+from runtime.session.session import Session
+from tests.models import rogues
+
+BEGUN = ShadowRecord(
+    version="jets/2", digest="2" * 64, production="jets/1", production_digest="1" * 64
+)
+N = 37
+
+
+@pytest.fixture
+def kept() -> list[ShadowRecord]:
+    return []
+
+
+def shadowed(
+    production: Executable, shadow: Executable, kept: list[ShadowRecord]
+) -> ShadowedSession:
+    signature = rogues.split_signature()
+    inner, beside = Session(signature, production), Session(signature, shadow)
+    return ShadowedSession(inner, beside, 1.0, BEGUN, kept.append)
+
+
+@pytest.mark.parametrize("output", [0, 1])
+def test_every_output_is_compared(output: int, kept: list[ShadowRecord]) -> None:
+    session = shadowed(rogues.split_off_by(0, 0), rogues.split_off_by(0.25, output), kept)
+    session.run(session.collection("jets", N), session.collection("tags", N))
+    session.close()
+    (record,) = kept
+    names = [bound.name for bound in session.signature.outputs]
+    assert record.events == 1
+    assert record.max_abs == {name: 0.25 * (i == output) for i, name in enumerate(names)}
+    assert record.max_rel[names[output]] == float("inf")  # production answered 0
