@@ -202,9 +202,7 @@ def test_read_only_memory_is_an_input_only() -> None:
     locked.flags.writeable = False
     collection = Collection.wrap(TAGS, locked, 5)
     assert refusal(jets(), collection) == "output collection 'tags' is read-only memory"
-    readonly_input = jets()
-    readonly_input.readonly = True
-    SESSION.bind(readonly_input, tags())
+    SESSION.bind(jets().locked(), tags())
 
 
 # -- row counts ------------------------------------------------------------------------------------
@@ -563,12 +561,16 @@ def test_windows_of_one_memory() -> None:
     assert "overlap" in refusal(memory.window(0, 10), memory.window(9, 19), session)
 
 
-def test_what_was_copied_is_no_output() -> None:
-    layout = Layout(floats("x"), storage="columns")
-    session = Session(simple(Layout(floats("a")), layout), Records())
-    strided = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
-    text = refusal(Collection(Layout(floats("a")), 5), strided, session)
-    assert "read-only" in text and "as_collection copied x" in text
+@pytest.mark.parametrize("storage", ["columns", "buffer"])
+def test_what_was_copied_is_no_output(storage: Any) -> None:
+    layout = Layout(floats("x"), storage=storage)
+    session = Session(simple(Layout(floats("a")), layout), Records(), any_start=True)
+    copied = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
+    for part in (copied, copied.window(1, 4), copied.rows(3), copied.window(1, 4).rows(2)):
+        text = refusal(Collection(Layout(floats("a")), part.n), part, session)
+        assert "read-only" in text and "as_collection copied x" in text
+        with pytest.raises(ValueError, match="read-only"):
+            part["x"][:] = 1
 
 
 def test_what_sessions_and_bindings_are() -> None:
