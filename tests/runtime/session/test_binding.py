@@ -20,7 +20,7 @@ from runtime.session.session import Origin, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 from soa.memory import as_collection
 from tests.models import detector, rogues
-from tests.models.building import JETS, TAGS, Built, mlp_signature
+from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES, FEATURES
 
 
@@ -370,6 +370,45 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
                 assert written["tags"].component(c)[n:].isnan().all()
 
 
+@pytest.mark.parametrize("kind", [*ENGINES, "ranged", "checked"])
+def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str) -> None:
+    reference = mlp.executable("exported")
+    session = {
+        "ranged": lambda: Session(
+            mlp.signature, RangedExecutable([(9, mlp.executable("aoti"))], reference)
+        ),
+        "checked": lambda: CheckedSession(
+            mlp.signature, mlp.executable("aoti"), reference, {"probabilities": ANYTHING}
+        ),
+    }.get(kind, lambda: mlp.session(kind))()
+    given, written = mlp.collections({"n": 33}, spare=67)
+    binding, tags = session.bind(given, written), written["tags"].component("x")
+
+    def answered(run: Callable[[], object]) -> int:
+        tags.fill_(float("nan"))
+        run()
+        count = int((~tags.isnan()).sum())
+        assert not tags[:count].isnan().any()
+        return count
+
+    for _ in range(2):
+        assert answered(lambda: binding(5)) == 5
+        assert answered(binding) == 33
+        assert answered(lambda: binding(50)) == 50
+        assert answered(lambda: session.run_many([binding])) == 33
+        assert answered(lambda: binding(0)) == 0
+        assert answered(lambda: session.run_many([binding], threads=2)) == 33
+    binding(5)
+    binding.resize(7)
+    assert answered(binding) == answered(lambda: session.run_many([binding])) == 7
+    assert answered(lambda: binding(33)) == 33
+    assert answered(binding) == 7
+    binding(5)
+    binding.rebind(*mlp.collections({"n": 11}))
+    binding.rebind(given, written)
+    assert answered(binding) == 33
+
+
 @pytest.mark.parametrize("n", [-1, 1, 51, 101, 10**12])
 def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=60))
@@ -580,5 +619,6 @@ def test_what_sessions_and_bindings_are() -> None:
     for made in (session, binding):
         for part in ("jets/3", "aoti", "cpu/x86-64-v3", "tags"):
             assert part in repr(made)
-    binding(3)
+    binding.resize(3)
+    binding(4)
     assert "n=3" in repr(binding)
