@@ -373,14 +373,14 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
 @pytest.mark.parametrize("kind", [*ENGINES, "ranged", "checked"])
 def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str) -> None:
     reference = mlp.executable("exported")
-    session = {
-        "ranged": lambda: Session(
-            mlp.signature, RangedExecutable([(9, mlp.executable("aoti"))], reference)
-        ),
-        "checked": lambda: CheckedSession(
-            mlp.signature, mlp.executable("aoti"), reference, {"probabilities": ANYTHING}
-        ),
-    }.get(kind, lambda: mlp.session(kind))()
+    if kind == "ranged":
+        both = RangedExecutable([(9, mlp.executable("aoti"))], reference)
+        session = Session(mlp.signature, both)
+    elif kind == "checked":
+        allowed = {"probabilities": ANYTHING}
+        session = CheckedSession(mlp.signature, mlp.executable("aoti"), reference, allowed)
+    else:
+        session = mlp.session(kind)
     given, written = mlp.collections({"n": 33}, spare=67)
     binding, tags = session.bind(given, written), written["tags"].component("x")
 
