@@ -268,7 +268,14 @@ def test_a_header_of_other_columns(project: Path, jets: Built, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "line",
-    ["double *p = j.a", "float *p = j.pt", "j.a = static_cast<int *>(nullptr)", "jets::hits h"],
+    [
+        "const double *p = j.a",
+        "const float *p = j.pt",
+        "j.a = static_cast<int *>(nullptr)",
+        "jets::hits h",
+        "j.a[0] = 1",
+        "const float *c = nullptr; jets::tags t(c, 5)",
+    ],
 )
 def test_another_type_or_name_does_not_compile(
     project: Path, prefix: Path, tmp_path: Path, line: str
@@ -280,7 +287,8 @@ def test_another_type_or_name_does_not_compile(
         return subprocess.run(["g++", *flags, source], capture_output=True).returncode == 0
 
     assert not compiles(line)
-    assert compiles("float *p = j.a; (void)p")
+    assert compiles("const float *p = j.a; (void)p")
+    assert compiles("float *m = nullptr; jets::jets r(m, 0); jets::tags(m, 0).x[0] = 1")
 
 
 def test_without_torch_the_library_is_named(project: Path, jets: Built) -> None:
