@@ -58,7 +58,8 @@ _BUFFER = """
 struct {name} {{
 {members}
 
-  // A buffer of `capacity` elements (-1: just enough), of which n are in use; with `first` the n rows from that one on.
+  // A buffer of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
+  // rows from that one on.
   {name}({const}void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1)
       : memory("{collection}", buffer, n, capacity, first) {{
     soa::Cursor at(memory.data, memory.capacity, memory.first, {alignment});
@@ -69,11 +70,13 @@ struct {name} {{
 }};
 """
 _COLUMNS = """
-// {least} ... {most} elements in separate columns, aligned to {alignment} or to their element{read_only}.
+// {least} ... {most} elements in separate columns, aligned to {alignment}
+// or their element{read_only}.
 struct {name} {{
 {members}
 
-  // Columns of `capacity` elements (-1: just enough), of which n are in use; with `first` the n rows from that one on.
+  // Columns of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
+  // rows from that one on.
   soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1) const {{
     return {{"{collection}", soa::{columns}{{{addresses}}}, n, capacity, first}};
   }}
@@ -118,7 +121,7 @@ def _struct(collection: str, layout: Layout, signature: Signature) -> str:
         collection=collection,
         const=const,
         columns="ConstColumns" if const else "Columns",
-        read_only="; the model only reads them" if const else "",
+        read_only=", to be read" if const else "",
         least=rows.min,
         most=rows.limit,
         alignment=layout.alignment,

@@ -135,7 +135,8 @@ struct Memory {
 
   static void check_address(const std::string &where, const void *address, std::size_t size, std::size_t alignment) {
     const auto begin = reinterpret_cast<std::uintptr_t>(address);
-    if (begin == 0 && size > 0) throw Error(where + ": null pointer");
+    if (size == 0) return;
+    if (begin == 0) throw Error(where + ": null pointer");
     if (begin % alignment != 0) throw Error(where + ": not aligned to " + std::to_string(alignment));
     if (size > UINTPTR_MAX - begin) throw Error(where + ": " + std::to_string(size) + " bytes pass the end of memory");
   }
