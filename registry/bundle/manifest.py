@@ -52,7 +52,9 @@ Measured = Annotated[
         _as_number, json_schema_input_type=float | Literal["NaN", "Infinity", "-Infinity"]
     ),
 ]
-BundlePath = Annotated[str, AfterValidator(safe_relative)]
+BundlePath = Annotated[
+    str, AfterValidator(safe_relative), Field(json_schema_extra={"format": "path-inside"})
+]
 ModelName = Annotated[
     str, AfterValidator(_model_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})
 ]
@@ -104,8 +106,8 @@ class Tolerance:
     with the same infinity; nothing else non-finite agrees.
     """
 
-    atol: Measured = Field(ge=0)
-    rtol: Measured = Field(ge=0)
+    atol: float = Field(ge=0)
+    rtol: float = Field(ge=0)
     max_outside: float = Field(default=0.0, ge=0, le=1)
 
 

@@ -62,7 +62,8 @@ struct Column {
   // Whether no model gets it: a struct, or a std::array. Such an element asks for no alignment.
   bool opaque() const { return dtype.compare(0, 6, "opaque") == 0; }
   bool operator==(const Column &other) const {
-    return name == other.name && dtype == other.dtype && kind == other.kind && components == other.components;
+    return name == other.name && dtype == other.dtype && itemsize == other.itemsize && kind == other.kind &&
+           components == other.components;
   }
 };
 
