@@ -20,7 +20,8 @@ class Padding:
     """An input of the model that is made of the first `length` items of each row.
 
     `items` and `offsets` are places among the blocks: (m, ...) and (n, 2), begin and end. The model
-    gets (n, ..., length), with a `shape` (n, length, ...), and `value` where there is no item.
+    gets (n, ..., length), with a `shape` (n, length, ...), or of one column (n, length), and
+    `value` where there is no item.
     Without `items` it is a mask of `dtype`, 1 where there is one: (n, 1, length), or (n, *shape).
     """
 
@@ -68,7 +69,7 @@ class Padded(InFront):
         index = torch.where(exists, index, count)
         found = rows[_kept(torch.where(wrong, count + len(absent) - 1, index))]
         if one.shape is not None:
-            return found
+            return found.squeeze(2) if len(one.shape) == 1 else found
         return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
 
 
