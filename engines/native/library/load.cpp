@@ -1,10 +1,15 @@
 #include "soa_load.h"
 
+#include <dlfcn.h>
+
 #include <cmath>
+#include <cstring>
+#include <sstream>
 #include <thread>
 
 #include "artifact.h"
 #include "checks.h"
+#include "cpu_level.h"
 
 using soa_library::Json;
 using soa_library::Sealed;

@@ -1,9 +1,16 @@
 #include "checks.h"
 
+#include <fcntl.h>
 #include <openssl/evp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 #include "artifact.h"
 #include "soa_load.h"
