@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import shutil
 import subprocess
 import unicodedata
@@ -16,17 +17,19 @@ import pytest
 from hypothesis import assume, currently_in_test_context, given, note
 from hypothesis import strategies as st
 
+import pipeline
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
 from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Manifest, record_from_json
-from registry.bundle.pulled import PulledNote
+from registry.bundle.pulled import PulledNote, write_note
 from soa import Block, RowRange, Signature
 from soa.errors import SoaPipelineError
 from soa.files import parse_json, read_record
 from tests.fuzz.hostile import altered, altered_json, damaged
 from tests.models import bundles, cplusplus, detector
 from tests.models.building import mlp_signature
-from tests.models.cplusplus import ROOT, execute
+from tests.models.cplusplus import ROOT, TORCH, execute
+from tests.models.project import Built
 from tests.models.shared import made_once
 from tests.registry.bundle import schemas_file
 from tests.soa.strategies import layouts
@@ -90,7 +93,8 @@ class Readers:
 
     def __init__(self, program: Path, file: Path) -> None:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen([program], stdin=pipe, stdout=pipe, text=True)
+        env = {**os.environ, "LD_LIBRARY_PATH": str(TORCH)}
+        self._process = subprocess.Popen([program], stdin=pipe, stdout=pipe, text=True, env=env)
         self._file = file
 
     def __call__(self, kind: str, content: bytes) -> bool:
@@ -102,6 +106,10 @@ class Readers:
 
     def folder(self, folder: Path) -> bool:
         return self._both("folder", folder, lambda: open_folder(folder))
+
+    def load(self, folder: Path) -> bool:
+        """Whether production runs it."""
+        return self._both("load", folder, lambda: pipeline.load(folder, engine_name="aoti"))
 
     def _both(self, kind: str, path: Path, ours: Callable[[], object]) -> bool:
         try:
@@ -132,11 +140,8 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
         native = ROOT / "engines" / "native"
         flags = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror")
         include = [f"-I{native / part}" for part in (".", "include", "library")]
-        parts = [
-            build / f"CMakeFiles/soa_model.dir/{name}.cpp.o"
-            for name in ("contract", "records", "sealed")
-        ]
-        links = (*parts, "-lcrypto", "-ldl")
+        parts = sorted((build / "CMakeFiles" / "soa_model.dir").rglob("*.o"))
+        links = (*parts, "-lcrypto", "-ldl", "-pthread")
         execute("g++", *flags, *include, HERE / "records.cpp", *links, "-o", folder / "records")
 
     folder = made_once(tmp_path_factory, "records", make)
@@ -436,6 +441,49 @@ def test_any_list_of_digests(readers: Readers, place: Path, data: st.DataObject)
     good = f"{DIGEST}  manifest.json\n{DIGEST}  program.pt2\n".encode()
     (place / "SHA256SUMS").write_bytes(data.draw(damaged(good)))
     assert not readers.folder(place)
+
+
+# -- what production runs --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def promoted(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle as `pipeline pull` leaves it."""
+    folder = shutil.copytree(jets.bundle.path, tmp_path_factory.mktemp("promoted") / "bundle")
+    write_note(folder, PulledNote("jets/1", jets.bundle.digest, "ada", "2026-01-02"))
+    return folder
+
+
+def test_what_was_promoted_runs_in_both(readers: Readers, promoted: Path) -> None:
+    assert readers.load(promoted)
+
+
+@given(st.data())
+def test_any_note_of_a_promotion(readers: Readers, promoted: Path, data: st.DataObject) -> None:
+    file = promoted / "PROMOTED.json"
+    sound = file.read_bytes()
+    try:
+        file.write_bytes(known(data.draw(altered_json(json.loads(sound)))))
+        readers.load(promoted)
+    finally:
+        file.write_bytes(sound)
+
+
+@given(st.data())
+def test_any_manifest_sealed_again(readers: Readers, promoted: Path, data: st.DataObject) -> None:
+    kept = {name: (promoted / name).read_bytes() for name in RECORDS}
+    try:
+        manifest = data.draw(altered_json(json.loads(kept["manifest.json"])))
+        (promoted / "manifest.json").write_bytes(known(manifest))
+        digest = seal(promoted)
+        write_note(promoted, PulledNote("jets/1", digest, "ada", "2026-01-02"))
+        readers.load(promoted)
+    finally:
+        for name, content in kept.items():
+            (promoted / name).write_bytes(content)
+
+
+RECORDS = ("manifest.json", "SHA256SUMS", "PROMOTED.json")
 
 
 # -- any record ------------------------------------------------------------------------------------
