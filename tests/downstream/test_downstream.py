@@ -199,6 +199,76 @@ def test_signatures(project: Path, pulled: Path, tmp_path: Path, curve: ec.Ellip
     assert kind == "TrustError" and "exactly these files" in said
 
 
+def test_each_group_of_keys_must_have_signed(project: Path, pulled: Path, tmp_path: Path) -> None:
+    own, other = make_keys(tmp_path, "own"), make_keys(tmp_path, "other")
+    sign(Bundle.open(pulled), own.private)
+    groups = {"own": str(own.public), "other": str(other.public)}
+    both = {name: f"{groups[name]}:{groups['other']}" for name in groups}  # one of two keys
+    for host, given, taken in (
+        (groups["own"], groups["own"], True),
+        (both["own"], both["own"], True),
+        (groups["own"], groups["other"], False),
+        (groups["other"], groups["own"], False),
+        (groups["other"], groups["other"], False),
+    ):
+        env = {"PIPELINE_TRUSTED_KEYS": host}
+        if taken:
+            assert score(project, pulled, f"keys={given}", env=env)
+        else:
+            assert refused(project, pulled, f"keys={given}", env=env)[0] == "TrustError"
+
+
+MEANWHILE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+/* Puts a file in another's place as soon as somebody opens the library of an artifact. */
+void *dlopen(const char *path, int mode) {
+  void *(*real)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+  void *opened = real(path, mode);
+  const char *from = getenv("FROM"), *to = getenv("TO");
+  if (path != NULL && strstr(path, "/aoti/") != NULL && rename(from, to) != 0) abort();
+  return opened;
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "arguments.txt", "target.txt"])
+def test_a_file_that_is_replaced_while_cpp_opens_it(
+    project: Path, pulled: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "meanwhile.c").write_text(MEANWHILE)
+    library = tmp_path / "meanwhile.so"
+    execute("gcc", "-shared", "-fPIC", tmp_path / "meanwhile.c", "-o", library, "-ldl")
+    file = pulled / AOTI / name
+    shutil.copy(file, tmp_path / name)  # of the same content: who looks at that sees nothing
+    env = {"LD_PRELOAD": str(library), "FROM": str(tmp_path / name), "TO": str(file)}
+    kind, said = refused(project, pulled, env=env)
+    assert kind == "BundleError" and name in said
+    assert score(project, pulled)
+
+
+def test_cpp_runs_in_production_only_what_was_verified(
+    project: Path, jets: Built, tmp_path: Path
+) -> None:
+    def unverified(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["status"] = "unverified"
+
+    def failed(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        record["chosen"] = "exported"
+        record["below"] = []
+        record["candidates"]["aoti"]["status"] = "invalid"
+
+    for edit, word in ((unverified, f"target={TARGET}"), (failed, "engine=aoti")):
+        folder = promoted(resealed(jets.bundle, tmp_path / edit.__name__, edit).path)
+        assert refused(project, folder, "any_version", word)[0] == "HostError"
+        assert refused(project, folder, "any_version")[0] == "HostError"
+        assert score(project, folder, "any_version", "test", word)
+
+
 def test_certificates_are_refused(project: Path, pulled: Path, tmp_path: Path) -> None:
     root = certify(tmp_path, "root", authority=True)
     ada = certify(tmp_path, "ada", root)

@@ -320,6 +320,9 @@ COLUMNS: dict[str, tuple[bool, Case]] = {
     "an output in an input's component": (REFUSED, Case((inputs(), outputs(z=[69632, 24576])))),
     "an output behind an input": (TAKEN, Case((inputs(), outputs(x=[4096 + 256])))),
     "an output before an input": (TAKEN, Case((inputs(), outputs(x=[4096 - 256])))),
+    "an output behind an input, in another that ends later": (
+        REFUSED, Case((inputs(a=[8192 + 16], c=[8192]), outputs(x=[8192 + 288])))
+    ),
     "outputs that share memory": (REFUSED, Case((inputs(), outputs(x=[73728])))),
     "components that share memory": (REFUSED, Case((inputs(), outputs(z=[69632, 69632])))),
     "an output in an input's spare rows": (
@@ -365,7 +368,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         has = sanitize.has_sanitizer("address", folder)
         sanitize.build(folder, "address" if has else None, name="binds").rename(folder / "binds")
 
-    return made_once(tmp_path_factory, "binds", make) / "binds"
+    return made_once(tmp_path_factory, "cplusplus-binds", make) / "binds"
 
 
 Opened = Callable[..., Both]
@@ -435,6 +438,13 @@ OLDER: dict[str, tuple[bool, Case]] = {
 def test_a_version_that_was_not_validated_on_windows(older: Both, name: str) -> None:
     taken, case = OLDER[name]
     assert older(case) == taken
+
+
+@pytest.mark.parametrize("twice", [jets(), jets(16384), tags(), tags(16384)])
+def test_a_collection_given_twice(buffers: Both, twice: Memory) -> None:
+    """Python's are keys of a mapping."""
+    said = buffers.cpp(Case((JETS, TAGS, twice)).line())
+    assert said.startswith("refused: ") and f"'{twice.name}'" in said
 
 
 @pytest.mark.parametrize("name", ["jets", "hits"])

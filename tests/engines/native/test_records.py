@@ -29,7 +29,7 @@ from tests.fuzz.hostile import altered, altered_json, damaged
 from tests.models import bundles, cplusplus, detector
 from tests.models.building import mlp_signature
 from tests.models.cplusplus import ROOT, TORCH, execute
-from tests.models.project import Built
+from tests.models.project import TARGET, Built, resealed
 from tests.models.shared import made_once
 from tests.registry.bundle import schemas_file
 from tests.soa.strategies import layouts
@@ -144,7 +144,7 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
         links = (*parts, "-lcrypto", "-ldl", "-pthread")
         execute("g++", *flags, *include, HERE / "records.cpp", *links, "-o", folder / "records")
 
-    folder = made_once(tmp_path_factory, "records", make)
+    folder = made_once(tmp_path_factory, "cplusplus-records", make)
     made = Readers(folder / "records", tmp_path_factory.mktemp("records") / "record")
     yield made
     made.close()
@@ -245,6 +245,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], Any]] = [
     ("manifest", ("targets", V3, "candidates", "a/b"), {"status": "failed"}),
     ("manifest", ("targets", V3, "metrics", "auc"), "0.5"),
     ("manifest", (*AOTI, "status"), "unverified"),
+    ("manifest", (*AOTI, "status"), "failed"),
     ("manifest", (*AOTI, "files"), []),
     ("manifest", (*AOTI, "tile"), 0),
     ("manifest", (*AOTI, "windows"), 1),
@@ -372,7 +373,7 @@ def written(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text("x")
 
 
-def resealed(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+def with_record(name: str, change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     """Another record, in a folder that is sealed again."""
 
     def edit(folder: Path) -> None:
@@ -411,20 +412,20 @@ FOLDERS: dict[str, tuple[bool, Callable[[Path], object]]] = {
         False, lambda folder: (folder / FAR).rename((folder / FAR).with_name("gfx906"))
     ),
     "an annex of another bundle": (
-        False, resealed(f"{FAR}/annex.json", lambda data: data.update(base=DIGEST))
+        False, with_record(f"{FAR}/annex.json", lambda data: data.update(base=DIGEST))
     ),
     "an annex of another model": (
-        False, resealed(f"{FAR}/annex.json", lambda data: data.update(name="hits"))
+        False, with_record(f"{FAR}/annex.json", lambda data: data.update(name="hits"))
     ),
     "an annex that names a file of the bundle": (
         False,
-        resealed(
+        with_record(
             f"{FAR}/annex.json",
             lambda data: data["record"]["candidates"]["aoti"].update(files=["model.ts", "x"]),
         ),
     ),
     "a manifest that names what is not there": (
-        False, resealed("manifest.json", lambda data: data.update(reference="x.safetensors"))
+        False, with_record("manifest.json", lambda data: data.update(reference="x.safetensors"))
     ),
 }  # fmt: skip
 
@@ -456,6 +457,48 @@ def promoted(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_was_promoted_runs_in_both(readers: Readers, promoted: Path) -> None:
     assert readers.load(promoted)
+
+
+ARGUMENTS = {
+    "more rows": ("rows n 0 1000", "rows n 0 1001"),
+    "other rows": ("rows n 0 1000", "rows m 0 1000"),
+    "one row at least": ("rows n 0 1000", "rows n 1 1000"),
+    "another alignment": ("collection tags n 128", "collection tags n 64"),
+    "another column": ("column tags z", "column tags w"),
+    "another dtype": ("column jets f float32 4", "column jets f int32 4"),
+    "a larger element": ("column tags z float32 4", "column tags z float32 8"),
+    "one output less": ("tags x 0 3 output", "tags x 0 2 output"),
+    "outputs that are read": ("tags x 0 3 output", "tags x 0 3 input"),
+    "other inputs": ("jets a 0 6 input", "tags x 0 3 input"),
+    "tiles that the manifest does not have": ("windows any", "tile 128 nmm 1000"),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_what_an_artifact_takes_follows_from_the_manifest(
+    readers: Readers, jets: Built, tmp_path: Path, name: str
+) -> None:
+    old, new = ARGUMENTS[name]
+
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        file = folder / "targets" / TARGET / "aoti" / "arguments.txt"
+        text = file.read_text()
+        assert text.count(old) == 1, text
+        file.write_text(text.replace(old, new))
+
+    folder = resealed(jets.bundle, tmp_path / "other", edit)
+    write_note(folder.path, PulledNote("jets/1", folder.digest, "ada", "2026-01-02"))
+    said = readers.cpp("load", folder.path)
+    assert said.startswith("no: ") and "arguments.txt" in said
+
+
+def test_windows_that_were_not_validated(readers: Readers, jets: Built, tmp_path: Path) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["candidates"]["aoti"]["windows"] = False
+
+    folder = resealed(jets.bundle, tmp_path / "other", edit)
+    write_note(folder.path, PulledNote("jets/1", folder.digest, "ada", "2026-01-02"))
+    assert "arguments.txt" in readers.cpp("load", folder.path)
 
 
 @given(st.data())
