@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,15 +68,14 @@ class Blocked:
         j = _largest(v for v in loops if factors[v][0] == 0 and factors[v][1])
         outer = tuple(v for v in loops if v not in (m, j))
         rests = [_only(address, outer) for address in (one, other)]
-        by = lambda v, side: factors[v][side] or 0 if v in factors else 0  # noqa: E731
-        first = Operand(left.tensor, rests[0], by_m=by(m, 0))
+        first = Operand(left.tensor, rests[0], by_m=one.factor(m) or 0)
         second, weights = None, None
         if isinstance(right.tensor, Constant):
             most = _best(m.extent, j.extent, registers, vectors)
             weights = _packed(right.tensor.data, other, outer, j, steps, most[1])
         else:
             most = _best(m.extent, j.extent, registers, 1)
-            second = Operand(right.tensor, rests[1], by_j=by(j, 1))
+            second = Operand(right.tensor, rests[1], by_j=other.factor(j) or 0)
         types = ", ".join(
             f"Step<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
             for v in steps
@@ -92,8 +91,8 @@ def _even(*addresses: Index) -> bool:
     return all(isinstance(a, Variable) for each in addresses for a, _ in each.terms)
 
 
-def _largest(variables: object) -> Variable:
-    return max(variables, key=lambda v: v.extent, default=_NONE)  # type: ignore[call-overload,no-any-return]
+def _largest(variables: Iterable[Variable]) -> Variable:
+    return max(variables, key=lambda v: v.extent, default=_NONE)
 
 
 def _only(address: Index, variables: Sequence[Variable]) -> Index:
@@ -102,7 +101,7 @@ def _only(address: Index, variables: Sequence[Variable]) -> Index:
 
 
 def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
-    """The block that takes the fewest cycles: two fma and two loads each, four cycles of latency."""
+    """The block of the fewest cycles: two fma and two loads each, four cycles of latency."""
 
     def cycles(most: tuple[int, int]) -> tuple[float, int]:
         total = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +22,9 @@ from engines.lanes.values import RANGES, Literal, Value, Values
 
 HALF = ("float16", "bfloat16")
 _FULL_WIDTH = ("bool", "int32", "int64")  # arithmetic in rows.h is of 32 and 64 bits
+
+
+T = TypeVar("T", bound=Tensor)
 
 
 class NotKnown(Exception):
@@ -48,7 +51,7 @@ class Builder:
         place = self.values.literal(number, "int64")
         return self.values.call("items", place, dtype="int64", bounds=(0, 1 << 40))
 
-    def add(self, tensor: Any) -> Any:
+    def add(self, tensor: T) -> T:
         tensor.line = self.line
         self.program.tensors.append(tensor)
         return tensor
@@ -56,7 +59,7 @@ class Builder:
     def tensor(self, given: Any, dtype: str | None = None) -> Tensor:
         """A tensor of weights, a number, or a tensor as it is; cast where a dtype is asked for."""
         if isinstance(given, Tensor):
-            made = given
+            made: Tensor = given
         elif isinstance(given, torch.Tensor):
             data = given if dtype is None else given.to(getattr(torch, dtype))
             made = self.add(Constant(self.values, data))
@@ -74,7 +77,7 @@ class Builder:
         if made.bounds is not None and given.bounds is not None:
             (low, high), (least, most) = made.bounds, given.bounds
             made.bounds = given.bounds if low <= least and most <= high else made.bounds
-        return self.add(made)  # type: ignore[no-any-return]
+        return self.add(made)
 
     def cast_value(self, value: Value, dtype: str) -> Value:
         """As torch converts: towards zero to an integer, to the nearest floating-point number."""
@@ -109,7 +112,7 @@ class Builder:
             return value
         return self.values.call(f"rounded_{value.dtype}", value, dtype=value.dtype)
 
-    def view(self, base: Tensor, shape: Sequence[int], where: Callable[[Indices], Indices]) -> Any:
+    def view(self, base: Tensor, shape: Sequence[int], where: Callable[[Indices], Indices]) -> View:
         return self.add(View(base, tuple(shape), where))
 
     def expand(self, given: Tensor, shape: Shape) -> Tensor:
@@ -134,9 +137,11 @@ class Builder:
 
     def in_memory(self, given: Tensor) -> Tensor:
         """The tensor such that an element's address grows evenly with each index."""
-        base, index = given, given.variables()
+        base: Tensor = given
+        index = given.variables()
         while isinstance(base, View):
-            base, index = base.base, base.where(index)
+            index = base.where(index)
+            base = base.base
         if isinstance(base, Argument | Constant | Uniform) or not is_even(index):
             return self.copy(given)
         base.must_be_stored = True

@@ -37,9 +37,7 @@ def compile_library(source: Path, include: Path, target: Target, out: Path) -> N
     """Compile `source` to the shared library `out`; raises EngineError with what was said."""
     found = next(compilers(), None)
     if found is None:
-        raise EngineError(
-            "no C++ compiler is here: install g++ or clang++ (apt install g++), or pip install ziglang"
-        )
+        raise EngineError("no C++ compiler is here: install g++ or clang++, or pip install ziglang")
     command = [
         *found,
         *_FLAGS,

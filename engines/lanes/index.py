@@ -1,7 +1,7 @@
 """Indices: which element of a tensor is read, as a formula of loop variables with constant factors.
 
 A view of a tensor is a change of its indices, worked out when the program is compiled. `view` and
-`reshape` divide and take remainders; both vanish where the factors fit, which they nearly always do.
+`reshape` divide and take remainders; both vanish where the factors fit, as nearly always.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Union
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class OfRow:
         return self.low, self.high
 
 
-Atom = Union[Variable, Quotient, Remainder, Entry, OfRow]
+Atom: TypeAlias = "Variable | Quotient | Remainder | Entry | OfRow"
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def entry(table: tuple[int, ...], at: Index) -> Index:
     if len(table) == 1 or not at.terms:
         return constant(table[at.constant])
     step = table[1] - table[0]
-    if all(b - a == step for a, b in zip(table, table[1:], strict=False)):
+    if all(b - a == step for a, b in pairwise(table)):
         return at * step + table[0]
     return Index(((Entry(table, at), 1),))
 

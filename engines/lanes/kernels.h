@@ -216,12 +216,13 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
   decltype(order(V{})) keys[kCount];
   I at[kCount];
   for (int p = 0; p < kSize; ++p) {
-    auto key = order(from[p * apart * RV]);
-    key = kDescending ? key : ~key;
+    const auto found = order(from[p * apart * RV]);
+    const auto own = kDescending ? found : ~found;
+    auto key = own;
     I place = all(p);
     const int filled = p < kCount ? p : kCount;
     for (int t = 0; t < filled; ++t) {
-      const auto ahead = less(keys[t], key);
+      const auto ahead = less(keys[t], own);  // and then for all t that follow: equal ones keep their order
       const auto lost = select(ahead, keys[t], key);
       const I lost_place = select(mask(ahead), at[t], place);
       keys[t] = select(ahead, key, keys[t]);

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Union
+from typing import TypeAlias
 
 from engines.lanes.index import Atom, Index, Indices, Quotient, Remainder, Variable
 from engines.lanes.tensors import (
@@ -43,7 +43,7 @@ class PartOf:
     number: int
 
 
-Reader = Union[Tensor, PartOf]
+Reader: TypeAlias = "Tensor | PartOf"
 """What reads a tensor in loops of its own."""
 
 
@@ -103,7 +103,7 @@ class Kernel:
         )
 
 
-Step = Union[Kernel, Sorted, Scan, Scattered]
+Step: TypeAlias = "Kernel | Sorted | Scan | Scattered"
 
 
 @dataclass

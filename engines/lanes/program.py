@@ -27,11 +27,11 @@ from engines.lanes.values import Value
 _PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # Example numbers of items: primes that are no size of a model by chance.
 _ITEMS = (1009, 2003, 3001, 4001, 5003, 6007, 7001, 8009)
-_ARITHMETIC = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
+_ARITHMETIC: dict[Any, str] = {operator.add: "add", operator.sub: "sub", operator.mul: "mul"}
 
 
 def row_program(file: Path) -> Program:
-    """Of a program.pt2 whose rows do not see each other. Raises EngineError for what it cannot be."""
+    """Of a program.pt2 whose rows do not see each other. Raises EngineError where it has none."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
         arguments = _arguments(captured)
@@ -125,7 +125,8 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> Exporte
         exported = torch.export.export(
             OneRow(), examples, dynamic_shapes={"arguments": shapes}, strict=False
         )
-        return exported.run_decompositions(_decompositions())  # type: ignore[no-any-return]
+        decomposed: ExportedProgram = exported.run_decompositions(_decompositions())
+        return decomposed
 
 
 def _example(given: Given, sizes: Mapping[Any, int]) -> torch.Tensor:
@@ -186,7 +187,8 @@ class _Walk:
         self.program.kinds += given.kind
         self.program.dtypes.append(dtype)
         if given.kind == "i":
-            self.symbols[given.items] = self.build.counts[_symbol(value.shape[0])] = len(self.symbols)
+            number = self.build.counts[_symbol(value.shape[0])] = len(self.symbols)
+            self.symbols[given.items] = number
         if given.kind in "ni":
             return self.build.count_of(value.shape[0])
         shape = sizes(value)

@@ -1,4 +1,4 @@
-"""The whole C++ file of a network: its row blocks in several widths, and the function that calls them."""
+"""The whole C++ file of a network: its row blocks in several widths, and what calls them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     blocks = [
         (width, Text(plan, constants, width.registers, width.vectors).body()) for width in widths
     ]
-    parts = [_HEAD, *(_table(name, entries) for entries, name in constants.tables.items())]
+    parts = [_HEAD, *(_array("int", name, entries) for entries, name in constants.tables.items())]
     parts += [_block(width, body) for width, body in blocks]
     parts.append(_entry(plan, widths))
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
@@ -64,10 +64,6 @@ extern "C" const char soa_lanes_weights[] __attribute__((visibility("hidden")));
 """
 
 
-def _table(name: str, entries: Sequence[int]) -> str:
-    return f"static const int {name}[] = {{{', '.join(map(str, entries))}}};"
-
-
 def _block(width: Width, body: str) -> str:
     includes = "".join(f'#include "{name}.h"\n' for name in ("lanes", "functions", "kernels"))
     return (
@@ -80,37 +76,38 @@ def _block(width: Width, body: str) -> str:
 
 
 def _entry(plan: Plan, widths: Sequence[Width]) -> str:
-    """What the runner calls, and what it asks before."""
-    columns = _columns(plan.program)
-    most = max(width.lanes * width.vectors for width in widths)
-    arena = plan.size * 4 * most
-    sizes = ", ".join(str(column.bytes) for column in columns) or "0"
-    written_to = ", ".join(str(int(column.output)) for column in columns) or "0"
-    room = sum(column.bytes * most + 64 for column in columns)
-    calls = "".join(
-        f"  for (; end - row >= {w.name}::kRows; row += {w.name}::kRows) {w.name}::block(columns, items, row, scratch);\n"
-        for w in widths
-        if w.lanes == widths[0].lanes
-    )
-    small = [w for w in widths if w.vectors == 1]
-    rest = "".join(
-        f"  if (row < end && end - row <= {w.name}::kRows) return few({w.name}::block, {w.name}::kRows, columns, items, row, end, scratch);\n"
-        for w in sorted(small, key=lambda w: w.lanes)
-    )
-    return _ENTRY % {
-        "abi": ABI,
-        "columns": len(columns),
-        "sizes": sizes,
-        "written": written_to,
-        "arena": arena,
-        "scratch": arena + room + 64 + 8 * len(columns),
-        "rows": most,
-        "arguments": len(plan.program.kinds),
-        "kinds": plan.program.kinds,
-        "dtypes": "".join(chr(ord("a") + DTYPES.index(each)) for each in plan.program.dtypes),
-        "calls": calls,
-        "rest": rest,
+    """What entry.h reads: sizes, and which block runs which rows."""
+    program, columns = plan.program, _columns(plan.program)
+    rows = max(width.lanes * width.vectors for width in widths)
+    copies = sum(column.bytes * rows + 64 for column in columns)
+    arena = plan.size * 4 * rows
+    dtypes = "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
+    numbers = {
+        "kAbi": ABI,
+        "kColumns": len(columns),
+        "kArena": arena,
+        "kScratch": arena + copies + 64 + 8 * len(columns),
+        "kMostRows": rows,
+        "kArguments": len(program.kinds),
     }
+    whole = [w for w in widths if w.lanes == widths[0].lanes]
+    rest = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
+    return "\n".join(
+        [
+            *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
+            f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{dtypes}";',
+            _array("int", "kBytes", [column.bytes for column in columns]),
+            _array("bool", "kWritten", [int(column.output) for column in columns]),
+            "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
+            "#define LAST_ROWS " + " ".join(f"RUN_FEW({w.name})" for w in rest),
+            '#include "entry.h"',
+            "",
+        ]
+    )
+
+
+def _array(kind: str, name: str, entries: Sequence[int]) -> str:
+    return f"static const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
 
 
 @dataclass(frozen=True)
@@ -131,45 +128,3 @@ def _columns(program: Program) -> list[Column]:
             size = itemsize(tensor.dtype) if of_rows else 0
             found += [Column(size, tensor in outputs)] * count
     return found
-
-
-_ENTRY = """\
-static const int64_t kColumns = %(columns)d, kArena = %(arena)d;
-static const int kBytes[] = {%(sizes)s};
-static const bool kWritten[] = {%(written)s};
-
-// Fewer rows than a block has: on copies of them, followed by the first of them again, so that nothing is
-// read or written behind the end of a column.
-typedef void Block(void *const *, const int64_t *, int64_t, char *);
-static __attribute__((noinline)) void few(Block *block, int64_t rows, void *const *columns, const int64_t *items,
-                                          int64_t row, int64_t end, char *scratch) {
-  void **own = (void **)(scratch + kArena);
-  char *at = (char *)(((uintptr_t)(own + kColumns) + 63) & ~(uintptr_t)63);
-  for (int64_t c = 0; c < kColumns; ++c) {
-    const int64_t size = kBytes[c], begin = row * size, length = (end - row) * size;
-    own[c] = size == 0 ? columns[c] : at;
-    if (size != 0 && !kWritten[c]) {
-      const char *from = (const char *)columns[c] + begin;
-      __builtin_memcpy(at, from, length);
-      for (int64_t more = length; more < rows * size; more += size) __builtin_memcpy(at + more, from, size);
-    }
-    at += (rows * size + 63) & ~63;
-  }
-  block(own, items, 0, scratch);
-  for (int64_t c = 0; c < kColumns; ++c) {
-    const int64_t size = kBytes[c];
-    if (kWritten[c]) __builtin_memcpy((char *)columns[c] + row * size, own[c], (end - row) * size);
-  }
-}
-
-// Rows from `begin` up to `end` of the columns of all arguments. `items`: how many a jagged collection has.
-extern "C" __attribute__((visibility("default"))) void soa_lanes_run(void *const *columns, const int64_t *items,
-                                                                     int64_t begin, int64_t end, char *scratch) {
-  int64_t row = begin;
-%(calls)s%(rest)s}
-// As engines/native/row_program.h reads it.
-extern "C" __attribute__((visibility("default"))) const struct {
-  int64_t version, columns, scratch, rows, arguments;
-  const char *kinds, *dtypes;
-} soa_lanes_facts = {%(abi)d, %(columns)d, %(scratch)d, %(rows)d, %(arguments)d, "%(kinds)s", "%(dtypes)s"};
-"""

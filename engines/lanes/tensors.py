@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 import torch
 
@@ -179,7 +179,7 @@ class View(Tensor):
         return self.base.at(self.where(index))
 
 
-Pick = Union[Tensor, Callable[[Indices], Index]]
+Pick: TypeAlias = "Tensor | Callable[[Indices], Index]"
 """An index along one dimension: each row's own, or a formula."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engines.lanes.blocking import Blocked
 from engines.lanes.index import (
     Entry,
     Index,
@@ -21,7 +22,6 @@ from engines.lanes.index import (
     Remainder,
     Variable,
 )
-from engines.lanes.blocking import Blocked
 from engines.lanes.plan import Kernel, Plan, Step
 from engines.lanes.tensors import (
     Argument,
@@ -33,8 +33,8 @@ from engines.lanes.tensors import (
     Sorted,
     Tensor,
 )
-from soa.dtypes import itemsize
 from engines.lanes.values import LONG, RANGES, Call, Literal, Read, Value, parts, walk
+from soa.dtypes import itemsize
 
 _OPERATORS = {
     "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
@@ -51,7 +51,7 @@ _REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": 
 
 @dataclass
 class Constants:
-    """What the code reads and no row changes: weights, one after the other; and tables of indices."""
+    """What all rows share: weights, one after the other, and tables of indices."""
 
     data: bytearray = field(default_factory=bytearray)
     places: dict[bytes, int] = field(default_factory=dict)
@@ -208,7 +208,8 @@ class Text:
         after = Names(self, {inner: "sum"})
         body = self.assign(kernel, after)
         m, j = blocked.m.name, blocked.j.name
-        head = f"{call}({blocked.steps}, {left}, {right}, [&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE {{"
+        after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
+        head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
         return nest(blocked.outer, [head, *indented(body), "});"])
 
     def offset(self, index: Index) -> str:
@@ -225,11 +226,11 @@ class Text:
         read = source.at(index)
         assert isinstance(read, Read)
         sizes = f"{source.shape[dim]}, {step.shape[dim]}, {'true' if step.descending else 'false'}"
-        places = self.names[step.places]
+        name, first = self.names[step.places], self.offset(step.places.address(index))
+        places = f"&{name}[{first} + r], {step.places.strides[dim]}"
         call = (
             f"sorted<{sizes}>(&{self.element(read.tensor, read.index)}, {apart}, "
-            f"&{self.element(step, index)}, {step.strides[dim]}, "
-            f"&{places}[{self.offset(step.places.address(index))} + r], {step.places.strides[dim]});"
+            f"&{self.element(step, index)}, {step.strides[dim]}, {places});"
         )
         return nest(loops_of(index), over_vectors([call]))
 
@@ -355,8 +356,8 @@ class Names:
         address = self._place(tensor.address(index), "I")
         if isinstance(tensor, Constant):
             kind = _SCALARS[carrier(tensor.dtype)]
-            place = constants.add(held(tensor.data))
-            return f"pick(({kind} const *)weights + {place}, {address})"
+            first = constants.add(held(tensor.data))
+            return f"pick(({kind} const *)weights + {first}, {address})"
         return f"pick_row({self.writer.names[tensor]}, {address}, r)"
 
     def _place(self, index: Index, kind: str) -> str:
@@ -404,8 +405,8 @@ def floating(number: float, kind: str) -> str:
     ):
         return f"{number}f" if kind == "F" else str(number)
     if kind == "D":
-        return number.hex()
-    return f"{torch.tensor(number, dtype=torch.float32).item().hex()}f"
+        return float(number).hex()
+    return f"{float(torch.tensor(number, dtype=torch.float32)).hex()}f"
 
 
 def formula(index: Index, constants: Constants) -> str:

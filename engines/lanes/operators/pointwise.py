@@ -111,8 +111,8 @@ def is_special(build: Builder, step: Step, x: Tensor) -> Tensor:
 
 @lowers("where")
 def where(build: Builder, step: Step, condition: Any, a: Any, b: Any) -> Tensor:
-    given = [build.tensor(condition, "bool"), build.tensor(a, step.dtype)]
-    return select(build, step, *given, build.tensor(b, step.dtype))
+    one, other = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
+    return select(build, step, build.tensor(condition, "bool"), one, other)
 
 
 def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) 
         return build.values.call("select", *values, dtype=step.dtype, bounds=bounds)
 
     given = [build.expand(each, step.shape) for each in (condition, a, b)]
-    return build.add(Map(build.values, step.dtype, call, given, 1))  # type: ignore[no-any-return]
+    return build.add(Map(build.values, step.dtype, call, given, 1))
 
 
 @lowers("clamp", "clamp_min", "clamp_max")

@@ -32,7 +32,7 @@ def matmul(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
 
     sizes = left.shape[-1:]
     made = Product(left, right, step.shape, sizes, left_at, right_at)
-    return build.add(made)  # type: ignore[no-any-return]
+    return build.add(made)
 
 
 @lowers("addmm", "baddbmm")
@@ -52,7 +52,7 @@ def addmm(
 @lowers("mv", "dot", "vdot")
 def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
     left, right = (operand(build, step, each) for each in (a, b))
-    return build.add(  # type: ignore[no-any-return]
+    return build.add(
         Product(
             left,
             right,
@@ -60,7 +60,7 @@ def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
             left.shape[-1:],
             lambda index, steps: (*index, *steps),
             lambda index, steps: steps,
-        )  # fmt: skip
+        )
     )
 
 
@@ -134,7 +134,7 @@ def _ordinary(
         source, build.tensor(weight, step.dtype), step.shape, (*weight.shape[2:], inner),
         left_at, right_at,
     )  # fmt: skip
-    return build.add(made)  # type: ignore[no-any-return]
+    return build.add(made)
 
 
 def _transposed(
@@ -171,7 +171,7 @@ def _transposed(
     zeros = build.expand(build.tensor(0, step.dtype), step.shape)
     covered = sum(part.source.count for part in parts) == math.prod(step.shape)
     parts = parts if covered else [Part(zeros, lambda index: index), *parts]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))  # type: ignore[no-any-return]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
 
 
 @dataclass(frozen=True)

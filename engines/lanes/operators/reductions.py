@@ -211,7 +211,7 @@ def scan(build: Builder, step: Step, x: Tensor, dim: int, **_: Any) -> Tensor:
         return build.cast(x, step.dtype)
     kind = {"cumsum": "sum", "cumprod": "prod"}[step.name]
     source = build.cast(x, step.dtype)
-    return build.add(Scan(kind, source, dim % len(x.shape)))  # type: ignore[no-any-return]
+    return build.add(Scan(kind, source, dim % len(x.shape)))
 
 
 @lowers("_cdist_forward")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from engines.lanes.builder import Builder
+from engines.lanes.tensors import UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Step:
         return str(self.results[0].dtype).removeprefix("torch.")
 
 
-Lowering = Callable[..., Any]
-LOWERINGS: dict[str, Lowering] = {}
+Lowering = TypeVar("Lowering", bound=Callable[..., Any])
+LOWERINGS: dict[str, Callable[..., Any]] = {}
 
 
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
@@ -50,9 +50,4 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape; a size known at run time only is UNKNOWN."""
-    from engines.lanes.tensors import UNKNOWN
-
     return tuple(size if isinstance(size, int) else UNKNOWN for size in tensor.shape)
-
-
-__all__ = ["LOWERINGS", "Builder", "Lowering", "Step", "lowers", "sizes"]

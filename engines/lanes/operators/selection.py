@@ -85,9 +85,7 @@ def _broadcast(
         wrapped = torch.where(each < 0, each + size, each) if size != UNKNOWN else each
         return _formula(wrapped.expand(tuple(shape)), shape, begin)
     spread = build.expand(from_end(build, each, size), tuple(shape))
-    return build.view(  # type: ignore[no-any-return]
-        spread, result, lambda at: at[begin : begin + len(shape)]
-    )
+    return build.view(spread, result, lambda at: at[begin : begin + len(shape)])
 
 
 def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
@@ -107,7 +105,7 @@ def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
         bounds = (min(low + size, 0), max(high, size - 1))
         return values.call("select", below, moved, at, dtype="int64", bounds=bounds)
 
-    return build.add(Map(values, "int64", call, [index], 2))  # type: ignore[no-any-return]
+    return build.add(Map(values, "int64", call, [index], 2))
 
 
 def picked(build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[Pick]) -> Tensor:
@@ -115,9 +113,9 @@ def picked(build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[P
     if any(isinstance(pick, Tensor) for pick in picks):
         if UNKNOWN not in base.shape and not isinstance(base, Constant):
             base = build.in_memory(base)
-        return build.add(Gathered(base, tuple(shape), picks))  # type: ignore[no-any-return]
+        return build.add(Gathered(base, tuple(shape), picks))
     formulas: list[Callable[[Indices], Index]] = [p for p in picks if not isinstance(p, Tensor)]
-    return build.view(base, shape, lambda at: tuple(f(at) for f in formulas))  # type: ignore[no-any-return]
+    return build.view(base, shape, lambda at: tuple(f(at) for f in formulas))
 
 
 def own(dim: int) -> Pick:
@@ -137,7 +135,7 @@ def along(build: Builder, index: Any, shape: Sequence[int], dim: int) -> Pick:
     if isinstance(index, torch.Tensor):
         return _formula(index.reshape(-1), shape[dim : dim + 1], dim)
     spread = build.tensor(index, "int64")
-    return build.view(spread, shape, lambda at: (at[dim],))  # type: ignore[no-any-return]
+    return build.view(spread, shape, lambda at: (at[dim],))
 
 
 def _formula(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pick:
@@ -221,7 +219,7 @@ def _put(
     build: Builder, step: Step, x: Any, source: Tensor, picks: Sequence[Pick], how: str
 ) -> Tensor:
     base = build.tensor(x, step.dtype)
-    return build.add(Scattered(base, source, picks, how))  # type: ignore[no-any-return]
+    return build.add(Scattered(base, source, picks, how))
 
 
 @lowers("index_fill")

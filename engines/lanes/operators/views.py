@@ -19,7 +19,7 @@ def reshape(build: Builder, step: Step, x: Tensor, *_: Any) -> Tensor:
     shape, before = step.shape, x.shape
     if shape == before:
         return x
-    return build.view(x, shape, lambda index: reshaped(index, shape, before))  # type: ignore[no-any-return]
+    return build.view(x, shape, lambda index: reshaped(index, shape, before))
 
 
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "dropout", "positive",
@@ -38,7 +38,7 @@ def permute(build: Builder, step: Step, x: Tensor, *given: Any) -> Tensor:
         a, b = (d % dims for d in (given or (0, 1)))
         order[a], order[b] = b, a
     back = [order.index(d) for d in range(dims)]
-    return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))  # type: ignore[no-any-return]
+    return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))
 
 
 @lowers("expand")
@@ -55,7 +55,7 @@ def broadcast_in_dim(
     def where(index: Indices) -> Indices:
         return tuple(index[d] if own[k] != 1 else constant(0) for k, d in enumerate(dims))
 
-    return build.view(x, step.shape, where)  # type: ignore[no-any-return]
+    return build.view(x, step.shape, where)
 
 
 @lowers("slice")
@@ -73,7 +73,7 @@ def cut(
 def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int) -> Tensor:
     dim %= len(x.shape)
     place = constant(at % x.shape[dim])
-    return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))  # type: ignore[no-any-return]
+    return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
 @lowers("flip")
@@ -91,7 +91,7 @@ def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int]) -> Tenso
     def where(index: Indices) -> Indices:
         return tuple(i % size for i, size in zip(index[lacking:], own, strict=True))
 
-    return build.view(x, step.shape, where)  # type: ignore[no-any-return]
+    return build.view(x, step.shape, where)
 
 
 @lowers("diagonal")
@@ -105,7 +105,7 @@ def diagonal(
         ends = {a: along + max(-offset, 0), b: along + max(offset, 0)}
         return tuple(ends[d] if d in ends else next(others) for d in range(len(x.shape)))
 
-    return build.view(x, step.shape, where)  # type: ignore[no-any-return]
+    return build.view(x, step.shape, where)
 
 
 @lowers("unfold")
@@ -115,7 +115,7 @@ def unfold(build: Builder, step: Step, x: Tensor, dim: int, size: int, by: int) 
     def where(index: Indices) -> Indices:
         return (*index[:dim], index[dim] * by + index[-1], *index[dim + 1 : -1])
 
-    return build.view(x, step.shape, where)  # type: ignore[no-any-return]
+    return build.view(x, step.shape, where)
 
 
 @lowers("split", "split_with_sizes", "unbind", "chunk")
@@ -140,7 +140,7 @@ def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) ->
     def where(index: Indices) -> Indices:
         return (*index[:dim], to(index[dim]), *index[dim + 1 :])
 
-    return build.view(x, shape, where)  # type: ignore[no-any-return]
+    return build.view(x, shape, where)
 
 
 @lowers("cat", "stack")
@@ -161,17 +161,17 @@ def cat(build: Builder, step: Step, tensors: Sequence[Any], dim: int = 0) -> Ten
         first += x.shape[dim]
     if len(parts) == 1:
         return given[0]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))  # type: ignore[no-any-return]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
 
 
 def _of_items(build: Builder, step: Step, given: Sequence[Tensor], dim: int) -> Tensor:
     if dim:
-        return build.add(Beside(build.values, step.shape, given, dim))  # type: ignore[no-any-return]
+        return build.add(Beside(build.values, step.shape, given, dim))
     lengths = [x.shape[0] for x in given]
     count = build.count_of(step.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
     if lengths.count(UNKNOWN) != 1 or lengths[0] != UNKNOWN or count is None:
         raise NotKnown("items of several collections in one tensor")
-    return build.add(Joined(build.values, step.shape, given, count))  # type: ignore[no-any-return]
+    return build.add(Joined(build.values, step.shape, given, count))
 
 
 def shift(dim: int, by: int) -> Any:
@@ -203,7 +203,7 @@ def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], value: floa
         return tuple(i + by for i, by in zip(index, first, strict=True))
 
     parts = [*_around(build, step, x.shape, first, value), Part(build.cast(x, step.dtype), place)]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))  # type: ignore[no-any-return]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
 
 
 def _around(
@@ -227,17 +227,17 @@ def put(
     dim %= len(step.shape)
     first = start or 0
     first = first + step.shape[dim] if first < 0 else first
-    source = build.tensor(source, step.dtype)
-    if source.shape == step.shape:
-        return source
+    other = build.tensor(source, step.dtype)
+    if other.shape == step.shape:
+        return other
 
     def place(index: Indices) -> Indices:
         if step.name == "select_scatter":
             return (*index[:dim], constant(first), *index[dim:])
         return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
 
-    parts = [Part(build.tensor(x, step.dtype), lambda index: index), Part(source, place)]
-    return build.add(Assembly(build.values, step.shape, step.dtype, parts))  # type: ignore[no-any-return]
+    parts = [Part(build.tensor(x, step.dtype), lambda index: index), Part(other, place)]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
 
 
 @lowers("copy")
