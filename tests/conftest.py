@@ -157,6 +157,34 @@ def loose(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proj
 
 
 @pytest.fixture(scope="session")
+def lists(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
+    """That project on the sums of jagged columns: up to four jets of each of n rows."""
+    from tests.models import project
+
+    def make(folder: Path) -> None:
+        made = project.write_project(folder)
+        with (folder / "model.py").open("a") as file:
+            file.write(
+                "\n\nclass Lists(PointwiseFirst):\n    def forward(self, x: Tensor) -> Tensor:\n"
+                "        return super().forward(x.sum(2))\n\n\ndef lists(hidden: int) -> Lists:\n"
+                "    return Lists(0, hidden)\n"
+            )
+        made.variant(
+            "config.yaml",
+            ("model.py:talkative", "model.py:lists"),
+            ("  tags:\n", "    storage: columns\n    rows: jet\n"
+             "    jagged: {rows: n, length: 4}\n  tags:\n"),
+            ("max: 1000, typical: [1000]}", "max: 100, typical: [50]}\n"
+             "  jet: {max: 300, typical: [150]}"),
+            ("engines: [aoti, torchscript, exported]", "engines: [aoti]"),
+        )  # fmt: skip
+        project.build(made)
+
+    folder = made_once(tmp_path_factory, "lists", make)
+    return project.copied(folder, tmp_path_factory.mktemp("lists"))
+
+
+@pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
     """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
     from registry.store.registry import Registry

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import PurePosixPath
+from sys import float_info
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -65,7 +65,7 @@ CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1
 MOST_THREADS = 4096
 """Or instances."""
 Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
-Time = Annotated[float, Field(ge=0, le=sys.float_info.max)]
+Time = Annotated[float, Field(ge=0, le=float_info.max)]
 
 
 class Record(BaseModel):

@@ -13,13 +13,17 @@
 
 namespace {
 
-constexpr std::size_t kArena = 1 << 18;
+constexpr std::size_t kArena = 1 << 18, kOffsets = kArena / 4 * 3;
 alignas(4096) unsigned char arena[kArena];
 
-// Every float32 in it is one that a model can work with.
+// Every float32 in it is one that a model can work with; the last quarter is offsets, int64, of lists of three.
 void fill() {
   std::uint32_t state = 1;
-  for (std::size_t i = 0; i < kArena; i += 4) {
+  for (std::size_t i = kOffsets; i < kArena; i += 8) {
+    const auto at = static_cast<std::int64_t>((i - kOffsets) / 8 * 3 % 61);
+    std::memcpy(arena + i, &at, 8);
+  }
+  for (std::size_t i = 0; i < kOffsets; i += 4) {
     state = state * 1664525u + 1013904223u;
     const float value = static_cast<float>(state >> 8) / (1 << 24);
     std::memcpy(arena + i, &value, 4);

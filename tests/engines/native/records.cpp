@@ -1,6 +1,6 @@
 // records: reads what each line of stdin names, as the library does; tests/engines/native/test_records.py compares it with
-// Python. A line is "json FILE", "manifest FILE", "annex FILE", "note FILE", "folder FOLDER", or "load FOLDER", which runs
-// the artifact as production would. Printed: "no: WHY", or "ok", for JSON with all that was read.
+// Python. A line is "json FILE", "manifest FILE", "annex FILE", "note FILE", "folder FOLDER", or "load FOLDER" and "test
+// FOLDER", which open it in production and in test mode. Printed: "no: WHY", or "ok", for JSON with all that was read.
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -41,14 +41,15 @@ void read_folder(const std::string &path) {
   soa_library::check_annexes(bundle, manifest, nullptr);
 }
 
-void load(const std::string &folder) {
+void load(const std::string &folder, bool test) {
   soa::Loading asked;
+  asked.test = test;
   asked.engine = "aoti";
   soa::Model::load(folder, asked);
 }
 
 void read(const std::string &kind, const std::string &path) {
-  if (kind == "load") return load(path);
+  if (kind == "load" || kind == "test") return load(path, kind == "test");
   if (kind == "folder") return read_folder(path);
   std::ifstream file(path, std::ios::binary);
   const std::string content{std::istreambuf_iterator<char>(file), {}};

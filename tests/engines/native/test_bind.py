@@ -31,6 +31,7 @@ from tests.models.project import TARGET, Built
 from tests.models.shared import made_once
 
 SIZE = 1 << 18
+OFFSETS = SIZE // 4 * 3
 LARGEST = 2**63 - 1
 
 
@@ -128,7 +129,8 @@ def filled() -> bytes:
     for i in range(len(values)):
         state = (state * 1664525 + 1013904223) % 2**32
         values[i] = (state >> 8) / (1 << 24)
-    return values.tobytes()
+    offsets = np.arange(SIZE // 32, dtype=np.int64) * 3 % 61
+    return values[: SIZE // 16 * 3].tobytes() + offsets.tobytes()
 
 
 class Python:
@@ -148,18 +150,18 @@ class Python:
             for call in case.calls:
                 what, *words = call.split()
                 run = binding.resize if what == "resize" else binding
-                run(_rows(words))
+                run(_rows(words, binding.bound))
         except SoaPipelineError as error:
             return f"refused: {error}"
         return str(zlib.crc32(self._arena.tobytes()))
 
 
-def _rows(words: list[str]) -> Any:
+def _rows(words: list[str], bound: Mapping[str, int]) -> Any:
     if not words:
         return None
     if "=" in words[0]:
         return {dim: int(n) for dim, n in (each.split("=") for each in words[0].split(","))}
-    return int(words[0]) if len(words) == 1 else {words[1]: int(words[0])}
+    return int(words[0]) if len(words) == 1 else {**bound, words[1]: int(words[0])}
 
 
 # -- one table -------------------------------------------------------------------------------------
@@ -344,6 +346,67 @@ COLUMNS: dict[str, tuple[bool, Case]] = {
     "fewer rows than none": (REFUSED, Case((inputs(-1), outputs(-1)))),
 }  # fmt: skip
 
+ITEMS = {name: [4096 * i] for i, name in enumerate("abcdef")}
+ENDS = {"begin": [OFFSETS], "end": [OFFSETS + 8]}  # those of the next row begin where they end
+
+
+def lists(*calls: str, **others: Memory) -> Case:
+    """Twenty rows of three items each, but for what is given by its name."""
+    usual = {
+        "jets": Memory("jets", ITEMS, 60),
+        "offsets": Memory("jets_offsets", ENDS, 20),
+        "tags": Memory("tags", 65536, 20),
+    }
+    return Case(tuple((usual | others).values()), calls or ("call",))
+
+
+JAGGED: dict[str, tuple[bool, Case]] = {
+    "as it should be": (TAKEN, lists()),
+    "const": (
+        TAKEN,
+        lists(
+            jets=Memory("jets", ITEMS, 60, const=True),
+            offsets=Memory("jets_offsets", ENDS, 20, const=True),
+        ),
+    ),
+    "fewer items than the offsets say": (TAKEN, lists(jets=Memory("jets", ITEMS, 30))),
+    "no items": (TAKEN, lists(jets=Memory("jets", ITEMS, 0))),
+    "no rows": (
+        TAKEN, lists(offsets=Memory("jets_offsets", ENDS, 0), tags=Memory("tags", 65536, 0))
+    ),
+    "offsets of fewer rows": (REFUSED, lists(offsets=Memory("jets_offsets", ENDS, 19))),
+    "offsets of the items' rows": (REFUSED, lists(offsets=Memory("jets_offsets", ENDS, 60))),
+    "answers of the items' rows": (REFUSED, lists(tags=Memory("tags", 65536, 60))),
+    "no offsets": (REFUSED, Case((lists().memory[0], lists().memory[2]))),
+    "offsets without ends": (
+        REFUSED, lists(offsets=Memory("jets_offsets", {"begin": [OFFSETS]}, 20))
+    ),
+    "offsets in one buffer": (REFUSED, lists(offsets=Memory("jets_offsets", OFFSETS, 20))),
+    "offsets at no multiple of their size": (
+        REFUSED, lists(offsets=Memory("jets_offsets", ENDS | {"end": [OFFSETS + 12]}, 20))
+    ),
+    "answers over offsets": (REFUSED, lists(tags=Memory("tags", OFFSETS, 20))),
+    "answers over items": (REFUSED, lists(tags=Memory("tags", 4096, 20))),
+    "rows in the middle": (
+        TAKEN,
+        lists(
+            offsets=Memory("jets_offsets", ENDS, 20, 100, 33), tags=Memory("tags", 65536, 20, 50, 7)
+        ),
+    ),
+    "items in the middle": (TAKEN, lists(jets=Memory("jets", ITEMS, 60, 100, 31))),
+    "more items than it was compiled for": (REFUSED, lists(jets=Memory("jets", ITEMS, 301))),
+    "fewer rows, then all": (TAKEN, lists("call n=5,jet=60", "call")),
+    "fewer items": (TAKEN, lists("call n=20,jet=31")),
+    "as many rows as items": (TAKEN, lists("call 11")),
+    "items from now on": (TAKEN, lists("resize 31 jet", "call n=3,jet=60", "call")),
+    "rows from now on": (TAKEN, lists("resize 3 n", "call")),
+    "rows without items": (REFUSED, lists("call n=5")),
+    "more rows than there is room for": (REFUSED, lists("call n=21,jet=60")),
+    "more items than there is room for": (REFUSED, lists("call n=20,jet=61")),
+    "more items from now on": (REFUSED, lists("resize 61 jet")),
+    "as many rows as items, and too many": (REFUSED, lists("call 60")),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Both:
@@ -425,6 +488,17 @@ def test_calls(buffers: Both, name: str) -> None:
 def test_separate_columns(columns: Both, name: str) -> None:
     taken, case = COLUMNS[name]
     assert columns(case) == taken
+
+
+@pytest.fixture(scope="module")
+def jagged(opened: Opened, lists: Built) -> Both:
+    return opened(lists.bundle.path)
+
+
+@pytest.mark.parametrize("name", JAGGED)
+def test_jagged_collections(jagged: Both, name: str) -> None:
+    taken, case = JAGGED[name]
+    assert jagged(case) == taken
 
 
 OLDER: dict[str, tuple[bool, Case]] = {

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, currently_in_test_context, given, note
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import pipeline
 from registry.bundle.annex import ANNEX_SCHEMA, AnnexRecord, open_folder
@@ -182,6 +184,7 @@ TAKEN: list[tuple[str, tuple[Any, ...], Any]] = [
     ("manifest", ("labelled",), None),
     ("manifest", ("targets",), {}),
     ("manifest", ("targets", "a/b"), {"status": "unverified"}),
+    ("manifest", ("targets", V3, "candidates", "exported", "status"), "invalid"),
     ("manifest", (*AOTI, "windows"), GONE),
     ("manifest", (*AOTI, "compile_seconds"), "NaN"),
     ("manifest", (*AOTI, "compile_seconds"), 3),
@@ -457,6 +460,20 @@ def promoted(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_was_promoted_runs_in_both(readers: Readers, promoted: Path) -> None:
     assert readers.load(promoted)
+
+
+def test_test_mode_of_lists(readers: Readers, lists: Built, tmp_path: Path) -> None:
+    assert readers.cpp("test", lists.bundle.path) == "ok"
+
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        stored = load_file(folder / "reference.safetensors")
+        with safe_open(folder / "reference.safetensors", "pt") as file:
+            about = file.metadata()
+        stored["input/jets_offsets/end"][1] = 2  # of a row that is empty
+        save_file(stored, folder / "reference.safetensors", about)
+
+    other = resealed(lists.bundle, tmp_path / "other", edit)
+    assert "'probabilities'" in readers.cpp("test", other.path)
 
 
 ARGUMENTS = {
