@@ -585,7 +585,7 @@ FAULTS = (
     Fault(
         "a signature of other files is enough for C++",
         "if (good && signed_here) continue;",
-        "if (signed_here) continue;",
+        "if (good || signed_here) continue;",
         ("test_downstream.test_signatures",),
     ),
     Fault(
@@ -603,13 +603,13 @@ FAULTS = (
     Fault(
         "C++ runs engines that are not valid in production",
         """if (!test && candidate["status"].text() != "valid") return""",
-        """if (false) return""",
+        """if (test && candidate["status"].text() != "valid") return""",
         ("test_cpp_runs_in_production_only_what_was_verified",),
     ),
     Fault(
         "test mode of C++ takes every answer",
         "worst->outside += gap > allowed ? 1 : 0;",
-        "worst->outside += 0;",
+        "worst->outside += gap > allowed ? 0 : 0;",
         ("test_test_mode_runs_the_bundles_own_reference",),
     ),
     Fault(
