@@ -123,6 +123,7 @@ class ColumnModel:
                 signature.layouts[name],
                 rows[signature.rows_of[name]],
                 {f.column.name: a for f, a in arrays.items() if f.collection == name},
+                name in signature.output_collections,
             )
             for name in {
                 **dict.fromkeys(signature.input_collections),
@@ -175,9 +176,11 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
     return rows
 
 
-def _collection(layout: Layout, n: int, arrays: Mapping[str, Array]) -> Collection:
-    """`arrays` as a collection, in place where that can be, and the other columns zero."""
-    zeros = to_numpy(Collection(layout, n))
-    made = as_collection({**zeros, **arrays}, layout)
-    made.readonly = False  # what is written is memory of our own, whatever the inputs are
+def _collection(layout: Layout, n: int, arrays: Mapping[str, Array], written: bool) -> Collection:
+    """`arrays` as a collection, and the other columns zero; in place where the model only reads."""
+    made = Collection(layout, n)
+    if not written:
+        return as_collection({**to_numpy(made), **arrays}, layout)
+    for name, values in arrays.items():
+        made.fill(name, values)
     return made

@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -77,15 +78,27 @@ def parse_json(content: bytes | str) -> Any:
     )
 
 
+def read_record(kind: type[T], content: bytes | str) -> T:
+    """As `as_record`, from JSON; each value is of the very type that `kind` says: "5" is no 5."""
+    from pydantic_core import to_json
+
+    once = to_json(parse_json(content), inf_nan_mode="constants")  # of equal keys the last counts
+    return _validated(kind, lambda adapter: adapter.validate_json(once, strict=True))
+
+
 def as_record(kind: type[T], data: Any) -> T:
     """`data` as a dataclass, a pydantic model, or whatever else pydantic knows by its annotation.
 
     ValueError, in one line, names the first field that is not what `kind` says.
     """
+    return _validated(kind, lambda adapter: adapter.validate_python(data))
+
+
+def _validated(kind: type[T], validate: Callable[[TypeAdapter[Any]], Any]) -> T:
     from pydantic import ValidationError
 
     try:
-        found: T = _adapter(kind).validate_python(data)  # type: ignore[arg-type]  # a type has a hash
+        found: T = validate(_adapter(kind))  # type: ignore[arg-type]  # a type has a hash
         return found
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

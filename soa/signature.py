@@ -6,6 +6,7 @@ arguments of each input block, the arguments of each output block (written in pl
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -295,12 +296,17 @@ class Signature:
             jagged=stored.jagged,
             stored=True,
         )
-        if signature.to_dict() != data:
+        if _text(signature.to_dict()) != _text(data):
             raise SignatureError(
                 "the stored signature does not follow from its own layouts: it was altered, or "
                 "written by another version of this software"
             )
         return signature
+
+
+def _text(data: Mapping[str, Any]) -> str:
+    """JSON, in which 1 is neither 1.0 nor true."""
+    return json.dumps(data, sort_keys=True)
 
 
 def _as_stored(rows: RowRange) -> dict[str, Any]:

@@ -118,6 +118,60 @@ def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> 
 
 
 @pytest.fixture(scope="session")
+def loose(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
+    """That project on separate columns, some of them Eigen vectors, one in double precision."""
+    from tests.models import project
+
+    def make(folder: Path) -> None:
+        made = project.write_project(folder)
+        made.variant(
+            "config.yaml",
+            ("{name: c, dtype: float32}", "{name: c, dtype: float64}"),
+            ("      - {name: e, dtype: float32}\n", ""),
+            ("{name: f, dtype: float32}", "{name: f, dtype: float32, eigen: [2]}\n"
+             "    storage: columns\n    alignment: 16"),
+            ("      - {name: y, dtype: float32}\n", ""),
+            ("{name: z, dtype: float32}", "{name: z, dtype: float32, eigen: [2]}\n"
+             "    storage: columns\n    alignment: 1"),
+            ("[a, b, c, d, e, f]}", "[a, b, c, d, f], dtype: float32}"),
+            ("columns: [x, y, z]", "columns: [x, z]"),
+            ("engines: [aoti, torchscript, exported]", "engines: [aoti]"),
+        )  # fmt: skip
+        project.build(made)
+
+    folder = made_once(tmp_path_factory, "loose", make)
+    return project.copied(folder, tmp_path_factory.mktemp("loose"))
+
+
+@pytest.fixture(scope="session")
+def lists(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
+    """That project on the sums of jagged columns: up to four jets of each of n rows."""
+    from tests.models import project
+
+    def make(folder: Path) -> None:
+        made = project.write_project(folder)
+        with (folder / "model.py").open("a") as file:
+            file.write(
+                "\n\nclass Lists(PointwiseFirst):\n    def forward(self, x: Tensor) -> Tensor:\n"
+                "        return super().forward(x.sum(2))\n\n\ndef lists(hidden: int) -> Lists:\n"
+                "    return Lists(0, hidden)\n"
+            )
+        made.variant(
+            "config.yaml",
+            ("model.py:talkative", "model.py:lists"),
+            ("  tags:\n", "    storage: columns\n    rows: jet\n"
+             "    jagged: {rows: n, length: 4}\n  tags:\n"),
+            ("max: 1000, typical: [1000]}", "max: 100, typical: [50]}\n"
+             "  jet: {max: 300, typical: [150]}"),
+            ("engines: [aoti, torchscript, exported]", "engines: [aoti]"),
+        )  # fmt: skip
+        project.build(made)
+
+    folder = made_once(tmp_path_factory, "lists", make)
+    return project.copied(folder, tmp_path_factory.mktemp("lists"))
+
+
+@pytest.fixture(scope="session")
 def heavy(tmp_path_factory: pytest.TempPathFactory, jets: projects.Built) -> projects.Built:
     """The same project with forty times the weights, for one engine: jets/2 beside jets/1."""
     from registry.store.registry import Registry

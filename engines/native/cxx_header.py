@@ -1,7 +1,8 @@
 """A signature as a C++ header: each collection a struct of typed column pointers.
 
-A column of another type or name does not compile; another version, or other columns, are refused
-when the header's own `load` opens a bundle. See include/soa_model.hpp.
+They are const where the model only reads. A column of another type or name does not compile;
+another version, or other columns, are refused when the header's own `load` opens a bundle. See
+include/soa_model.hpp.
 """
 
 from __future__ import annotations
@@ -53,14 +54,15 @@ inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading
 }}  // namespace {space}
 """
 _BUFFER = """
-// {least} ... {most} elements in one buffer, aligned to {alignment}.
+// {least} ... {most} elements in one buffer, aligned to {alignment}{read_only}.
 struct {name} {{
 {members}
 
-  // The rows first ... first + n of a buffer of `capacity` elements (-1: first + n).
-  {name}(void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0)
-      : memory("{collection}", buffer, n, capacity < 0 ? first + n : capacity, first) {{
-    soa::Cursor at(buffer, memory.capacity, first, {alignment});
+  // A buffer of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
+  // rows from that one on.
+  {name}({const}void *buffer, std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1)
+      : memory("{collection}", buffer, n, capacity, first) {{
+    soa::Cursor at(memory.data, memory.capacity, memory.first, {alignment});
 {walk}
   }}
 
@@ -68,13 +70,15 @@ struct {name} {{
 }};
 """
 _COLUMNS = """
-// {least} ... {most} elements in separate columns, aligned to {alignment} or to their element.
+// {least} ... {most} elements in separate columns, aligned to {alignment}
+// or their element{read_only}.
 struct {name} {{
 {members}
 
-  // The rows first ... first + n of columns of `capacity` elements (-1: first + n).
-  soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = 0) const {{
-    return {{"{collection}", soa::Columns{{{addresses}}}, n, capacity, first}};
+  // Columns of `capacity` elements (-1: just enough), of which n are in use; with `first` the n
+  // rows from that one on.
+  soa::Memory memory(std::int64_t n, std::int64_t capacity = -1, std::int64_t first = -1) const {{
+    return {{"{collection}", soa::{columns}{{{addresses}}}, n, capacity, first}};
   }}
 }};
 """
@@ -98,9 +102,10 @@ def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str
 
 def _struct(collection: str, layout: Layout, signature: Signature) -> str:
     name, rows = _name(collection), signature.ranges[signature.rows_of[collection]]
+    const = "" if collection in signature.output_collections else "const "
     members, walk, addresses = [], [], []
     for column in layout.columns:
-        member, kind = _name(column.name, name), _type(column)
+        member, kind = _name(column.name, name), const + _type(column)
         members.append(f"  {kind} *{member} = nullptr;")
         every = member
         if column.kind == "eigen":
@@ -114,6 +119,9 @@ def _struct(collection: str, layout: Layout, signature: Signature) -> str:
     return (_BUFFER if layout.storage == "buffer" else _COLUMNS).format(
         name=name,
         collection=collection,
+        const=const,
+        columns="ConstColumns" if const else "Columns",
+        read_only=", to be read" if const else "",
         least=rows.min,
         most=rows.limit,
         alignment=layout.alignment,

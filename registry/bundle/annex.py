@@ -135,6 +135,8 @@ def open_folder(
     bundle = Bundle.open(path, verify=verify)
     root = bundle.path / ANNEXES
     found: dict[str, Path] = {}
+    if root.exists() and not root.is_dir():
+        raise BundleError(f"{bundle.path}: {ANNEXES} is not a folder")
     for device in sorted(root.iterdir()) if root.exists() else ():
         for place in sorted(device.iterdir()) if device.is_dir() else [device]:
             if not place.is_dir() or place == device:

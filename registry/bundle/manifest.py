@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
+from sys import float_info
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -13,7 +14,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
 from registry.ref import NAME_PATTERN
-from soa.files import as_record, parse_json
+from soa.files import parse_json, read_record
 
 SCHEMA_VERSION = 1
 """The newest manifest that this code writes and reads."""
@@ -40,8 +41,24 @@ def _model_name(text: str) -> str:
 TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+"
 """A target's name, which is also a folder. `engines.target` says which there are."""
 
-BundlePath = Annotated[str, AfterValidator(safe_relative)]
-ModelName = Annotated[str, AfterValidator(_model_name)]
+
+def _as_number(value: object) -> object:
+    return float(value) if value in _NOT_FINITE else value
+
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as Record writes them
+Measured = Annotated[
+    float,
+    BeforeValidator(
+        _as_number, json_schema_input_type=float | Literal["NaN", "Infinity", "-Infinity"]
+    ),
+]
+BundlePath = Annotated[
+    str, AfterValidator(safe_relative), Field(json_schema_extra={"format": "path-inside"})
+]
+ModelName = Annotated[
+    str, AfterValidator(_model_name), Field(json_schema_extra={"pattern": f"^{NAME_PATTERN}$"})
+]
 TargetName = Annotated[str, Field(pattern=f"^{TARGET_PATTERN}$")]
 EngineName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,100}$")]
 CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*$")]
@@ -49,11 +66,15 @@ CaseName = Annotated[str, Field(pattern=r"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1
 MOST_THREADS = 4096
 """Or instances."""
 Count = Annotated[int, Field(ge=1, le=MOST_THREADS)]
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=float_info.max)]
 
 
 class Record(BaseModel):
-    """Base of everything that is written as JSON: frozen, and nothing unknown in it."""
+    """Base of everything that is written as JSON: frozen, and nothing unknown in it.
+
+    Those of a bundle are read by C++ too, by schemas that follow from these classes: after a change
+    run `python -m tests.registry.bundle.schemas_file`.
+    """
 
     # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
     # survive the way out and back, where the default would write null and then fail to read it.
@@ -72,9 +93,9 @@ class Capture(Record):
 class Worst(Record):
     """The largest deviations of one output from the reference, over all validated row counts."""
 
-    max_abs: float
-    max_rel: float
-    outside: float
+    max_abs: Measured
+    max_rel: Measured
+    outside: Measured
     """Fraction of the elements outside `atol + rtol * |reference|`."""
 
 
@@ -130,7 +151,7 @@ class Candidate(Record):
     bits: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """The sha256 of its answers to some rows of the reference: see runtime/opening/bits.py."""
     options: dict[str, Any] = Field(default_factory=dict)
-    compile_seconds: float | None = None
+    compile_seconds: Measured | None = None
     facts: dict[str, Any] = Field(default_factory=dict)
     """What the engine records of its artifact, as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = Field(default_factory=dict)
@@ -153,7 +174,7 @@ class TargetRecord(Record):
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""
     raced_with: list[str] = Field(default_factory=list)
     """Targets whose times may be compared with these: they come from the same race."""
-    metrics: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, Measured] = Field(default_factory=dict)
     """What the chosen artifact's outputs on the labelled rows came to, by name."""
     candidates: dict[EngineName, Candidate] = Field(default_factory=dict)
 
@@ -224,7 +245,7 @@ class Provenance(Record):
     tools: dict[str, str] = Field(default_factory=dict)
     host: dict[str, str] = Field(default_factory=dict)
     python: str
-    seconds: dict[str, float] = Field(default_factory=dict)
+    seconds: dict[str, Measured] = Field(default_factory=dict)
     """What the steps of each stage took, of those whose result was not kept from an earlier run.
     Steps that ran side by side count each."""
 
@@ -306,6 +327,6 @@ def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) 
             "this installation reads: update soa-pipeline"
         )
     try:
-        return as_record(kind, data)
+        return read_record(kind, text)
     except ValueError as error:
         raise BundleError(f"{where}: {error}") from error

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from registry.errors import BundleError
-from soa.files import as_record, parse_json, read_plain
+from soa.files import read_plain, read_record
 
 PROMOTED = "PROMOTED.json"
 
@@ -38,7 +38,7 @@ def read_note(folder: Path) -> PulledNote | None:
     """The note of a pulled bundle, or None; raises BundleError if it is there but unreadable."""
     path = folder / PROMOTED
     try:
-        return as_record(PulledNote, parse_json(read_plain(path)))
+        return read_record(PulledNote, read_plain(path))
     except FileNotFoundError:
         return None
     except OSError as error:

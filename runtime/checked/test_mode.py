@@ -101,8 +101,7 @@ class _CheckedBinding(Binding):
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         with self._alone:
-            if rows is not None:
-                self._resize(rows)
+            self._use(rows)
             self._run_checked(stream)
 
     def _run_checked(self, stream: Any) -> None:

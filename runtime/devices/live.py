@@ -214,7 +214,7 @@ class LiveBinding(Binding):
         left = self.inner
         left.require_idle()  # one that another thread is running is not left
         moved = self.bound_on(session)
-        moved.resize(left.rows)
+        moved.resize(left.bound)
         if left.device.type != "cpu":
             import torch
 

@@ -80,6 +80,8 @@ class ShadowedSession(Session):
         plain = [getattr(binding, "inner", binding) for binding in bindings]
         self.inner.run_many(plain, threads, stream=stream)
         for binding in ours:
+            if binding.rows != binding.inner.rows:
+                binding.follow()
             if _draw() < self.fraction:
                 self.offer(binding.inner)
 
@@ -104,9 +106,9 @@ class ShadowedBinding(Binding):
         self._fraction = session.fraction
         self._offer = session.offer
         self._shadowed = session  # which ends its shadow when nobody has it any more
-        self._follow()
+        self.follow()
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """Be what `inner` is now; make its native call here where it makes no other."""
         vars(self).update(vars(self.inner))
         if type(self.inner) is not Binding:
@@ -117,17 +119,17 @@ class ShadowedBinding(Binding):
             self._native()
         else:
             self.inner(rows, stream=stream)
-            self._follow()
+            self.follow()
         if _draw() < self._fraction:
             self._offer(self.inner)
 
     def resize(self, rows: Rows) -> None:
         self.inner.resize(rows)
-        self._follow()
+        self.follow()
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         self.inner.rebind(inputs, outputs)
-        self._follow()
+        self.follow()
 
 
 class _Copy:

@@ -33,11 +33,12 @@ Rows = SupportsIndex | Mapping[str, SupportsIndex]
 class Binding:
     """A callable that runs the model on the bound memory; made by `Session.bind`.
 
-    `binding()` runs on the rows bound; `binding(n)` on the first n of them (a mapping where there
-    are several row dimensions), up to the collection's capacity and the compiled maximum. On a GPU
-    it runs on `stream=` (torch's current one by default), synchronises nothing, and the outputs
-    are ready in stream order. It borrows the memory and keeps the collections alive. One thread at
-    a time may use a binding; different bindings of one session may run at once.
+    `binding()` runs on all rows that were bound; `binding(n)` on the first n, this once (a mapping
+    where there are several row dimensions), up to the collection's capacity and the compiled
+    maximum. `resize(n)` binds n rows from then on. On a GPU it runs on `stream=` (torch's current
+    one by default), synchronises nothing, and the outputs are ready in stream order. It borrows the
+    memory and keeps the collections alive. One thread at a time may use a binding; different
+    bindings of one session may run at once.
     """
 
     def __init__(
@@ -64,22 +65,28 @@ class Binding:
         self._checked = tied
         self.inputs = tied.inputs
         self.outputs = tied.outputs
-        self.rows = tied.rows
-        self.writes = _writes(self.signature, tied.rows)
+        self.bound = tied.rows
+        """The rows of a call that does not say how many."""
+        self._tied_to(tied.rows)
+
+    def _tied_to(self, rows: dict[str, int]) -> None:
+        self.rows = rows
+        """The rows of the last call, or of one that is running; before the first, those bound."""
+        self.writes = _writes(self.signature, rows)
         """Whether there is an output element at all; where there is none, a call does nothing."""
-        self._native = self._native_call()
+        self._native = self._native_call() if rows == self.bound else None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        """Run. Raises BindError if a new n lies outside the compiled range or the buffers.
+        """Run, on all bound rows or on the first `rows` of them.
 
-        `stream`: a torch or CuPy stream of the model's GPU, or a raw handle.
+        Raises BindError if a new n lies outside the compiled range or the buffers. `stream`: a
+        torch or CuPy stream of the model's GPU, or a raw handle.
         """
         if rows is None and stream is None and self._native is not None:
             self._native()
             return
         with self._alone:
-            if rows is not None:
-                self._resize(rows)
+            self._use(rows)
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
@@ -96,9 +103,8 @@ class Binding:
         self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
-        """All that a call does, where that is one native call: it refuses a second thread itself.
-
-        None on a GPU, which asks for a stream.
+        """All that a call on the bound rows does, where that is one native call: it refuses a
+        second thread itself. None on a GPU, which asks for a stream.
         """
         call = getattr(self.prepared, "current", self.prepared)
         if not self._on_cpu or not isinstance(call, PreparedCall):
@@ -111,12 +117,21 @@ class Binding:
             self._replace({})
 
     def resize(self, rows: Rows) -> None:
-        """Use another n of the same memory: O(1), nothing else is checked again."""
+        """Bind another n of the same memory: O(1), nothing else is checked again."""
         with self._alone:
-            self._resize(rows)
+            self._use(rows)
+            self.bound = self.rows
+            self._tied_to(self.rows)
 
-    def _resize(self, rows: Rows) -> None:
-        wanted = _row_counts(rows, self.rows)
+    def use_all(self) -> None:
+        """Undo what a call on other rows has left, for those who run `prepared` themselves."""
+        if self.rows != self.bound:
+            with self._alone:
+                self._use(None)
+
+    def _use(self, rows: Rows | None) -> None:
+        """Tie the arguments to these rows; None for those that were bound."""
+        wanted = self.bound if rows is None else _row_counts(rows, self.bound)
         if wanted == self.rows:
             return
         if wanted.keys() != self.rows.keys():
@@ -136,9 +151,7 @@ class Binding:
                 for i, dim, whole in self._checked.by_rows
             }
         )
-        self.rows = wanted
-        self.writes = _writes(self.signature, wanted)
-        self._native = self._native_call()
+        self._tied_to(wanted)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Other collections of the same layouts, checked as `Session.bind` checks them: O(1) in n.
@@ -181,7 +194,7 @@ class Binding:
         return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
     def __repr__(self) -> str:
-        rows = ", ".join(f"{dim}={n}" for dim, n in self.rows.items())
+        rows = ", ".join(f"{dim}={n}" for dim, n in self.bound.items())
         names = f"{', '.join(self.inputs)} -> {', '.join(self.outputs)}"
         return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 

@@ -100,24 +100,25 @@ class Session:
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run bindings of this session in one call: for many tiny events.
+        """Run bindings of this session, each on all its bound rows, in one call: for tiny events.
 
         With the native runner that is one call without the GIL, on `threads` native threads; the
         bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
         of the first that fails; later ones may not have run.
         """
-        calls = [
-            getattr(binding.prepared, "current", binding.prepared)
-            for binding in bindings
-            if binding.writes
-        ]
-        if all(type(b) is Binding for b in bindings) and all(
-            isinstance(call, PreparedCall) for call in calls
-        ):
-            on_gpu = stream is not None or self.device.type != "cpu"
-            handle = raw_stream(stream, self.device) if on_gpu else 0
-            run_many(cast(list[PreparedCall], calls), threads, handle)
-            return
+        if all(type(binding) is Binding for binding in bindings):
+            for binding in bindings:
+                binding.use_all()
+            calls = [
+                getattr(binding.prepared, "current", binding.prepared)
+                for binding in bindings
+                if binding.writes
+            ]
+            if all(isinstance(call, PreparedCall) for call in calls):
+                on_gpu = stream is not None or self.device.type != "cpu"
+                handle = raw_stream(stream, self.device) if on_gpu else 0
+                run_many(cast(list[PreparedCall], calls), threads, handle)
+                return
         for binding in bindings:
             binding(stream=stream)
 

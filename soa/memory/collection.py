@@ -80,15 +80,18 @@ class Collection:
         self.capacity = capacity
         self._columns = columns
         self._buffer = buffer
-        first = buffer or columns[layout.columns[0].name][0]
-        self.device: Device = first.device
-        self.readonly: bool = first.readonly
-        """No output is bound to such memory. torch would let you write to it: do not."""
+        self._first = buffer or columns[layout.columns[0].name][0]
+        self.device: Device = self._first.device
         self.start = 0
         """Of a window, its first row in the collection that it is a window of."""
         self.copied: tuple[str, ...] = ()
         """Columns that `as_collection` had to copy: what they came from does not see a change."""
         self._parent: Self | None = None
+
+    @property
+    def readonly(self) -> bool:
+        """No output is bound to such memory. torch would let you write to it: do not."""
+        return self._first.readonly
 
     # -- construction over other memory ------------------------------------------------------
 
@@ -332,6 +335,17 @@ class Collection:
                 "separate columns, or a window's, have one address each: span(...)"
             )
         return self._buffer.address
+
+    def locked(self) -> Self:
+        """The same memory, read-only; so are its windows and NumPy's views of it."""
+        buffer = self._buffer and self._buffer._replace(readonly=True)
+        columns = {
+            name: [span._replace(readonly=True) for span in spans]
+            for name, spans in self._columns.items()
+        }
+        made = self._over(self.layout, self.n, self.capacity, columns, buffer)
+        made.start, made.copied, made._parent = self.start, self.copied, self._parent
+        return made
 
     def rows(self, n: int) -> Self:
         """The same memory with n elements in use."""

@@ -83,8 +83,7 @@ def as_collection(
     locked = bool(copied) or any(each.locked for each in found.values())
     made = Collection.from_columns(apart, pieces, readonly=locked or None)
     if layout is not apart:
-        made, copied = made.to(made.device, layout), set(pieces)
-        made.readonly = True
+        made, copied = made.to(made.device, layout).locked(), set(pieces)
     made.copied = tuple(name for name in pieces if name in copied)
     return made
 

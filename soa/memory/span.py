@@ -170,9 +170,12 @@ def span_of(tensor: torch.Tensor) -> Span:
 
 
 def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> Span:
-    """Zeroed bytes whose address is a multiple of `alignment`."""
+    """Zeroed bytes whose address is a multiple of `alignment`; CollectionError without room."""
     if str(device).partition(":")[0] == "cpu":
-        room = np.zeros(nbytes + alignment, np.uint8)
+        try:
+            room = np.zeros(nbytes + alignment, np.uint8)
+        except (MemoryError, OverflowError, ValueError):  # by how much it is too much
+            raise CollectionError(f"no memory for {nbytes} bytes") from None
         address = room.ctypes.data
         return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, room)
     import torch

@@ -643,6 +643,203 @@ FAULTS = (
         "if (n < range.min) {",
         ("test_cpp_refuses_what_does_not_fit",),
     ),
+    # C++: memory that is bound, windows, records, what is loaded
+    Fault(
+        "C++ binds outputs over other memory",
+        "piece.begin < last->end && (written(piece) || written(*last))",
+        "piece.begin < last->end && written(piece) && written(*last)",
+        ("test_buffers", "test_separate_columns"),
+    ),
+    Fault(
+        "C++ looks for an overlap with the last piece of memory alone",
+        "if (last == nullptr || piece.end > last->end) last = &piece;",
+        "last = &piece;",
+        ("test_separate_columns",),
+    ),
+    Fault(
+        "C++ binds const memory as an output",
+        "if (given.readonly && state_->written.count(given.collection) > 0) {",
+        "if (false) {",
+        ("test_buffers", "test_separate_columns"),
+    ),
+    Fault(
+        "C++ takes the first of two memories of one collection",
+        "if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) throw",
+        "if (false) throw",
+        ("test_a_collection_given_twice",),
+    ),
+    Fault(
+        "C++ binds memory that is not aligned",
+        "if (begin % alignment != 0) throw Error(where",
+        "if (false) throw Error(where",
+        ("test_buffers", "test_separate_columns"),
+    ),
+    Fault(
+        "C++ allocates less than the elements need",
+        "__builtin_mul_overflow(count, size, &bytes)",
+        "(bytes = count * size, false)",
+        ("test_memory_of_ones_own",),
+    ),
+    Fault(
+        "a window of C++ may end behind its memory",
+        "capacity >= first && n <= capacity - first) return;",
+        "capacity >= first && n <= capacity) return;",
+        ("test_buffers",),
+    ),
+    Fault(
+        "a window of C++ begins at the first row of its memory",
+        "return start + static_cast<std::size_t>(first) * column.itemsize;",
+        "return start;",
+        ("test_buffers", "test_separate_columns"),
+    ),
+    Fault(
+        "a typed window of C++ begins at the first row of its memory",
+        "pointer = reinterpret_cast<T *>(at_) + first_;",
+        "pointer = reinterpret_cast<T *>(at_);",
+        ("test_every_kind_of_column_and_names_that_cpp_has_taken",),
+    ),
+    Fault(
+        "a window of C++ may be resized beyond its last row",
+        "std::int64_t most() const { return window ? n : capacity; }",
+        "std::int64_t most() const { return capacity; }",
+        ("test_calls", "test_separate_columns"),
+    ),
+    Fault(
+        "resize of C++ forgets a window's first row",
+        "      tensors.push_back(describe(argument, rows));\n    }\n",
+        "      tensors.push_back(describe(argument, rows));\n"
+        "      for (const Memory &memory : memory_) {\n"
+        "        if (memory.collection != argument.collection) continue;\n"
+        "        const Layout &layout = state_->layouts.at(memory.collection);\n"
+        "        const auto skipped = layout[argument.column].itemsize * "
+        "static_cast<std::size_t>(memory.first);\n"
+        "        tensors.back().data = static_cast<char *>(tensors.back().data) - skipped;\n"
+        "      }\n    }\n",
+        ("test_separate_columns",),
+    ),
+    Fault(
+        "C++ binds windows that nobody has validated",
+        "if (given.first % step != 0 && !state_->any_first) {",
+        "if (false) {",
+        ("test_a_version_that_was_not_validated_on_windows",),
+    ),
+    Fault(
+        "a call of C++ may go beyond the bound memory",
+        "if (rows.at(dim) <= memory.most()) continue;",
+        "continue;",
+        ("test_calls", "test_separate_columns"),
+    ),
+    Fault(
+        "a call of C++ on fewer rows leaves the rest out from then on",
+        "void operator()(void *stream = nullptr) { run(bound_, stream); }",
+        "void operator()(void *stream = nullptr) { run(rows_, stream); }",
+        ("test_calls", "test_separate_columns"),
+    ),
+    Fault(
+        "C++ reads fields that no record has",
+        'return inner + ": unknown";',
+        "continue;",
+        ("test_what_both_refuse",),
+    ),
+    Fault(
+        "C++ takes a chosen engine that is not valid",
+        """require(!verified || (*candidate)["status"].text() == "valid",""",
+        "require(true,",
+        ("test_what_both_refuse",),
+    ),
+    Fault(
+        "C++ takes a plan that does not follow from its layout",
+        'require(same, "the plan of block',
+        'require(same || true, "the plan of block',
+        ("test_what_both_refuse",),
+    ),
+    Fault(
+        "C++ takes a number of another type",
+        'return value.kind == kinds.at(type) && (type != "integer" || value.integral);',
+        "return value.kind == kinds.at(type);",
+        ("test_what_both_refuse",),
+    ),
+    Fault(
+        "C++ takes an annex of another bundle",
+        """read["base"].text() == bundle.digest && """,
+        "",
+        ("test_folders",),
+    ),
+    Fault(
+        "C++ ties an artifact as its arguments.txt says, whatever the manifest does",
+        'if (!fits) throw std::runtime_error("arguments.txt says',
+        'if (false) throw std::runtime_error("arguments.txt says',
+        (
+            "test_what_an_artifact_takes_follows_from_the_manifest",
+            "test_windows_that_were_not_validated",
+        ),
+    ),
+    Fault(
+        "C++ does not check the digests of files",
+        "    if (found != listed) {\n",
+        "    if (false) {\n",
+        ("test_a_folder_that_is_not_the_sealed_bundle",),
+    ),
+    Fault(
+        "C++ takes the promotion of another bundle",
+        "if (digest == bundle.digest) return note;",
+        "return note;",
+        ("test_production_asks_for_a_promotion_of_this_bundle",),
+    ),
+    Fault(
+        "one group of keys is enough for C++",
+        "if (good && signed_here) continue;",
+        "if (good && signed_here) return;",
+        ("test_each_group_of_keys_must_have_signed",),
+    ),
+    Fault(
+        "a signature of other files is enough for C++",
+        "if (good && signed_here) continue;",
+        "if (good || signed_here) continue;",
+        ("test_downstream.test_signatures",),
+    ),
+    Fault(
+        "C++ does not check the files again after it has opened them",
+        '  bundle.require_unchanged(place + "/");\n',
+        "",
+        ("test_a_file_that_is_replaced_while_cpp_opens_it",),
+    ),
+    Fault(
+        "C++ runs targets that are not verified in production",
+        "} else if ((loading.test == 0 || wanted.empty()) && ",
+        "} else if (wanted.empty() && ",
+        ("test_cpp_runs_in_production_only_what_was_verified",),
+    ),
+    Fault(
+        "C++ runs engines that are not valid in production",
+        """if (!test && candidate["status"].text() != "valid") return""",
+        """if (test && candidate["status"].text() != "valid") return""",
+        ("test_cpp_runs_in_production_only_what_was_verified",),
+    ),
+    Fault(
+        "test mode of C++ takes every answer",
+        "worst->outside += gap > allowed ? 1 : 0;",
+        "worst->outside += gap > allowed ? 0 : 0;",
+        ("test_test_mode_runs_the_bundles_own_reference",),
+    ),
+    Fault(
+        "a call of Python on fewer rows leaves the rest out from then on",
+        "wanted = self.bound if rows is None else",
+        "wanted = self.rows if rows is None else",
+        ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
+    ),
+    Fault(
+        "run_many runs the rows of the last call",
+        "            for binding in bindings:\n                binding.use_all()\n",
+        "",
+        ("test_rows_are_those_of_one_call_and_resized_ones_stay",),
+    ),
+    Fault(
+        "answers may go into a hidden copy",
+        "made, copied = made.to(made.device, layout).locked(), set(pieces)",
+        "made, copied = made.to(made.device, layout), set(pieces)",
+        ("test_what_was_copied_is_no_output",),
+    ),
     # Servers
     Fault(
         "another bundle in the server is not noticed when connecting",

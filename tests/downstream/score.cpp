@@ -33,14 +33,15 @@ int main(int argc, char **argv) {
                 origin.digest.c_str(), origin.target.c_str(), origin.engine.c_str());
     const std::int64_t n = std::stoll(argv[2]);
     const soa::Collection memory = model.collection("jets", n), results = model.collection("tags", n);
-    jets::jets given(memory.memory().data, n);
-    const jets::tags found(results.memory().data, n);
-    float *const columns[] = {given.a, given.b, given.c, given.d, given.e, given.f};
     for (std::size_t j = 0; j < 6; ++j) {
+      float *const column = memory.column<float>(memory.layout().columns[j].name);
       for (std::int64_t i = 0; i < n; ++i) {
-        columns[j][i] = static_cast<float>((7 * static_cast<std::size_t>(i) + 13 * j) % 101) / 101.0f + 1.0f;
+        column[i] = static_cast<float>((7 * static_cast<std::size_t>(i) + 13 * j) % 101) / 101.0f + 1.0f;
       }
     }
+    const void *const read_only = memory.data();
+    const jets::jets given(read_only, n);
+    const jets::tags found(results.data(), n);
     model.bind({given.memory, found.memory})();
     const char *names = "xyz";
     for (const float *column : {found.x, found.y, found.z}) {

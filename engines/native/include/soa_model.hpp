@@ -4,12 +4,13 @@
 //   soa::Collection jets = model.collection("jets", n), tags = model.collection("tags", n);
 //   soa::Binding run = model.bind({jets, tags});  // or memory of your own, see below
 //   run();                 // writes the columns of tags in place; no copy
-//   run.resize(n - 5);     // fewer rows of the same memory
+//   run(n - 5);            // on fewer rows of the same memory, this once; run.resize(n - 5): from now on
 //
 // Memory of one's own: {"jets", buffer, n}; model.layout("jets") says where each column lies. Where the layout's
 // storage is "columns", as of Arrow's, each has its own memory:
 //   model.bind({{"jets", {{"pt", {pt}}, {"dir", {dir_x, dir_y, dir_z}}}, n}, ...})
-// Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}.
+// Rows first ... first + n of larger memory are a window: {"jets", jets_buffer, n, capacity, first}. Without `first` it
+// is memory for up to `capacity` rows. An output shares no byte with any other memory that is bound.
 // Memory stays the caller's. Mistakes are soa::Error with one line each.
 #ifndef SOA_MODEL_HPP
 #define SOA_MODEL_HPP
@@ -20,13 +21,13 @@
 #include <fstream>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "soa_layout.hpp"
-#include "soa_load.h"
+#include "soa_arguments.hpp"
+#include "soa_memory.hpp"
 
 namespace soa {
 
@@ -41,165 +42,33 @@ struct Loading {
   bool any_version = false;
 };
 
-// What was loaded.
-struct Origin {
-  std::string name, ref, digest, target, engine;
-};
-
-namespace detail {
-
-struct Argument {
-  std::string kind, rows, dtype, collection, column, role;
-  std::size_t component = 0, count = 1;
-};
-
-struct Rows {
-  std::int64_t min = 0, max = 0;
-};
-
-struct State {
-  std::map<std::string, Layout> layouts;
-  std::map<std::string, Rows> rows;
-  std::vector<Argument> arguments;
-  std::int64_t tile = 0;  // rows at a time
-  std::string kinds;
-  int threads = 1;  // which share the tiles
-  bool any_first = false;  // whether windows may begin at any row
-  std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
-  Origin origin;
-};
-
-[[noreturn]] inline void refuse(int code, const std::string &said) {
-  switch (code) {
-    case SOA_BAD_BUNDLE: throw BundleError(said);
-    case SOA_NOT_PROMOTED: throw PromotionError(said);
-    case SOA_NOT_SIGNED: throw TrustError(said);
-    case SOA_WRONG_HOST: throw HostError(said);
-    case SOA_WRONG_VERSION: throw HeaderError(said);
-    case SOA_DEVIATES: throw DeviationError(said);
-    default: break;
-  }
-  const bool torch = code == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
-  throw Error(torch ? said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH" : said);
-}
-
-// A call of the C interface, `call(message, size)`: what it refuses is thrown.
-template <typename Call>
-void check(const Call &call) {
-  char message[2048];
-  message[0] = 0;
-  if (const int code = call(message, sizeof message); code != SOA_OK) refuse(code, message);
-}
-
-// where: the file, for errors.
-inline void read_description(std::istream &stream, const std::string &where, State &state) {
-  std::string line, word;
-  const bool found = static_cast<bool>(std::getline(stream, line));
-  const bool says_storage = found && line == "soa-arguments 2";
-  if (!found || (line != "soa-arguments 1" && !says_storage)) {
-    throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)");
-  }
-  while (std::getline(stream, line)) {
-    std::istringstream fields(line);
-    fields >> word;
-    if (word == "rows") {
-      Rows rows;
-      std::string name;
-      fields >> name >> rows.min >> rows.max;
-      state.rows[name] = rows;
-    } else if (word == "collection") {
-      std::string name;
-      Layout layout;
-      fields >> name >> layout.rows >> layout.alignment;
-      if (says_storage) fields >> layout.storage;
-      if (layout.alignment == 0 || (layout.alignment & (layout.alignment - 1)) != 0) fields.setstate(std::ios::failbit);
-      state.layouts[name] = layout;
-    } else if (word == "column") {
-      std::string collection;
-      Column column;
-      fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >> column.components;
-      if (column.itemsize == 0 || column.components == 0) fields.setstate(std::ios::failbit);
-      state.layouts[collection].columns.push_back(column);
-    } else if (word == "argument") {
-      Argument argument;
-      fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >> argument.column >>
-          argument.component >> argument.count >> argument.role;
-      state.arguments.push_back(argument);
-    } else if (word == "tile") {
-      std::int64_t limit = 0;
-      fields >> state.tile >> state.kinds >> limit;
-      for (auto &[name, rows] : state.rows) {
-        if (limit > rows.max && 2 * state.tile > rows.max) {
-          throw Error(where + ": more rows at a time than it was compiled for: " + line);
-        }
-        rows.max = limit;
-      }
-    } else if (word == "windows") {
-      state.any_first = true;
-    }
-    if (fields.fail()) throw Error(where + ": cannot read: " + line);
-  }
-}
-
-// An opened model as C++ sees it, by the content of its arguments.txt.
-inline std::shared_ptr<State> described(soa_model *model, void (*close)(soa_model *), const char *arguments,
-                                        const std::string &where, int threads) {
-  auto state = std::make_shared<State>();
-  state->model = {model, close};
-  state->threads = threads;
-  std::istringstream text(arguments);
-  read_description(text, where, *state);
-  return state;
-}
-
-inline void require_layouts(const std::string &expected, const State &found) {
-  State header;
-  std::istringstream text(expected);
-  read_description(text, "the generated header", header);
-  for (const auto &[name, layout] : header.layouts) {
-    const auto there = found.layouts.find(name);
-    if (there == found.layouts.end() || !(there->second == layout) || header.layouts.size() != found.layouts.size()) {
-      throw HeaderError("the generated header does not fit " + found.origin.name + " (bundle " +
-                        found.origin.digest.substr(0, 12) + "): its collection '" + name +
-                        "' has other columns there, or it has other collections: run `pipeline cxx` again");
-    }
-  }
-}
-
-}  // namespace detail
+// Rows by dimension, such as {{"nodes", 40}, {"edges", 310}}.
+using Counts = std::map<std::string, std::int64_t>;
 
 // A model tied to memory. One thread at a time may run it; others get soa::Error.
 class Binding {
  public:
-  // Runs; where there is no output element (n = 0) there is nothing to do.
-  void operator()(void *stream = nullptr) {
-    if (!writes_) return;
-    detail::check([&](char *text, std::size_t size) { return soa_call_run(call_.get(), stream, text, size); });
+  // Runs on all rows that were bound; where there is no output element (n = 0) there is nothing to do.
+  void operator()(void *stream = nullptr) { run(bound_, stream); }
+
+  // Runs on the first rows of the same memory, this once.
+  void operator()(const Counts &rows, void *stream = nullptr) { run(rows, stream); }
+
+  // The same n in every dimension.
+  template <typename Integer, typename = std::enable_if_t<std::is_integral_v<Integer>>>
+  void operator()(Integer n, void *stream = nullptr) {
+    Counts rows = bound_;
+    for (auto &[dim, count] : rows) count = static_cast<std::int64_t>(n);
+    run(rows, stream);
   }
 
-  // Use n rows of the same memory, in every collection whose rows are `dim`.
+  // From now on n rows are bound, of the same memory, in every collection whose rows are `dim`.
   void resize(std::int64_t n, const std::string &dim = "n") {
-    for (Memory &memory : memory_) {
-      if (state_->layouts.at(memory.collection).rows == dim) {
-        if (n > memory.capacity - memory.first) throw Error("'" + memory.collection + "' has no room for that n");
-      }
-    }
-    check_rows(dim, n);
-    std::map<std::string, std::int64_t> rows = rows_;
+    Counts rows = bound_;
+    if (rows.count(dim) == 0) throw Error("no rows '" + dim + "', this model has " + detail::listed(rows));
     rows[dim] = n;
-    std::vector<std::size_t> indices;
-    std::vector<soa_tensor> tensors;
-    for (std::size_t i = 0; i < state_->arguments.size(); ++i) {
-      const auto &argument = state_->arguments[i];
-      if (argument.rows != dim || (argument.kind != "carrier" && argument.kind != "column")) continue;
-      indices.push_back(i);
-      tensors.push_back(describe(argument, rows));
-    }
-    detail::check([&](char *text, std::size_t size) {
-      return soa_call_update(call_.get(), indices.data(), tensors.data(), indices.size(), text, size);
-    });
-    rows_ = std::move(rows);
-    writes_ = writes();
+    use(rows);
+    bound_ = rows_;
   }
 
  private:
@@ -207,31 +76,9 @@ class Binding {
 
   Binding(std::shared_ptr<detail::State> state, std::vector<Memory> memory)
       : state_(std::move(state)), memory_(std::move(memory)) {
-    for (Memory &given : memory_) {
-      const auto found = state_->layouts.find(given.collection);
-      if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'");
-      if (given.capacity < 0) given.capacity = given.first + given.n;
-      if (given.first < 0 || given.n > given.capacity - given.first) {
-        throw Error("'" + given.collection + "': n above its capacity");
-      }
-      const Layout &layout = found->second;
-      const auto step = static_cast<std::int64_t>(layout.row_step());
-      if (given.first % step != 0 && !state_->any_first) {
-        throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
-                    "artifact was not validated on such: begin at a multiple of " + std::to_string(step));
-      }
-      given.require(layout);
-      const auto [rows, first] = rows_.emplace(layout.rows, given.n);
-      if (!first && rows->second != given.n) {
-        throw Error("collections disagree on the number of rows '" + layout.rows + "'");
-      }
-      check_rows(layout.rows, given.n);
-    }
-    for (const auto &[name, layout] : state_->layouts) {
-      if (std::none_of(memory_.begin(), memory_.end(), [&name = name](const Memory &m) { return m.collection == name; })) {
-        throw Error("no memory for collection '" + name + "'");
-      }
-    }
+    for (const Memory &given : memory_) check_memory(given);
+    check_whole();
+    bound_ = rows_;
     std::vector<soa_tensor> tensors;
     for (const auto &argument : state_->arguments) tensors.push_back(describe(argument, rows_));
     soa_call *call = nullptr;
@@ -247,13 +94,93 @@ class Binding {
     writes_ = writes();
   }
 
+  void run(const Counts &rows, void *stream) {
+    use(rows);
+    if (!writes_) return;
+    detail::check([&](char *text, std::size_t size) { return soa_call_run(call_.get(), stream, text, size); });
+  }
+
+  // Ties the arguments to these rows of each dimension.
+  void use(const Counts &rows) {
+    if (rows == rows_) return;
+    const auto same_dim = [](const auto &a, const auto &b) { return a.first == b.first; };
+    if (!std::equal(rows.begin(), rows.end(), rows_.begin(), rows_.end(), same_dim)) {
+      throw Error("rows for " + detail::listed(rows) + ", this model has " + detail::listed(rows_));
+    }
+    for (const auto &[dim, n] : rows) check_range(dim, n);
+    for (const Memory &memory : memory_) {
+      const std::string &dim = state_->layouts.at(memory.collection).rows;
+      if (rows.at(dim) <= memory.most()) continue;
+      throw Error("'" + memory.collection + "' has no room for " + dim + " = " + std::to_string(rows.at(dim)));
+    }
+    std::vector<std::size_t> indices;
+    std::vector<soa_tensor> tensors;
+    for (std::size_t i = 0; i < state_->arguments.size(); ++i) {
+      const auto &argument = state_->arguments[i];
+      if (argument.kind != "carrier" && argument.kind != "column") continue;
+      if (rows.at(argument.rows) == rows_.at(argument.rows)) continue;
+      indices.push_back(i);
+      tensors.push_back(describe(argument, rows));
+    }
+    detail::check([&](char *text, std::size_t size) {
+      return soa_call_update(call_.get(), indices.data(), tensors.data(), indices.size(), text, size);
+    });
+    rows_ = rows;
+    writes_ = writes();
+  }
+
+  // One collection's memory, as far as it can be judged by itself.
+  void check_memory(const Memory &given) {
+    const auto found = state_->layouts.find(given.collection);
+    if (found == state_->layouts.end()) throw Error("no collection '" + given.collection + "'");
+    const Layout &layout = found->second;
+    const auto step = static_cast<std::int64_t>(layout.row_step());
+    if (given.first % step != 0 && !state_->any_first) {
+      throw Error("'" + given.collection + "' is a window from row " + std::to_string(given.first) + " on, and the "
+                  "artifact was not validated on such: begin at a multiple of " + std::to_string(step));
+    }
+    given.require(layout);
+    if (given.readonly && state_->written.count(given.collection) > 0) {
+      throw Error("'" + given.collection + "' is an output, and its memory is const");
+    }
+    if (rows_.emplace(layout.rows, given.n).first->second != given.n) {
+      throw Error("collections disagree on the number of rows '" + layout.rows + "'");
+    }
+    check_range(layout.rows, given.n);
+  }
+
+  // Every collection once, and no output in memory that something else has too.
+  void check_whole() const {
+    struct Piece {
+      std::uintptr_t begin, end;
+      const std::string *collection;
+    };
+    std::vector<Piece> pieces;
+    for (const auto &[name, layout] : state_->layouts) {
+      const auto is_it = [&name = name](const Memory &memory) { return memory.collection == name; };
+      const auto found = std::find_if(memory_.begin(), memory_.end(), is_it);
+      if (found == memory_.end()) throw Error("no memory for collection '" + name + "'");
+      if (std::count_if(memory_.begin(), memory_.end(), is_it) > 1) throw Error("collection '" + name + "' is given twice");
+      for (const auto &[begin, end] : found->pieces(layout)) pieces.push_back({begin, end, &name});
+    }
+    std::sort(pieces.begin(), pieces.end(), [](const Piece &a, const Piece &b) { return a.begin < b.begin; });
+    const Piece *last = nullptr;  // of those before, the one that ends last
+    for (const Piece &piece : pieces) {
+      const auto written = [this](const Piece &each) { return state_->written.count(*each.collection) > 0; };
+      if (last != nullptr && piece.begin < last->end && (written(piece) || written(*last))) {
+        throw Error("collections '" + *last->collection + "' and '" + *piece.collection + "' overlap in memory");
+      }
+      if (last == nullptr || piece.end > last->end) last = &piece;
+    }
+  }
+
   bool writes() const {
     return std::any_of(state_->arguments.begin(), state_->arguments.end(), [&](const auto &argument) {
       return argument.role == "output" && (argument.kind == "scalar" || rows_.at(argument.rows) > 0);
     });
   }
 
-  void check_rows(const std::string &dim, std::int64_t n) const {
+  void check_range(const std::string &dim, std::int64_t n) const {
     const auto &range = state_->rows.at(dim);
     if (n < range.min || n > range.max) {
       throw Error(dim + " = " + std::to_string(n) + " is outside the compiled range " +
@@ -261,8 +188,7 @@ class Binding {
     }
   }
 
-  soa_tensor describe(const detail::Argument &argument,
-                      const std::map<std::string, std::int64_t> &rows) const {
+  soa_tensor describe(const detail::Argument &argument, const Counts &rows) const {
     const std::int64_t n = rows.at(argument.rows);
     soa_tensor tensor{nullptr, argument.dtype.c_str(), 2, {n, 0}};
     if (argument.kind == "carrier") return tensor;
@@ -271,18 +197,9 @@ class Binding {
     });
     const Layout &layout = state_->layouts.at(argument.collection);
     const Column &column = layout[argument.column];
-    const auto capacity = static_cast<std::size_t>(memory.capacity);
-    const std::size_t pitch = layout.pitch(column, capacity);
-    if (layout.storage == "buffer") {
-      tensor.data = static_cast<char *>(memory.data) + layout.offset(argument.column, capacity) +
-                    argument.component * pitch;
-    } else {
-      tensor.data = memory.columns.at(argument.column).at(argument.component);
-    }
-    if (argument.kind != "scalar" && tensor.data != nullptr) {
-      tensor.data = static_cast<char *>(tensor.data) + memory.first * static_cast<std::int64_t>(column.itemsize);
-    }
+    tensor.data = memory.address(layout, column, argument.component);
     if (argument.kind == "matrix") {
+      const std::size_t pitch = layout.pitch(column, static_cast<std::size_t>(memory.capacity));
       tensor.sizes[0] = static_cast<std::int64_t>(argument.count);
       tensor.sizes[1] = static_cast<std::int64_t>(pitch / column.itemsize);
     } else {
@@ -294,7 +211,7 @@ class Binding {
 
   std::shared_ptr<detail::State> state_;
   std::vector<Memory> memory_;
-  std::map<std::string, std::int64_t> rows_;
+  Counts rows_, bound_;  // of the arguments as they are tied, and of a call that does not say
   bool writes_ = true;
   std::unique_ptr<soa_call, void (*)(soa_call *)> call_{nullptr, soa_call_delete};
 };

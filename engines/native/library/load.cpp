@@ -1,10 +1,15 @@
 #include "soa_load.h"
 
+#include <dlfcn.h>
+
 #include <cmath>
+#include <cstring>
+#include <sstream>
 #include <thread>
 
 #include "artifact.h"
 #include "checks.h"
+#include "cpu_level.h"
 
 using soa_library::Json;
 using soa_library::Sealed;
@@ -28,29 +33,29 @@ struct Origin : soa_origin {
 
 const char *given(const char *text) { return text == nullptr ? "" : text; }
 
-// The ref in the note of a promotion of this very bundle; where there is none production refuses.
-std::string promoted(const Sealed &bundle, bool test) {
+// The note of a promotion of this very bundle; where there is none production refuses, and test mode gets null.
+Json promotion(const Sealed &bundle, bool test) {
   const char *root = bundle.root.c_str();
   std::string content;
   const bool there = bundle.beside("PROMOTED.json", &content);
-  if (!there && test) return "";
+  if (!there && test) return {};
   if (!there) {
     fail(SOA_NOT_PROMOTED, "%s: no promotion vouches for this folder: make one with `pipeline pull NAME@production DIR`, "
                            "or load it in test mode",
          root);
   }
-  std::string digest, ref;
+  Json note;
   try {
-    const Json note = Json::parse(content);
-    digest = note["digest"].text();
-    ref = note["ref"].text();
-  } catch (const std::exception &error) {  // in test mode it says nothing
-    if (!test) fail(SOA_BAD_BUNDLE, "%s: PROMOTED.json is not the record of a promotion: %s", root, error.what());
+    note = soa_library::read_note(content);
+  } catch (const std::exception &error) {
+    if (test) return {};
+    fail(SOA_BAD_BUNDLE, "%s: not the record of a promotion: %s", root, error.what());
   }
-  if (digest == bundle.digest) return ref;
-  if (test) return "";
+  const std::string &digest = note["digest"].text();
+  if (digest == bundle.digest) return note;
+  if (test) return {};
   fail(SOA_NOT_PROMOTED, "%s: not the bundle that was promoted as %s: its digest is %.12s, promoted was %.12s", root,
-       ref.c_str(), bundle.digest.c_str(), digest.c_str());
+       note["ref"].text().c_str(), bundle.digest.c_str(), digest.c_str());
 }
 
 std::vector<std::vector<std::string>> keys_asked_for(const soa_loading &loading) {
@@ -99,7 +104,7 @@ std::string folder_of(const Json &candidate) {
 
 // Why C++ cannot run an engine's artifact; "" if it can.
 std::string why_not(const Sealed &bundle, const Json &candidate, bool test) {
-  if (candidate["files"].list().empty()) return "has no artifact";
+  if (candidate.get("files").items.empty()) return "has no artifact";
   if (!test && candidate["status"].text() != "valid") return "is " + candidate["status"].text();
   if (bundle.files.count(folder_of(candidate) + "/arguments.txt") == 0) return "is no native library";
   const std::string library = bundle.content(candidate["files"].at(0).text());
@@ -114,10 +119,10 @@ std::string why_not(const Sealed &bundle, const Json &candidate, bool test) {
 // The wanted engine; else the one chosen for the target, or, where C++ cannot run it, the fastest that it can.
 std::string choose_engine(const Sealed &bundle, const std::string &target, const Json &record, const soa_loading &loading) {
   const std::string wanted = given(loading.engine);
-  const Json &candidates = record["candidates"], &chosen = record["chosen"];
+  const Json &candidates = record.get("candidates"), &chosen = record.get("chosen");
   std::multimap<double, std::string> order;  // by what all sizes of the benchmark take together
   for (const std::string &engine : candidates.keys) {
-    const std::vector<Json> &sizes = candidates[engine]["benchmark"].items;
+    const std::vector<Json> &sizes = candidates[engine].get("benchmark").items;
     double taken = sizes.empty() ? INFINITY : 0;
     for (const Json &size : sizes) taken += std::log(size["median_us"].real());
     order.emplace(chosen.kind == Json::string && engine == chosen.text() ? -INFINITY : taken, engine);
@@ -136,29 +141,35 @@ std::string choose_engine(const Sealed &bundle, const std::string &target, const
 void load(const std::string &folder, const soa_loading &loading, soa_model **model, soa_origin **origin) {
   const bool test = loading.test != 0;
   const Sealed bundle(folder);
-  const Json manifest = Json::parse(bundle.content("manifest.json"));
-  if (manifest["schema_version"].integer() > 1) {
-    fail(SOA_BAD_BUNDLE, "%s: manifest.json has a later format: install a newer soa-pipeline", bundle.root.c_str());
-  }
-  const std::string ref = promoted(bundle, test);
+  const Json manifest = soa_library::read_manifest(bundle.content("manifest.json"));
+  soa_library::require_files(bundle, manifest);
+  const Json note = promotion(bundle, test);
+  const auto keys = test ? std::vector<std::vector<std::string>>() : keys_asked_for(loading);
+  // Of what was built later production takes what the promotion names, and, where it is to be signed, nothing.
+  const Json nothing = Json::parse("{}"), &later = note.kind == Json::object && keys.empty() ? note.get("annexes") : nothing;
+  soa_library::check_annexes(bundle, manifest, test ? nullptr : later.kind == Json::null ? &nothing : &later);
+  const soa_library::Contract contract(manifest["signature"]);
   if (loading.digest != nullptr && bundle.digest != loading.digest) {
     fail(SOA_WRONG_VERSION, "%s: this is bundle %.12s, and %.12s is asked for: take that one, or run `pipeline cxx` again",
          bundle.root.c_str(), bundle.digest.c_str(), loading.digest);
   }
-  if (!test) bundle.require_signature(keys_asked_for(loading));
-  const std::string target = choose_target(bundle, manifest["targets"], loading);
+  bundle.require_signature(keys);
+  const std::string target = choose_target(bundle, manifest.get("targets"), loading);
   const Json &record = manifest["targets"][target];
   const std::string engine = choose_engine(bundle, target, record, loading);
-  const Json &candidate = record["candidates"][engine], &session = manifest["session"];
+  const Json &candidate = record["candidates"][engine], &session = manifest.get("session");
   const auto setting = [&](int32_t asked, const char *key, std::int64_t otherwise) {
-    const Json *said = session.find(key);
+    const Json *said = session.kind == Json::null ? nullptr : session.find(key);
     const bool known = said != nullptr && said->kind == Json::number;
     return asked > 0 ? asked : static_cast<int32_t>(known ? said->integer() : otherwise);
   };
   const int32_t threads = setting(loading.threads, "threads", 1);
   const int32_t instances = setting(loading.instances, "instances", std::max(1u, std::thread::hardware_concurrency()));
   const std::string place = folder_of(candidate);
+  const std::string ref = note.kind == Json::object ? note["ref"].text() : "";
   auto found = std::make_unique<Origin>(manifest["name"].text(), ref, bundle, target, engine, place, threads);
+  const auto state = soa::detail::described(nullptr, soa_model_close, found->arguments, place + "/arguments.txt", threads);
+  contract.require_described(*state, candidate);
   const char *device = loading.device == nullptr ? "cpu" : loading.device;
   const std::string library = bundle.root + "/" + candidate["files"].at(0).text();
   soa_model *opened = nullptr;
@@ -169,8 +180,8 @@ void load(const std::string &folder, const soa_loading &loading, soa_model **mod
   bundle.require_unchanged(place + "/");
   if (test) {
     const auto borrowed = [](soa_model *) {};
-    const soa::Model checked(soa::detail::described(opened, borrowed, found->arguments, found->folder, threads));
-    soa_library::check_reference(manifest, bundle.content(manifest["reference"].text()), checked);
+    state->model = {opened, borrowed};
+    soa_library::check_reference(manifest, bundle.content(soa_library::reference_of(manifest)), soa::Model(state));
   }
   *model = closed.release();
   *origin = found.release();
@@ -183,7 +194,7 @@ extern "C" {
 int soa_load(const char *folder, const soa_loading *loading, soa_model **model, soa_origin **origin, char *message,
              size_t size) {
   const auto told = [&](int code, const std::string &text) {
-    if (message != nullptr && size > 0) std::snprintf(message, size, "%s", text.c_str());
+    if (message != nullptr && size > 0) std::snprintf(message, size, "%s", soa_library::plain(text).c_str());
     return code;
   };
   try {

@@ -1,9 +1,16 @@
 #include "checks.h"
 
+#include <fcntl.h>
 #include <openssl/evp.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 #include "artifact.h"
 #include "soa_load.h"
@@ -46,31 +53,37 @@ class Mapped {
   std::array<long, 7> identity{};
 };
 
-std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text) {
+std::map<std::string, std::string> read_sums(const std::string &root, const std::string &text, const std::string &main) {
   std::map<std::string, std::string> listed;
   std::istringstream lines(text);
   std::string line;
   while (std::getline(lines, line)) {
     const std::string name = line.size() > 66 ? line.substr(66) : "";
     const bool good = line.find_first_not_of("0123456789abcdef") == 64 && line[64] == ' ' && !name.empty() && !lines.eof() &&
-                      fs::path(name).lexically_normal() == name && name[0] != '/' && name.compare(0, 2, "..") != 0;
+                      (line[65] == ' ' || line[65] == '*') && is_safe(name);
     if (!good || !listed.emplace(name, line.substr(0, 64)).second) {
       fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS, line %zu: not '<sha256>  <file>', or cut off", root.c_str(), listed.size() + 1);
     }
   }
-  if (listed.count("manifest.json") == 0) fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS does not list manifest.json", root.c_str());
+  if (listed.count(main) == 0) fail(SOA_BAD_BUNDLE, "%s: SHA256SUMS does not list %s", root.c_str(), main.c_str());
   return listed;
 }
 
-std::set<std::string> listing(const std::string &root) {
+// The files of a folder, all of them plain; those beside the sealed ones, and annexes where a bundle has them, are left out.
+std::set<std::string> listing(const std::string &root, bool annexes) {
   const std::set<std::string> aside = {"SHA256SUMS", "bundle.sig", "PROMOTED.json", "registered_model_meta"};
   std::set<std::string> found;
   std::error_code error;
   fs::recursive_directory_iterator each(root, error), end;
   for (; !error && each != end; each.increment(error)) {
     const std::string name = each->path().lexically_relative(root).generic_string();
-    if (name == "annexes") each.disable_recursion_pending();  // built later, under seals of their own
-    if (each->symlink_status().type() != fs::file_type::directory && aside.count(name) == 0) found.insert(name);
+    const fs::file_type type = each->symlink_status().type();
+    if (type == fs::file_type::directory) continue;
+    if (type != fs::file_type::regular || !is_safe(name)) {
+      fail(SOA_BAD_BUNDLE, "%s: %s is a link or no plain file, or has an odd name", root.c_str(), name.c_str());
+    }
+    const bool later = annexes && name.substr(0, name.find('/')) == "annexes";  // under seals of their own
+    if (!later && aside.count(name) == 0) found.insert(name);
   }
   if (error) fail(SOA_BAD_BUNDLE, "%s: cannot be read: %s", root.c_str(), error.message().c_str());
   return found;
@@ -89,12 +102,12 @@ std::string sha256(const void *data, std::size_t size) {
   return text;
 }
 
-Sealed::Sealed(const std::string &folder) : root(folder) {
+Sealed::Sealed(const std::string &folder, const std::string &main) : root(folder) {
   std::string sums;
   if (!beside("SHA256SUMS", &sums)) fail(SOA_BAD_BUNDLE, "%s: not the folder of a bundle: it has no SHA256SUMS", root.c_str());
   digest = sha256(sums.data(), sums.size());
-  files = read_sums(root, sums);
-  std::set<std::string> there = listing(root);
+  files = read_sums(root, sums, main);
+  std::set<std::string> there = listing(root, main == "manifest.json");
   for (const auto &[name, listed] : files) {
     if (there.erase(name) == 0) fail(SOA_BAD_BUNDLE, "%s: %s is missing", root.c_str(), name.c_str());
     const Mapped file(root, name);
@@ -122,6 +135,7 @@ std::string Sealed::content(const std::string &name) const {
 bool Sealed::beside(const std::string &name, std::string *content) const {
   if (fs::symlink_status(root + "/" + name).type() == fs::file_type::not_found) return false;
   const Mapped file(root, name);
+  if (file.size > kLargestRecord) fail(SOA_BAD_BUNDLE, "%s: %s is larger than any of ours", root.c_str(), name.c_str());
   content->assign(file.data, file.size);
   return true;
 }

@@ -52,12 +52,14 @@ def compiled(sanitizer: str | None, *words: str | Path) -> None:
     subprocess.run([compiler() or "g++", *flags, *words, "-pthread"], check=True)
 
 
-def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> Path:
-    """The stress program and the runner, as one.
+def build(
+    out: Path, sanitizer: str | None = None, torch_free: bool = False, name: str = "stress"
+) -> Path:
+    """The stress program, or another of this folder, and the runner, as one.
 
     With `torch_free`, beside the shim, which is compiled alike, and without libtorch.
     """
-    program = out / f"stress-{sanitizer or 'plain'}"
+    program = out / f"{name}-{sanitizer or 'plain'}"
     links: tuple[str, ...] = ()
     if torch_free:
         library = ("-fPIC", "-shared", "-Wl,-soname,libsoa_shim.so", "-o", out / "libsoa_shim.so")
@@ -70,7 +72,7 @@ def build(out: Path, sanitizer: str | None = None, torch_free: bool = False) -> 
         links = ("-Wl,--no-as-needed", f"-L{folder}", "-ltorch_cpu", "-lc10")
         links += (f"-Wl,-rpath,{folder}",)
     include, runner = f"-I{NATIVE / 'include'}", NATIVE / "soa_runner.cpp"
-    compiled(sanitizer, include, HERE / "stress.cpp", runner, "-o", program, *links, "-ldl")
+    compiled(sanitizer, include, HERE / f"{name}.cpp", runner, "-o", program, *links, "-ldl")
     return program
 
 

@@ -41,7 +41,7 @@ PROGRAM = """
 #include <cstdio>
 #include "model.hpp"
 int main() {
-  alignas(128) static char buffer[1 << 16];
+  alignas(128) static const char buffer[1 << 16] = {};
   const std::int64_t n = 40, capacity = 50, first = 3;
   const _3d_odd::hits hits(buffer, n, capacity, first);
   const auto at = [](const void *address) {
@@ -56,7 +56,10 @@ int main() {
   out.mean = &mean;
   const soa::Memory memory = out.memory(40);
   const bool same = memory.columns.at("load")[1] == values[1];
-  std::printf("%zu %d %zu\\n", memory.columns.size(), same, sizeof(*hits.detector));
+  static_assert(std::is_same_v<decltype(hits.rho), const float *>);
+  static_assert(std::is_same_v<decltype(out.mean), double *>);
+  std::printf("%zu %d %zu %d %d\\n", memory.columns.size(), same, sizeof(*hits.detector),
+              hits.memory.readonly, memory.readonly);
 }
 """
 
@@ -77,7 +80,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
     unused = ("-Wl,--unresolved-symbols=ignore-all",)
     execute("g++", *flags, tmp_path / "use.cpp", "-o", tmp_path / "use", *unused)
     *offsets, last = execute(tmp_path / "use").splitlines()
-    assert last == "3 1 12"
+    assert last == "3 1 12 1 0"
     expected = [
         layout.offsets(50)[c.name]
         + k * layout.pitch(c.name, 50)

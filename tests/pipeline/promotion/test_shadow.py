@@ -128,12 +128,15 @@ def test_a_fraction_of_the_events(registry: Registry) -> None:
 def test_run_and_run_many(registry: Registry) -> None:
     session = shadowed(registry)
     events = [event(session, n, seed=n) for n in (5, 9, 33)]
-    session.run_many([session.bind(jets, tags) for jets, tags, _ in events], threads=2)
+    bindings = [session.bind(jets, tags) for jets, tags, _ in events]
+    bindings[2](4)  # this once
+    session.run_many(bindings, threads=2)
+    assert [binding.rows["n"] for binding in bindings] == [5, 9, 33]
     for _, tags, features in events:
         torch.testing.assert_close(read(tags), mlps.PointwiseFirst(1)(features).detach())
     session.run(*event(session, 3)[:2])
     session.close()
-    assert of_production(registry).events == 4
+    assert of_production(registry).events == 5
 
 
 def test_a_full_queue_drops_and_counts(registry: Registry) -> None:

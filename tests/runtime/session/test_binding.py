@@ -20,7 +20,7 @@ from runtime.session.session import Origin, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 from soa.memory import as_collection
 from tests.models import detector, rogues
-from tests.models.building import JETS, TAGS, Built, mlp_signature
+from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES, FEATURES
 
 
@@ -202,9 +202,7 @@ def test_read_only_memory_is_an_input_only() -> None:
     locked.flags.writeable = False
     collection = Collection.wrap(TAGS, locked, 5)
     assert refusal(jets(), collection) == "output collection 'tags' is read-only memory"
-    readonly_input = jets()
-    readonly_input.readonly = True
-    SESSION.bind(readonly_input, tags())
+    SESSION.bind(jets().locked(), tags())
 
 
 # -- row counts ------------------------------------------------------------------------------------
@@ -370,6 +368,45 @@ def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None
             for c in CLASSES:
                 assert torch.equal(written["tags"].component(c)[:n], fresh.tensor(c)), (name, n)
                 assert written["tags"].component(c)[n:].isnan().all()
+
+
+@pytest.mark.parametrize("kind", [*ENGINES, "ranged", "checked"])
+def test_rows_are_those_of_one_call_and_resized_ones_stay(mlp: Built, kind: str) -> None:
+    reference = mlp.executable("exported")
+    if kind == "ranged":
+        both = RangedExecutable([(9, mlp.executable("aoti"))], reference)
+        session = Session(mlp.signature, both)
+    elif kind == "checked":
+        allowed = {"probabilities": ANYTHING}
+        session = CheckedSession(mlp.signature, mlp.executable("aoti"), reference, allowed)
+    else:
+        session = mlp.session(kind)
+    given, written = mlp.collections({"n": 33}, spare=67)
+    binding, tags = session.bind(given, written), written["tags"].component("x")
+
+    def answered(run: Callable[[], object]) -> int:
+        tags.fill_(float("nan"))
+        run()
+        count = int((~tags.isnan()).sum())
+        assert not tags[:count].isnan().any()
+        return count
+
+    for _ in range(2):
+        assert answered(lambda: binding(5)) == 5
+        assert answered(binding) == 33
+        assert answered(lambda: binding(50)) == 50
+        assert answered(lambda: session.run_many([binding])) == 33
+        assert answered(lambda: binding(0)) == 0
+        assert answered(lambda: session.run_many([binding], threads=2)) == 33
+    binding(5)
+    binding.resize(7)
+    assert answered(binding) == answered(lambda: session.run_many([binding])) == 7
+    assert answered(lambda: binding(33)) == 33
+    assert answered(binding) == 7
+    binding(5)
+    binding.rebind(*mlp.collections({"n": 11}))
+    binding.rebind(given, written)
+    assert answered(binding) == 33
 
 
 @pytest.mark.parametrize("n", [-1, 1, 51, 101, 10**12])
@@ -563,12 +600,16 @@ def test_windows_of_one_memory() -> None:
     assert "overlap" in refusal(memory.window(0, 10), memory.window(9, 19), session)
 
 
-def test_what_was_copied_is_no_output() -> None:
-    layout = Layout(floats("x"), storage="columns")
-    session = Session(simple(Layout(floats("a")), layout), Records())
-    strided = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
-    text = refusal(Collection(Layout(floats("a")), 5), strided, session)
-    assert "read-only" in text and "as_collection copied x" in text
+@pytest.mark.parametrize("storage", ["columns", "buffer"])
+def test_what_was_copied_is_no_output(storage: Any) -> None:
+    layout = Layout(floats("x"), storage=storage)
+    session = Session(simple(Layout(floats("a")), layout), Records(), any_start=True)
+    copied = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
+    for part in (copied, copied.window(1, 4), copied.rows(3), copied.window(1, 4).rows(2)):
+        text = refusal(Collection(Layout(floats("a")), part.n), part, session)
+        assert "read-only" in text and "as_collection copied x" in text
+        with pytest.raises(ValueError, match="read-only"):
+            part["x"][:] = 1
 
 
 def test_what_sessions_and_bindings_are() -> None:
@@ -578,5 +619,6 @@ def test_what_sessions_and_bindings_are() -> None:
     for made in (session, binding):
         for part in ("jets/3", "aoti", "cpu/x86-64-v3", "tags"):
             assert part in repr(made)
-    binding(3)
+    binding.resize(3)
+    binding(4)
     assert "n=3" in repr(binding)

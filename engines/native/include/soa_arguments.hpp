@@ -1,0 +1,202 @@
+// soa_arguments: what an artifact takes, as its arguments.txt says (soa/describe.py has the format); and how what the C
+// interface refuses becomes an exception.
+#ifndef SOA_ARGUMENTS_HPP
+#define SOA_ARGUMENTS_HPP
+
+#include <algorithm>
+#include <cstdint>
+#include <istream>
+#include <map>
+#include <memory>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "soa_layout.hpp"
+#include "soa_load.h"
+
+namespace soa {
+
+// What was loaded.
+struct Origin {
+  std::string name, ref, digest, target, engine;
+};
+
+namespace detail {
+
+struct Argument {
+  std::string kind, rows, dtype, collection, column, role;
+  std::size_t component = 0, count = 1;
+};
+
+struct Rows {
+  std::int64_t min = 0, max = 0;
+};
+
+struct State {
+  std::map<std::string, Layout> layouts;
+  std::set<std::string> written;  // of these, the outputs
+  std::map<std::string, Rows> rows;
+  std::vector<Argument> arguments;
+  std::int64_t tile = 0;  // rows at a time
+  std::string kinds;
+  int threads = 1;  // which share the tiles
+  bool any_first = false;  // whether windows may begin at any row
+  std::unique_ptr<soa_model, void (*)(soa_model *)> model{nullptr, soa_model_close};
+  Origin origin;
+};
+
+[[noreturn]] inline void refuse(int code, const std::string &said) {
+  switch (code) {
+    case SOA_BAD_BUNDLE: throw BundleError(said);
+    case SOA_NOT_PROMOTED: throw PromotionError(said);
+    case SOA_NOT_SIGNED: throw TrustError(said);
+    case SOA_WRONG_HOST: throw HostError(said);
+    case SOA_WRONG_VERSION: throw HeaderError(said);
+    case SOA_DEVIATES: throw DeviationError(said);
+    default: break;
+  }
+  const bool torch = code == SOA_OPEN_FAILED && said.find("libtorch") != std::string::npos;
+  throw Error(torch ? said + ": link libtorch_cpu, or name its folder in LD_LIBRARY_PATH" : said);
+}
+
+// A call of the C interface, `call(message, size)`: what it refuses is thrown.
+template <typename Call>
+void check(const Call &call) {
+  char message[2048];
+  message[0] = 0;
+  if (const int code = call(message, sizeof message); code != SOA_OK) refuse(code, message);
+}
+
+// The keys of a map, for errors.
+template <typename Map>
+std::string listed(const Map &map) {
+  std::string names;
+  for (const auto &each : map) names += (names.empty() ? "'" : ", '") + each.first + "'";
+  return names.empty() ? "none" : names;
+}
+
+// Whether an argument is what its kind says, of columns and rows that there are.
+inline bool makes_sense(const Argument &argument, const State &state) {
+  if (argument.kind == "carrier") return state.rows.count(argument.rows) > 0;
+  const auto found = state.layouts.find(argument.collection);
+  if (found == state.layouts.end() || found->second.rows != argument.rows) return false;
+  const bool matrix = argument.kind == "matrix", scalar = argument.kind == "scalar";
+  if (!matrix && !scalar && argument.kind != "column") return false;
+  // The argument's components in the order of the buffer.
+  std::size_t left = matrix ? argument.count : 1;
+  bool begun = false;
+  for (const Column &column : found->second.columns) {
+    begun = begun || column.name == argument.column;
+    if (!begun || left == 0) continue;
+    const std::size_t first = column.name == argument.column ? argument.component : 0;
+    if (first >= column.components || column.dtype != argument.dtype || (column.kind == "scalar") != scalar) return false;
+    left -= std::min(left, column.components - first);
+  }
+  return begun && left == 0 && (!matrix || (argument.count > 0 && found->second.storage == "buffer"));
+}
+
+// One line each, behind its first word; false for what makes no sense.
+inline bool read_rows(std::istream &fields, State &state) {
+  std::string name;
+  Rows rows;
+  fields >> name >> rows.min >> rows.max;
+  state.rows[name] = rows;
+  return true;
+}
+
+inline bool read_collection(std::istream &fields, bool says_storage, State &state) {
+  std::string name;
+  Layout layout;
+  fields >> name >> layout.rows >> layout.alignment;
+  if (says_storage) fields >> layout.storage;
+  state.layouts[name] = layout;
+  const bool aligned = layout.alignment > 0 && layout.alignment <= std::size_t{1} << 30 &&
+                       (layout.alignment & (layout.alignment - 1)) == 0;
+  return aligned && state.rows.count(layout.rows) > 0;
+}
+
+inline bool read_column(std::istream &fields, State &state) {
+  std::string collection;
+  Column column;
+  fields >> collection >> column.name >> column.dtype >> column.itemsize >> column.kind >> column.components;
+  const auto found = state.layouts.find(collection);
+  if (found == state.layouts.end() || column.itemsize == 0 || column.components == 0) return false;
+  found->second.columns.push_back(column);
+  return true;
+}
+
+inline bool read_argument(std::istream &fields, State &state) {
+  Argument argument;
+  fields >> argument.kind >> argument.rows >> argument.dtype >> argument.collection >> argument.column >>
+      argument.component >> argument.count >> argument.role;
+  if (argument.role == "output") state.written.insert(argument.collection);
+  state.arguments.push_back(argument);
+  return makes_sense(argument, state);
+}
+
+// More rows at a time than it was compiled for make no sense either.
+inline bool read_tile(std::istream &fields, State &state) {
+  std::int64_t limit = 0;
+  fields >> state.tile >> state.kinds >> limit;
+  bool fits = state.tile > 0;
+  for (auto &[name, rows] : state.rows) {
+    fits = fits && (limit <= rows.max || state.tile <= rows.max / 2);
+    rows.max = limit;
+  }
+  return fits;
+}
+
+// where: the file, for errors.
+inline void read_description(std::istream &stream, const std::string &where, State &state) {
+  std::string line, word;
+  const bool found = static_cast<bool>(std::getline(stream, line));
+  const bool says_storage = found && line == "soa-arguments 2";
+  if (!found || (line != "soa-arguments 1" && !says_storage)) {
+    throw Error(where + ": not a description of arguments (soa-arguments 1 or 2)");
+  }
+  while (std::getline(stream, line)) {
+    std::istringstream fields(line);
+    fields >> word;
+    bool good = true;
+    if (word == "rows") good = read_rows(fields, state);
+    if (word == "collection") good = read_collection(fields, says_storage, state);
+    if (word == "column") good = read_column(fields, state);
+    if (word == "argument") good = read_argument(fields, state);
+    if (word == "tile") good = read_tile(fields, state);
+    if (word == "windows") state.any_first = true;
+    if (fields.fail() || !good) throw Error(where + ": makes no sense: " + line);
+  }
+}
+
+// An opened model as C++ sees it, by the content of its arguments.txt.
+inline std::shared_ptr<State> described(soa_model *model, void (*close)(soa_model *), const char *arguments,
+                                        const std::string &where, int threads) {
+  auto state = std::make_shared<State>();
+  state->model = {model, close};
+  state->threads = threads;
+  std::istringstream text(arguments);
+  read_description(text, where, *state);
+  return state;
+}
+
+inline void require_layouts(const std::string &expected, const State &found) {
+  State header;
+  std::istringstream text(expected);
+  read_description(text, "the generated header", header);
+  for (const auto &[name, layout] : header.layouts) {
+    const auto there = found.layouts.find(name);
+    if (there == found.layouts.end() || !(there->second == layout) || header.layouts.size() != found.layouts.size()) {
+      throw HeaderError("the generated header does not fit " + found.origin.name + " (bundle " +
+                        found.origin.digest.substr(0, 12) + "): its collection '" + name +
+                        "' has other columns there, or it has other collections: run `pipeline cxx` again");
+    }
+  }
+}
+
+}  // namespace detail
+
+}  // namespace soa
+
+#endif

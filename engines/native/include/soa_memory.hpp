@@ -1,0 +1,245 @@
+// soa_memory: the memory of a collection, one's own or somebody else's, as it is bound to a model.
+//
+// Mistakes are soa::Error with one line each.
+#ifndef SOA_MEMORY_HPP
+#define SOA_MEMORY_HPP
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "soa_layout.hpp"
+
+namespace soa {
+
+// The addresses of separate columns by name: one for each component, those of a matrix column by column.
+using Columns = std::map<std::string, std::vector<void *>>;
+using ConstColumns = std::map<std::string, std::vector<const void *>>;
+
+// A collection's memory, a buffer or separate columns: `capacity` elements (that is what a buffer's column pitch follows
+// from; -1: just enough), of which n are in use. With `first` it is a window, the n rows from that one on and no others;
+// without, a call may use up to `capacity` rows. What is const is bound as an input only.
+struct Memory {
+  Memory(std::string name, void *buffer, std::int64_t rows, std::int64_t room = -1, std::int64_t first_row = -1)
+      : Memory(std::move(name), rows, room, first_row) {
+    data = buffer;
+  }
+  Memory(std::string name, Columns separate, std::int64_t rows, std::int64_t room = -1, std::int64_t first_row = -1)
+      : Memory(std::move(name), rows, room, first_row) {
+    columns = std::move(separate);
+  }
+  template <typename T, typename = std::enable_if_t<std::is_const_v<T>>>
+  Memory(std::string name, T *buffer, std::int64_t rows, std::int64_t room = -1, std::int64_t first_row = -1)
+      : Memory(std::move(name), rows, room, first_row) {
+    data = const_cast<std::remove_const_t<T> *>(buffer);
+    readonly = true;
+  }
+  template <typename Given, typename = std::enable_if_t<std::is_same_v<Given, ConstColumns>>>
+  Memory(std::string name, const Given &separate, std::int64_t rows, std::int64_t room = -1, std::int64_t first_row = -1)
+      : Memory(std::move(name), rows, room, first_row) {
+    for (const auto &[column, addresses] : separate) {
+      for (const void *address : addresses) columns[column].push_back(const_cast<void *>(address));
+    }
+    readonly = true;
+  }
+
+  std::string collection;
+  void *data = nullptr;
+  Columns columns;
+  std::int64_t n, capacity, first;
+  bool window, readonly = false;
+
+  // How many rows a call may use.
+  std::int64_t most() const { return window ? n : capacity; }
+
+  // The first row in use of a component of a column.
+  char *address(const Layout &layout, const Column &column, std::size_t component) const {
+    const auto room = static_cast<std::size_t>(capacity);
+    char *start = nullptr;
+    if (layout.storage == "buffer") {
+      start = static_cast<char *>(data);
+      if (start != nullptr) start += layout.offset(column.name, room) + component * layout.pitch(column, room);
+    } else {
+      start = static_cast<char *>(columns.at(column.name).at(component));
+    }
+    if (start == nullptr || column.kind == "scalar") return start;
+    return start + static_cast<std::size_t>(first) * column.itemsize;
+  }
+
+  // Where all of it begins and ends: a buffer, padding included, or each column's rows.
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> pieces(const Layout &layout) const {
+    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> found;
+    const auto add = [&found](const void *address, std::size_t size) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(address);
+      if (size > 0) found.emplace_back(begin, begin + size);
+    };
+    if (layout.storage == "buffer" && !window) {
+      add(data, layout.nbytes(static_cast<std::size_t>(capacity)));
+      return found;
+    }
+    for (const Column &column : layout.columns) {
+      const auto rows = static_cast<std::size_t>(column.kind == "scalar" ? 1 : most());
+      for (std::size_t k = 0; k < column.components; ++k) add(address(layout, column, k), rows * column.itemsize);
+    }
+    return found;
+  }
+
+  // Throws Error where the addresses are not what the layout asks for.
+  void require(const Layout &layout) const {
+    require_counts();
+    const auto room = static_cast<std::size_t>(capacity);
+    if (layout.storage == "buffer") {
+      if (!columns.empty()) throw Error(quoted() + " lies in one buffer: give its address");
+      check_address(quoted(), data, layout.nbytes(room), layout.alignment);
+      return;
+    }
+    if (data != nullptr) throw Error(quoted() + " has separate columns: give the address of each");
+    for (const auto &[column, addresses] : columns) {
+      if (addresses.size() != layout[column].components) {
+        throw Error(quoted() + ", column '" + column + "': " + std::to_string(layout[column].components) +
+                    " addresses are needed, found " + std::to_string(addresses.size()));
+      }
+    }
+    for (const Column &column : layout.columns) {
+      const auto found = columns.find(column.name);
+      const std::string where = quoted() + ", column '" + column.name + "'";
+      if (found == columns.end()) throw Error(where + ": no address");
+      const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : room, column.itemsize);
+      for (const void *address : found->second) check_address(where, address, size, layout.alignment_of(column));
+    }
+  }
+
+ private:
+  Memory(std::string name, std::int64_t rows, std::int64_t room, std::int64_t first_row)
+      : collection(std::move(name)), n(rows), capacity(room), first(first_row), window(first_row != -1) {
+    if (!window) first = 0;
+    if (capacity == -1 && __builtin_add_overflow(first, n, &capacity)) capacity = INT64_MAX;
+    require_counts();
+  }
+
+  std::string quoted() const { return "'" + collection + "'"; }
+
+  void require_counts() const {
+    if (n >= 0 && first >= 0 && capacity >= first && n <= capacity - first) return;
+    throw Error(quoted() + ": " + std::to_string(n) + " rows from row " + std::to_string(first) + " on are not among " +
+                std::to_string(capacity));
+  }
+
+  static void check_address(const std::string &where, const void *address, std::size_t size, std::size_t alignment) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(address);
+    if (size == 0) return;
+    if (begin == 0) throw Error(where + ": null pointer");
+    if (begin % alignment != 0) throw Error(where + ": not aligned to " + std::to_string(alignment));
+    if (size > UINTPTR_MAX - begin) throw Error(where + ": " + std::to_string(size) + " bytes pass the end of memory");
+  }
+};
+
+// n elements of a layout in zeroed memory of its own: one buffer, or each column by itself. It is what a framework's
+// PortableCollection is on a host, and a Memory wherever one is asked for. The layout has to outlive it.
+class Collection {
+ public:
+  Collection(std::string name, const Layout &layout, std::int64_t n) : name_(std::move(name)), layout_(&layout), n_(n) {
+    if (n < 0) throw Error("collection '" + name_ + "' cannot have " + std::to_string(n) + " elements");
+    const auto rows = static_cast<std::size_t>(n);
+    if (layout.storage == "buffer") {
+      allocate(layout.nbytes(rows), layout.alignment);
+      return;
+    }
+    for (const Column &column : layout.columns) {
+      const std::size_t size = bytes_of(column.kind == "scalar" ? 1 : rows, column.itemsize);
+      for (std::size_t k = 0; k < column.components; ++k) {
+        columns_[column.name].push_back(allocate(size, layout.alignment_of(column)));
+      }
+    }
+  }
+
+  std::int64_t size() const { return n_; }
+  const Layout &layout() const { return *layout_; }
+
+  // The address of its buffer; Error where columns are separate.
+  void *data() const {
+    if (layout_->storage != "buffer") throw Error("'" + name_ + "' has separate columns: column(name) is the address of one");
+    return pieces_[0].first.get();
+  }
+
+  // A component of a column (of an Eigen matrix: column * rows + row). T is as large as an element, or one byte.
+  template <typename T>
+  T *column(const std::string &name, std::size_t component = 0) const {
+    const Column &found = (*layout_)[name];
+    if (sizeof(T) != 1 && sizeof(T) != found.itemsize) {
+      throw Error("column '" + name + "' is " + found.dtype + ": its elements have " + std::to_string(found.itemsize) +
+                  " bytes, not " + std::to_string(sizeof(T)));
+    }
+    if (component >= found.components) throw Error("column '" + name + "' has no component " + std::to_string(component));
+    if (layout_->storage != "buffer") return static_cast<T *>(columns_.at(name)[component]);
+    const auto rows = static_cast<std::size_t>(n_);
+    return reinterpret_cast<T *>(static_cast<char *>(data()) + layout_->offset(name, rows) +
+                                 component * layout_->pitch(found, rows));
+  }
+
+  Memory memory() const {
+    if (layout_->storage == "buffer") return Memory(name_, data(), n_);
+    return Memory(name_, columns_, n_);
+  }
+  operator Memory() const { return memory(); }
+
+  // Each piece of memory with its bytes, padding included.
+  using Piece = std::pair<std::unique_ptr<void, void (*)(void *)>, std::size_t>;
+  const std::vector<Piece> &pieces() const { return pieces_; }
+
+ private:
+  void *allocate(std::size_t size, std::size_t alignment) {
+    const std::size_t least = std::max(alignment, sizeof(void *));
+    const std::size_t bytes = padded(std::max<std::size_t>(size, 1), least);
+    std::unique_ptr<void, void (*)(void *)> memory(std::aligned_alloc(least, bytes), std::free);
+    if (memory == nullptr) throw Error("collection '" + name_ + "': no memory for " + std::to_string(bytes) + " bytes");
+    pieces_.emplace_back(std::move(memory), bytes);
+    return std::memset(pieces_.back().first.get(), 0, bytes);
+  }
+
+  std::string name_;
+  const Layout *layout_;
+  std::int64_t n_;
+  std::vector<Piece> pieces_;
+  Columns columns_;
+};
+
+// Goes over a buffer, column by column, and gives each pointer its place: of row `first`.
+class Cursor {
+ public:
+  Cursor(void *buffer, std::int64_t capacity, std::int64_t first, std::size_t alignment)
+      : at_(static_cast<char *>(buffer)), capacity_(capacity), first_(first), alignment_(alignment) {}
+
+  template <typename T>
+  void column(T *&pointer) {
+    const std::size_t pitch = padded(bytes_of(static_cast<std::size_t>(capacity_), sizeof(T)), alignment_);
+    pointer = reinterpret_cast<T *>(at_) + first_;
+    at_ += pitch;
+  }
+  template <typename T, std::size_t N>
+  void column(std::array<T *, N> &components) {
+    for (T *&component : components) column(component);
+  }
+  template <typename T>
+  void scalar(T *&pointer) {
+    pointer = reinterpret_cast<T *>(at_);
+    at_ += padded(sizeof(T), alignment_);
+  }
+
+ private:
+  char *at_;
+  std::int64_t capacity_, first_;
+  std::size_t alignment_;
+};
+
+}  // namespace soa
+
+#endif

@@ -1,0 +1,77 @@
+// The records of a bundle as a JSON schema. It follows from Python's classes (registry/bundle);
+// do not edit: python -m tests.registry.bundle.schemas_file
+#ifndef SOA_SCHEMAS_H
+#define SOA_SCHEMAS_H
+
+namespace soa_library {
+
+inline constexpr char kSchemas[] = R"json(
+{"$defs":{"AnnexRecord":{"additionalProperties":false, "properties":{"schema_version":{"minimum":1, "type":"integer"},
+"name":{"pattern":"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$", "type":"string"}, "base":{"pattern":"^[0-9a-f]{64}$",
+"type":"string"}, "target":{"pattern":"^[a-z]+/[A-Za-z0-9_-]+$", "type":"string"},
+"record":{"$ref":"#/$defs/TargetRecord"}, "created":{"type":"string"}, "by":{"type":"string"},
+"tools":{"additionalProperties":{"type":"string"}, "type":"object"}, "host":{"additionalProperties":{"type":"string"},
+"type":"object"}, "python":{"type":"string"}, "notes":{"items":{"type":"string"}, "type":"array"}},
+"required":["name", "base", "target", "record", "created", "by", "python"], "type":"object"},
+"Below":{"additionalProperties":false, "properties":{"rows":{"minimum":1, "type":"integer"},
+"engine":{"pattern":"^[A-Za-z0-9_.-]{1,100}$", "type":"string"}}, "required":["rows", "engine"], "type":"object"},
+"BenchmarkStats":{"additionalProperties":false, "properties":{"median_us":{"maximum":1.7976931348623157e+308,
+"minimum":0, "type":"number"}, "p05_us":{"maximum":1.7976931348623157e+308, "minimum":0, "type":"number"},
+"p95_us":{"maximum":1.7976931348623157e+308, "minimum":0, "type":"number"}}, "required":["median_us", "p05_us",
+"p95_us"], "type":"object"}, "Candidate":{"additionalProperties":false, "properties":{"status":{"enum":["valid",
+"invalid", "failed", "unverified"], "type":"string"}, "reason":{"anyOf":[{"type":"string"}, {"type":"null"}]},
+"files":{"items":{"format":"path-inside", "type":"string"}, "type":"array"}, "tile":{"anyOf":[{"minimum":1,
+"type":"integer"}, {"type":"null"}]}, "windows":{"type":"boolean"}, "bits":{"anyOf":[{"pattern":"^[0-9a-f]{64}$",
+"type":"string"}, {"type":"null"}]}, "options":{"additionalProperties":true, "type":"object"},
+"compile_seconds":{"anyOf":[{"type":"number"}, {"enum":["NaN", "Infinity", "-Infinity"], "type":"string"},
+{"type":"null"}]}, "facts":{"additionalProperties":true, "type":"object"},
+"worst":{"additionalProperties":{"$ref":"#/$defs/Worst"}, "type":"object"},
+"benchmark":{"patternProperties":{"^([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*$":{"$ref":"#/$defs/BenchmarkStats"}},
+"type":"object"}}, "required":["status"], "type":"object"}, "Capture":{"additionalProperties":false,
+"properties":{"program":{"const":"torch.export", "type":"string"}, "torchscript":{"anyOf":[{"enum":["scripted",
+"traced"], "type":"string"}, {"type":"null"}]}, "torchscript_note":{"anyOf":[{"type":"string"}, {"type":"null"}]},
+"precision":{"enum":["fp32", "tf32", "fp16", "bf16"], "type":"string"}}, "type":"object"},
+"LabelledData":{"additionalProperties":false, "properties":{"file":{"format":"path-inside", "type":"string"},
+"source":{"type":"string"}, "sha256":{"type":"string"}, "rows":{"type":"integer"},
+"code":{"additionalProperties":{"format":"path-inside", "type":"string"}, "type":"object"}}, "required":["file",
+"source", "sha256", "rows"], "type":"object"}, "Manifest":{"additionalProperties":false,
+"properties":{"schema_version":{"minimum":1, "type":"integer"},
+"name":{"pattern":"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}$", "type":"string"}, "description":{"type":"string"},
+"signature":{"additionalProperties":true, "type":"object"}, "capture":{"$ref":"#/$defs/Capture"},
+"program":{"format":"path-inside", "type":"string"}, "torchscript":{"anyOf":[{"format":"path-inside",
+"type":"string"}, {"type":"null"}]}, "reference":{"format":"path-inside", "type":"string"},
+"targets":{"patternProperties":{"^[a-z]+/[A-Za-z0-9_-]+$":{"$ref":"#/$defs/TargetRecord"}}, "type":"object"},
+"tolerances":{"additionalProperties":{"$ref":"#/$defs/Tolerance"}, "type":"object"},
+"classifiers":{"items":{"type":"string"}, "type":"array"}, "labelled":{"anyOf":[{"$ref":"#/$defs/LabelledData"},
+{"type":"null"}]}, "session":{"$ref":"#/$defs/SessionSettings"}, "provenance":{"$ref":"#/$defs/Provenance"}},
+"required":["name", "signature", "capture", "provenance"], "type":"object"},
+"Provenance":{"additionalProperties":false, "properties":{"created":{"type":"string"},
+"git_commit":{"anyOf":[{"type":"string"}, {"type":"null"}]}, "git_dirty":{"anyOf":[{"type":"boolean"},
+{"type":"null"}]}, "config_sha256":{"type":"string"}, "config":{"additionalProperties":true, "type":"object"},
+"tools":{"additionalProperties":{"type":"string"}, "type":"object"}, "host":{"additionalProperties":{"type":"string"},
+"type":"object"}, "python":{"type":"string"}, "seconds":{"additionalProperties":{"anyOf":[{"type":"number"},
+{"enum":["NaN", "Infinity", "-Infinity"], "type":"string"}]}, "type":"object"}}, "required":["created",
+"config_sha256", "config", "python"], "type":"object"}, "PulledNote":{"additionalProperties":false,
+"properties":{"ref":{"type":"string"}, "digest":{"type":"string"}, "by":{"type":"string"}, "at":{"type":"string"},
+"annexes":{"additionalProperties":{"type":"string"}, "type":"object"}}, "required":["ref", "digest", "by", "at"],
+"type":"object"}, "SessionSettings":{"additionalProperties":false, "properties":{"threads":{"maximum":4096,
+"minimum":1, "type":"integer"}, "instances":{"anyOf":[{"maximum":4096, "minimum":1, "type":"integer"},
+{"type":"null"}]}}, "type":"object"}, "TargetRecord":{"additionalProperties":false,
+"properties":{"status":{"enum":["verified", "unverified", "failed"], "type":"string"},
+"chosen":{"anyOf":[{"type":"string"}, {"type":"null"}]}, "below":{"items":{"$ref":"#/$defs/Below"}, "type":"array"},
+"raced_with":{"items":{"type":"string"}, "type":"array"},
+"metrics":{"additionalProperties":{"anyOf":[{"type":"number"}, {"enum":["NaN", "Infinity", "-Infinity"],
+"type":"string"}]}, "type":"object"},
+"candidates":{"patternProperties":{"^[A-Za-z0-9_.-]{1,100}$":{"$ref":"#/$defs/Candidate"}}, "type":"object"}},
+"required":["status"], "type":"object"}, "Tolerance":{"additionalProperties":false, "properties":{"atol":{"minimum":0,
+"type":"number"}, "rtol":{"minimum":0, "type":"number"}, "max_outside":{"maximum":1, "minimum":0, "type":"number"}},
+"required":["atol", "rtol"], "type":"object"}, "Worst":{"additionalProperties":false,
+"properties":{"max_abs":{"anyOf":[{"type":"number"}, {"enum":["NaN", "Infinity", "-Infinity"], "type":"string"}]},
+"max_rel":{"anyOf":[{"type":"number"}, {"enum":["NaN", "Infinity", "-Infinity"], "type":"string"}]},
+"outside":{"anyOf":[{"type":"number"}, {"enum":["NaN", "Infinity", "-Infinity"], "type":"string"}]}},
+"required":["max_abs", "max_rel", "outside"], "type":"object"}}}
+)json";
+
+}  // namespace soa_library
+
+#endif

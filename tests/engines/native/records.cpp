@@ -1,0 +1,82 @@
+// records: reads what each line of stdin names, as the library does; tests/engines/native/test_records.py compares it with
+// Python. A line is "json FILE", "manifest FILE", "annex FILE", "note FILE", "folder FOLDER", or "load FOLDER" and "test
+// FOLDER", which open it in production and in test mode. Printed: "no: WHY", or "ok", for JSON with all that was read.
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "artifact.h"
+#include "checks.h"
+#include "soa_model.hpp"
+
+using soa_library::Json;
+
+namespace {
+
+void show(const Json &value) {
+  if (value.kind == Json::number) std::printf("%d%.17g,", value.integral ? 1 : 0, value.real());
+  if (value.kind == Json::string) {
+    for (const char byte : value.text()) std::printf("%02x", static_cast<unsigned char>(byte));
+    std::printf(",");
+  }
+  if (value.kind == Json::null) std::printf("-,");
+  if (value.kind == Json::boolean) std::printf("%s,", value.truth() ? "true" : "false");
+  if (value.kind != Json::array && value.kind != Json::object) return;
+  std::printf("[");
+  for (std::size_t i = 0; i < value.items.size(); ++i) {
+    if (value.kind == Json::object) {
+      for (const char byte : value.keys[i]) std::printf("%02x", static_cast<unsigned char>(byte));
+      std::printf("=");
+    }
+    show(value.items[i]);
+  }
+  std::printf("]");
+}
+
+void read_folder(const std::string &path) {
+  const soa_library::Sealed bundle(path);
+  const Json manifest = soa_library::read_manifest(bundle.content("manifest.json"));
+  soa_library::require_files(bundle, manifest);
+  soa_library::check_annexes(bundle, manifest, nullptr);
+}
+
+void load(const std::string &folder, bool test) {
+  soa::Loading asked;
+  asked.test = test;
+  asked.engine = "aoti";
+  soa::Model::load(folder, asked);
+}
+
+void read(const std::string &kind, const std::string &path) {
+  if (kind == "load" || kind == "test") return load(path, kind == "test");
+  if (kind == "folder") return read_folder(path);
+  std::ifstream file(path, std::ios::binary);
+  const std::string content{std::istreambuf_iterator<char>(file), {}};
+  if (kind == "manifest") const soa_library::Contract contract(soa_library::read_manifest(content)["signature"]);
+  if (kind == "annex") soa_library::read_annex(content);
+  if (kind == "note") soa_library::read_note(content);
+  if (kind != "json") return;
+  const Json found = Json::parse(content);
+  std::printf("ok ");
+  show(found);
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    const std::size_t space = line.find(' ');
+    try {
+      const std::string kind = line.substr(0, space);
+      read(kind, line.substr(space + 1));
+      if (kind != "json") std::printf("ok");
+    } catch (const soa_runner::Failure &failure) {
+      std::printf("no: %s", soa_library::plain(failure.text).c_str());
+    } catch (const std::exception &error) {
+      std::printf("no: %s", soa_library::plain(error.what()).c_str());
+    }
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
