@@ -140,7 +140,10 @@ def _as_it_is_called(status: object) -> object:
 class Candidate(Record):
     """What one engine made for one target."""
 
-    status: Annotated[Verdict, BeforeValidator(_as_it_is_called)]
+    status: Annotated[
+        Verdict,
+        BeforeValidator(_as_it_is_called, json_schema_input_type=Verdict | Literal["invalid"]),
+    ]
     reason: str | None = None
     files: list[BundlePath] = Field(default_factory=list)
     """Relative to the bundle; the engine opens the first."""
