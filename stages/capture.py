@@ -148,7 +148,7 @@ def capture(
         say(f"note: {weakness}")
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
-    program = _export_convention(exportable, signature, soa_arguments)
+    program = export_convention(exportable, signature, soa_arguments)
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
     with quiet_torch():
@@ -265,9 +265,10 @@ def _check_export(
     return tuple(i for i, name in enumerate(found.user_inputs) if name in mutated)
 
 
-def _export_convention(
+def export_convention(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> ExportedProgram:
+    """The program in the calling convention, exported with its arguments at an example's sizes."""
     dims = _dims(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
@@ -33,3 +39,10 @@ def bounds(size: Any) -> tuple[int, int | None]:
 
     found = size.node.shape_env.bound_sympy(size.node.expr)
     return int(found.lower), None if found.upper is int_oo else int(found.upper)
+
+
+def placed(name: str, traces: Iterable[str]) -> str:
+    """A name with the innermost line of each trace that is not torch's own."""
+    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
+    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
+    return f"{name} ({', '.join(places)})" if places else name
