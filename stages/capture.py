@@ -12,7 +12,8 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from engines.errors import first_line
-from engines.exported import quiet_torch
+from engines.exported import load_program, quiet_torch, why_dependent
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
 from soa.files import digest_of
@@ -71,6 +72,13 @@ class Capture:
     torchscript: Literal["scripted", "traced"] | None
     torchscript_note: str | None
     precision: Precision = "fp32"
+    dependence: str | None = None
+    """Why rows may see each other, by the graph; empty: they do not. None: it was not asked."""
+
+    @cached_property
+    def why_dependent(self) -> str | None:
+        """The same; also of what was captured before it was asked."""
+        return dependence_of(self.dependence, self.program)
 
     @property
     def program(self) -> Path:
@@ -99,7 +107,8 @@ class Capture:
         return digest.hexdigest()
 
     def save(self) -> None:
-        data = {**vars(self), "signature": self.signature.to_dict()}
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["signature"] = self.signature.to_dict()
         del data["folder"]
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
@@ -107,6 +116,12 @@ class Capture:
     def load(cls, folder: Path) -> Capture:
         data = json.loads((folder / "capture.json").read_text())
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
+
+
+def dependence_of(recorded: str | None, program: Path) -> str | None:
+    """Why the rows of a program may see each other; None: they do not. `recorded`: what a capture
+    or a manifest says of it, None in those made before there was such a record."""
+    return (why_dependent(load_program(program)) if recorded is None else recorded) or None
 
 
 def capture(
@@ -120,7 +135,7 @@ def capture(
     nonfinite: float = 0.0,
     more: Arrays | None = None,
 ) -> Capture:
-    """Write program.pt2, model.ts and reference.safetensors into `folder`.
+    """Write program.pt2, model.ts and reference.safetensors into `folder`, and look at the rows.
 
     `inputs` are the reference inputs, with the largest n of every row dimension; with `more` rows
     there is more.safetensors. The program is in `precision`; the reference is the model's own, and
@@ -149,6 +164,7 @@ def capture(
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     program = export_convention(exportable, signature, soa_arguments)
+    dependence = _dependence(program, signature, say)
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
     with quiet_torch():
@@ -156,9 +172,23 @@ def capture(
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
-    result = Capture(folder, signature, made, note, precision)
+    result = Capture(folder, signature, made, note, precision, dependence)
     result.save()
     return result
+
+
+def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[str], None]) -> str:
+    """Why rows may see each other, which is said where tiles would else be tried, and refused where
+    rows are unbounded."""
+    found = why_dependent(program)
+    if found and any(rows.unbounded for rows in signature.ranges.values()):
+        raise CaptureError(
+            f"rows are unbounded, and so run in tiles, but a row may see other rows: {found}. Let "
+            "each answer come from its own row, or leave out unbounded"
+        )
+    if found and signature.tile_kinds is not None:
+        say(f"note: all rows run at once, since a row may see others: {found}")
+    return found or ""
 
 
 def example_case(signature: Signature) -> Case:

@@ -49,7 +49,7 @@ from stages.reference import (
     read_set,
     windows,
 )
-from stages.tiles import rows_are_independent, tiled
+from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
@@ -209,10 +209,8 @@ def validate_here(
         if program is None:
             known = Reference.load(Path(reference), kept)
             if tile and not rows_are_independent(session, known.inputs, limits):
-                why = "the rows see each other, so it cannot run on some of them at a time"
-                return ValidationReport.failed(name, why).to_dict()
-            if tile:
-                session = tiled(session, tile)
+                return ValidationReport.failed(name, SEE_EACH_OTHER).to_dict()
+            session = tiled(session, tile)
             report = validate_session(
                 session,
                 name,
@@ -226,6 +224,7 @@ def validate_here(
                 report = replace(report, bits=answer_bits(session, Path(reference)))
         else:
             inputs = read_set(kept, Path(reference))
+            session = tiled(session, tile)
             report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
     if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
         raise MemoryError(report.reason)

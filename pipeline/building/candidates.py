@@ -26,7 +26,7 @@ from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
-from stages.tiles import fastest_tile, tiled, tiles_of
+from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -137,6 +137,8 @@ def _make(
         report = ValidationReport.failed(name, why)
     elif unbounded and target.device != "cpu":
         report = ValidationReport.failed(name, "its rows are unbounded, which needs a CPU")
+    elif unbounded and captured.why_dependent:
+        report = ValidationReport.failed(name, f"{SEE_EACH_OTHER}: {captured.why_dependent}")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     else:
@@ -152,6 +154,8 @@ def _with_tile(
     `tiles`, by engine: it is looked for on an engine's first level, and the others take it over.
     """
     if not made.report.valid or made.target.device != "cpu" or not tiles_of(captured.signature):
+        return made
+    if captured.why_dependent:
         return made
     name = made.compiled.engine
     if name not in tiles:
