@@ -51,6 +51,7 @@ from stages.reference import (
     compute_reference,
     count_nonfinite,
     eager_outputs,
+    edges,
     make_cases,
     row_major_inputs,
     too_much,
@@ -134,13 +135,15 @@ def capture(
     precision: Precision = "fp32",
     nonfinite: float = 0.0,
     more: Arrays | None = None,
+    stated: frozenset[str] = frozenset(),
 ) -> Capture:
     """Write program.pt2, model.ts and reference.safetensors into `folder`, and look at the rows.
 
     `inputs` are the reference inputs, with the largest n of every row dimension; with `more` rows
-    there is more.safetensors. The program is in `precision`; the reference is the model's own, and
-    of each of its outputs the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with
-    the model's line where capture fails, ReferenceDataError where the reference proves nothing.
+    there is more.safetensors. Integers of `stated` columns are never others than these. The program
+    is in `precision`; the reference is the model's own, and of each of its outputs the fraction
+    `nonfinite` may be NaN or infinite. Raises CaptureError with the model's line where capture
+    fails, ReferenceDataError where the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -167,6 +170,11 @@ def capture(
     dependence = _dependence(program, signature, say)
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
+    say("asking the eager model at the edges of what its inputs hold")
+    at_edges, untried = edges(model, signature, inputs, stated)
+    for each in untried:
+        say(f"note: {each}")
+    reference = replace(reference, edges=at_edges, notes=(*reference.notes, *untried))
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")

@@ -224,6 +224,8 @@ def _validate(
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
             work.say(f"  {what} is refused: {report.reason}")
+        elif report.edges:
+            work.say(f"  {what} {report.at_edges}")
         return report
 
     def load(folder: Path) -> ValidationReport:

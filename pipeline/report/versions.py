@@ -101,6 +101,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
             )  # fmt: skip
     yield table
     yield from (f"{report.engine}: {report.reason}" for report in reports if report.reason)
+    yield from (f"{report.engine} {report.at_edges}" for report in reports if report.edges)
 
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
