@@ -18,7 +18,7 @@ from soa.signature import Signature, offsets_of
 from stages.reference.answers import Arrays, Case, Edge, compute_reference
 from stages.reference.offsets import inputs_at
 
-_ROWS = 16
+_ROWS = 37
 # Powers of the largest number: at the second one squares overflow, at the third sums of them.
 _HUGE = (0.4, 0.55, 0.9, 1.0)
 
@@ -118,7 +118,7 @@ def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor
     shape = tuple(values.shape)
     found = draw.integers(limits.min, limits.max, shape, column.dtype, endpoint=True)
     found[:1], found[1:2] = limits.min, limits.max
-    found[2:8] = draw.choice([limits.min, limits.max], found[2:8].shape)
+    found[2::2] = draw.choice([limits.min, limits.max], found[2::2].shape)
     if limits.min < 0:
         found[found == -1] = 1
     return torch.from_numpy(found)
