@@ -5,7 +5,15 @@ import platform
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-HEADERS = ("include/soa_runner", "artifact", "threads", "cpu_level")
+HEADERS = (
+    "include/soa_runner",
+    "artifact",
+    "opening",
+    "row_program",
+    "threads",
+    "torch_code",
+    "cpu_level",
+)
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
 FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
 

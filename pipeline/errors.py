@@ -29,5 +29,9 @@ class DataError(SoaPipelineError):
     """A file of rows that cannot be read or written, or lacks a column that is needed."""
 
 
+class FormatError(DataError):
+    """Rows that a file of that format cannot hold: writing them again fails again."""
+
+
 class ApplyError(SoaPipelineError):
     """A job on files that cannot begin or go on."""

@@ -42,6 +42,11 @@ class Metric:
     def check(self, labels: Values) -> None:
         """Refuse what no output would change. Raises MetricError, SourceError."""
         _, takes = self._function()
+        if takes != "all" and (missing := int(np.sum(np.isnan(labels)))):
+            raise MetricError(
+                f"metric {self.name!r}: the label {self.label!r} is NaN in {missing} of "
+                f"{len(labels)} rows: leave these out of the file"
+            )
         if takes == "score" and len(np.unique(self._of(labels))) < 2:
             one = f"every label {self.label!r} is {labels[0]}"
             if self.signal is not None:

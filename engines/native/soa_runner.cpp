@@ -12,14 +12,16 @@
 #include <string>
 #include <vector>
 
-#include "artifact.h"
+#include "opening.h"
+#include "row_program.h"
 #include "threads.h"
+#include "torch_code.h"
 
 using soa_runner::Artifact;
+using soa_runner::Bound;
 using soa_runner::fail;
-using soa_runner::kDtypes;
 using soa_runner::Memory;
-using soa_runner::Tensor;
+using soa_runner::Tiling;
 
 struct soa_model_state;
 
@@ -47,7 +49,6 @@ struct soa_model_state {
   const int threads;
   std::shared_mutex guard;           // shared while running, exclusive to close
   std::atomic<int> refusal{SOA_OK};  // SOA_CLOSED, SOA_FORKED: what every call gets
-  std::mutex turn;                   // of an artifact that runs one at a time
 
   soa_model_state(std::unique_ptr<Artifact> opened_artifact, int openmp_threads)
       : artifact(std::move(opened_artifact)), threads(openmp_threads) {
@@ -77,7 +78,7 @@ struct soa_model_state {
   // OpenMP's threads do not come through a fork, and a run of several would wait for them.
   void require_threads() const {
     if (threads == 1 || !came_through_fork) return;
-    const int wanted = threads == 0 && artifact->get_threads != nullptr ? artifact->get_threads() : threads;
+    const int wanted = artifact->openmp_threads(threads);
     if (wanted > 1) {
       fail(SOA_FORKED,
            "OpenMP's threads do not come through a fork, and a run of %d would wait for them: use 1 thread "
@@ -93,24 +94,10 @@ struct soa_model {
 
 struct soa_call {
   std::shared_ptr<soa_model_state> model;
-  std::vector<Memory> memory;     // of each argument
-  std::vector<Tensor> arguments;  // ours, over the caller's memory
-  std::vector<Tensor> stolen;     // scratch: the handles a run takes over
-  std::string kinds;  // of the arguments, where it runs in tiles; see soa_call_tile
-  int64_t tile = 0;
-  int tile_threads = 1;
+  std::vector<Memory> memory;  // of each argument
+  std::unique_ptr<Bound> bound;
+  Tiling tiling;
   std::atomic<bool> busy{false};
-
-  int64_t rows() const {
-    const size_t first = kinds.find_first_of("nc");
-    return first == std::string::npos ? 0 : memory[first].sizes[0];
-  }
-
-  ~soa_call() {
-    for (Tensor tensor : arguments) {
-      if (tensor != nullptr) model->artifact->delete_tensor(tensor);
-    }
-  }
 };
 
 namespace {
@@ -167,73 +154,6 @@ class Use {
   soa_call &call_;
 };
 
-// One run of the artifact on handles that it takes over.
-void run_artifact(soa_call &call, std::vector<Tensor> &handles, void *stream) {
-  soa_model_state &model = *call.model;
-  const Artifact &artifact = *model.artifact;
-  const soa_runner::ThreadCount count(artifact, call.tile > 0 ? 1 : model.threads);  // threads share the tiles
-  std::unique_lock<std::mutex> turn(model.turn, std::defer_lock);
-  if (artifact.single) turn.lock();
-  if (artifact.run(artifact.container, handles.data(), handles.size(), nullptr, 0, stream, nullptr) != 0) {
-    fail(SOA_RUN_FAILED, "the artifact failed while running (see stderr)");
-  }
-}
-
-// Fill `handles` by `make(i)`; all of them or, where one fails, none.
-template <typename Make>
-void make_handles(const Artifact &artifact, std::vector<Tensor> &handles, const Make &make) {
-  size_t made = 0;
-  try {
-    for (; made < handles.size(); ++made) handles[made] = make(made);
-  } catch (...) {
-    while (made > 0) artifact.delete_tensor(handles[--made]);
-    throw;
-  }
-}
-
-// A run takes its handles over; a second handle of the same tensor costs a reference count.
-Tensor second_handle(const soa_call &call, size_t i) {
-  Tensor made = nullptr;
-  if (call.model->artifact->new_handle(call.arguments[i], &made) != 0) {
-    fail(SOA_RUN_FAILED, "argument %zu: no tensor handle", i);
-  }
-  return made;
-}
-
-// All rows, a tile at a time, on up to call.tile_threads threads. The cuts depend on n alone.
-void run_tiles(soa_call &call, int64_t n, void *stream) {
-  const Artifact &artifact = *call.model->artifact;
-  std::atomic<int64_t> next{0};
-  std::mutex first;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    std::vector<Tensor> handles(call.arguments.size());
-    while (true) {
-      const int64_t begin = next.fetch_add(call.tile);
-      if (begin >= n) return;
-      try {
-        make_handles(artifact, handles, [&](size_t i) {
-          const char kind = call.kinds[i];
-          if (kind == '-') return second_handle(call, i);
-          Memory part = call.memory[i];
-          if (kind != 'm') part.sizes[0] = std::min(call.tile, n - begin);
-          if (kind != 'n') part.data += static_cast<uint64_t>(begin) * kDtypes[part.type].bytes;
-          return make_tensor(artifact, part, i);
-        });
-        run_artifact(call, handles, stream);
-      } catch (...) {
-        std::lock_guard<std::mutex> lock(first);
-        if (failure == nullptr) failure = std::current_exception();
-        next.store(n);
-      }
-    }
-  };
-  const int64_t tiles = (n + call.tile - 1) / call.tile;
-  const auto threads = static_cast<int>(std::min<int64_t>(call.tile_threads, tiles));
-  soa_runner::WorkerPool::instance().run(threads - 1, work);
-  if (failure != nullptr) std::rethrow_exception(failure);
-}
-
 void run_call(soa_call *call, void *stream) {
   if (call == nullptr) fail(SOA_BAD_ARGUMENT, "no call");
   soa_model_state &model = *call->model;
@@ -243,10 +163,7 @@ void run_call(soa_call *call, void *stream) {
   model.require_usable();
   std::shared_lock<std::shared_mutex> open(model.guard);
   model.require_usable();
-  const int64_t n = call->tile > 0 ? call->rows() : -1;
-  if (n >= 2 * call->tile) return run_tiles(*call, n, stream);
-  make_handles(*model.artifact, call->stolen, [&](size_t i) { return second_handle(*call, i); });
-  run_artifact(*call, call->stolen, stream);
+  call->bound->run(call->tiling, model.threads, stream);
 }
 
 }  // namespace
@@ -259,7 +176,11 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     if (library == nullptr || device == nullptr || model == nullptr || instances < 0 || threads < 0) {
       fail(SOA_BAD_ARGUMENT, "a library, a device and a count of instances are needed");
     }
-    auto artifact = std::make_unique<Artifact>(library, device, folder, instances);
+    void *handle = soa_runner::open_library(library, device, folder);
+    std::unique_ptr<Artifact> artifact = soa_runner::RowProgram::of(handle, device);
+    if (artifact == nullptr) {
+      artifact = std::make_unique<soa_runner::TorchCode>(handle, library, device, folder, instances);
+    }
     *model = new soa_model{std::make_shared<soa_model_state>(std::move(artifact), threads)};
   });
 }
@@ -285,18 +206,14 @@ int soa_call_create(soa_model *model, const soa_tensor *arguments, size_t count,
       fail(SOA_BAD_ARGUMENT, "a model and arguments are needed");
     }
     model->state->require_usable();
-    const Artifact &artifact = *model->state->artifact;
+    Artifact &artifact = *model->state->artifact;
     if (count != artifact.inputs) {
       fail(SOA_BAD_ARGUMENT, "%zu arguments, the artifact takes %zu", count, artifact.inputs);
     }
     auto made = std::make_unique<soa_call>();
     made->model = model->state;
-    made->arguments.assign(count, nullptr);
-    made->stolen.assign(count, nullptr);
-    for (size_t i = 0; i < count; ++i) {
-      made->memory.push_back(soa_runner::checked(arguments[i], i));
-      made->arguments[i] = make_tensor(artifact, made->memory[i], i);
-    }
+    for (size_t i = 0; i < count; ++i) made->memory.push_back(soa_runner::checked(arguments[i], i));
+    made->bound = artifact.bind(made->memory);
     *call = made.release();
   });
 }
@@ -311,23 +228,16 @@ int soa_call_update(soa_call *call, const size_t *indices, const soa_tensor *arg
     if (call == nullptr || ((indices == nullptr || arguments == nullptr) && count > 0)) {
       fail(SOA_BAD_ARGUMENT, "a call, indices and arguments are needed");
     }
-    const size_t taken = call->arguments.size();
+    const size_t taken = call->memory.size();
     if (count > taken) fail(SOA_BAD_ARGUMENT, "%zu changes, the artifact takes %zu arguments", count, taken);
     for (size_t k = 0; k < count; ++k) {
       if (indices[k] >= taken) fail(SOA_BAD_ARGUMENT, "no argument %zu", indices[k]);
     }
     const Use use(*call);
-    const Artifact &artifact = *call->model->artifact;
-    // All are made before any is put in place: a run never sees half of a change.
     std::vector<Memory> memory;
     for (size_t k = 0; k < count; ++k) memory.push_back(soa_runner::checked(arguments[k], indices[k]));
-    std::vector<Tensor> made(count);
-    make_handles(artifact, made, [&](size_t k) { return make_tensor(artifact, memory[k], indices[k]); });
-    for (size_t k = 0; k < count; ++k) {
-      std::swap(call->arguments[indices[k]], made[k]);
-      call->memory[indices[k]] = memory[k];
-      artifact.delete_tensor(made[k]);
-    }
+    call->bound->replace({indices, indices + count}, memory);
+    for (size_t k = 0; k < count; ++k) call->memory[indices[k]] = memory[k];
   });
 }
 
@@ -345,9 +255,7 @@ int soa_call_tile(soa_call *call, const char *kinds, int64_t rows, int32_t threa
       }
     }
     const Use use(*call);
-    call->kinds = kinds;
-    call->tile = rows;
-    call->tile_threads = threads;
+    call->tiling = {kinds, rows, threads};
   });
 }
 

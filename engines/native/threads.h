@@ -1,20 +1,20 @@
-// How many threads a run takes, and the worker threads behind soa_run_many and tiles.
+// The worker threads behind soa_run_many, tiles and row blocks.
 #ifndef SOA_THREADS_H
 #define SOA_THREADS_H
 
 #include <pthread.h>
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
-
-#include "artifact.h"
 
 namespace soa_runner {
 
@@ -102,32 +102,30 @@ class WorkerPool {
   uint64_t job_ = 0;
 };
 
-// torch's kernels take the thread counts of the calling thread, OpenMP's and MKL's own, and their
-// last bits depend on them. This sets both for one run and puts them back.
-class ThreadCount {
- public:
-  ThreadCount(const Artifact &artifact, int threads) : artifact_(artifact), threads_(threads) {
-    if (threads_ == 0 || artifact_.get_threads == nullptr || artifact_.set_threads == nullptr) return;
-    static thread_local bool settled = false;
-    if (!settled && artifact_.get_torch_threads != nullptr) {
-      artifact_.get_torch_threads();  // torch sets a new thread's count when first asked: let it, now
-      settled = true;
+// Call `work(begin, end)` for pieces of `size` rows of n, on up to `threads` threads, the caller's among them.
+// The first thing that is thrown is thrown here, when all have ended.
+template <typename Work>
+void in_pieces(int64_t n, int64_t size, int threads, const Work &work) {
+  std::atomic<int64_t> next{0};
+  std::mutex first;
+  std::exception_ptr failure;
+  const auto some = [&] {
+    while (true) {
+      const int64_t begin = next.fetch_add(size);
+      if (begin >= n) return;
+      try {
+        work(begin, std::min(begin + size, n));
+      } catch (...) {
+        std::lock_guard<std::mutex> lock(first);
+        if (failure == nullptr) failure = std::current_exception();
+        next.store(n);
+      }
     }
-    before_ = artifact_.get_threads();
-    if (before_ != threads_) artifact_.set_threads(threads_);
-    if (artifact_.set_mkl_threads != nullptr) mkl_before_ = artifact_.set_mkl_threads(threads_);
-  }
-  ~ThreadCount() {
-    if (before_ == 0) return;
-    if (before_ != threads_) artifact_.set_threads(before_);
-    if (artifact_.set_mkl_threads != nullptr) artifact_.set_mkl_threads(mkl_before_);
-  }
-
- private:
-  const Artifact &artifact_;
-  const int threads_;
-  int before_ = 0, mkl_before_ = 0;
-};
+  };
+  const int64_t pieces = (n + size - 1) / size;
+  WorkerPool::instance().run(static_cast<int>(std::min<int64_t>(threads, pieces)) - 1, some);
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
 
 }  // namespace soa_runner
 

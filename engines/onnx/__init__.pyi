@@ -1,3 +1,4 @@
+from .apart import answers_apart as answers_apart
 from .engine import open_session as open_session
 from .program import OUTPUTS as OUTPUTS
 from .program import OnnxProgram as OnnxProgram

@@ -3,6 +3,7 @@ from .columns import FileColumn as FileColumn
 from .columns import column_of as column_of
 from .dask_cluster import on_dask as on_dask
 from .labelled import Labelled as Labelled
+from .plan import About as About
 from .plan import Execute as Execute
 from .plan import Input as Input
 from .plan import Job as Job

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,16 @@ class FileColumn:
         return len(self.values) if self.offsets is None else len(self.offsets) - 1
 
     @property
+    def vectors(self) -> FileColumn:
+        """The same, with lists of one length as vectors; itself where there are none."""
+        if self.offsets is None or not self.rows:
+            return self
+        counts = np.diff(self.offsets)
+        if counts[0] == 0 or (counts != counts[0]).any():
+            return self
+        return FileColumn(self.name, self.values.reshape(self.rows, counts[0]))
+
+    @property
     def cut(self) -> bytes | None:
         """The same for columns whose items belong to rows alike; None where they are no items."""
         return None if self.offsets is None else self.offsets.tobytes()
@@ -37,12 +48,29 @@ def _library(given: Any) -> str:
 
 
 def is_jagged(given: Any) -> bool:
-    """Whether a row is a list of any length. Sources give those as Awkward's."""
+    """Whether a row is a list of any length."""
+    if _library(given) == "pyarrow":
+        import pyarrow as pa
+
+        return bool(pa.types.is_list(given.type) or pa.types.is_large_list(given.type))
     return _library(given) == "awkward" and "var" in str(given.type.content)
 
 
-def column_of(name: str, given: Any) -> FileColumn:
-    """What a library read; ValueError for what is no column of numbers."""
+def counts_of(given: Any) -> Array:
+    """How many items each row of a jagged column has."""
+    if _library(given) == "pyarrow":
+        found: Array = given.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        return found
+    import awkward as ak
+
+    return np.asarray(ak.num(given, axis=1))
+
+
+def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
+    """What a library read; ValueError for what is no column of numbers.
+
+    `missing`: a null of floating-point numbers is NaN.
+    """
     offsets = None
     if not isinstance(given, np.ndarray):
         import awkward as ak
@@ -51,32 +79,64 @@ def column_of(name: str, given: Any) -> FileColumn:
         kind = str(given.type.content)
         if "string" in kind or "bytes" in kind or "{" in kind or "union" in kind:
             raise ValueError(f"is {kind}: a column has numbers; leave it out")
+        given = _filled(given) if missing else given
         nulls = sum(int(ak.sum(ak.is_none(given, i), axis=None)) for i in range(given.ndim))
         if nulls:
-            raise ValueError(f"has {nulls} nulls: fill them in the file (ak.fill_none)")
-        if "var" in kind:
+            how = "fill them in the file (ak.fill_none)"
+            if missing and "float" not in str(given.type.content):
+                how = "cast it to floating point, where a null is NaN"
+            raise ValueError(f"has {nulls} nulls: {how}")
+        if "var" in kind and given.ndim == 2:
             counts = np.ma.getdata(ak.to_numpy(ak.num(given, axis=1)))
             given, offsets = ak.flatten(given, axis=1), np.append(0, np.cumsum(counts))
+        elif "var" in kind:
+            given = _regular(given)
         given = np.ma.getdata(ak.to_numpy(given))
     if given.dtype.name not in DTYPES:
         kind = "text" if given.dtype.kind in "SUO" else given.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
-    if given.ndim not in ((1, 2, 3) if offsets is None else (1,)):
+    if given.ndim not in (1, 2, 3):
         raise ValueError(
             f"has the shape {list(given.shape)}: a row is a number, a vector, a matrix"
         )
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
 
 
+def _filled(given: Any) -> Any:
+    """Awkward's array with NaN for each floating-point number that is null, in its own dtype."""
+    import awkward as ak
+
+    def fill(layout: Any, **_: Any) -> Any:
+        if layout.is_option and layout.content.is_numpy and layout.content.dtype.kind == "f":
+            return ak.fill_none(layout, layout.content.dtype.type(np.nan), highlevel=False)
+        return None
+
+    return ak.transform(fill, given)
+
+
+def _regular(lists: Any) -> Any:
+    """Lists of lists as matrices; ValueError where their lengths differ."""
+    import awkward as ak
+
+    try:
+        return ak.to_regular(lists, axis=None)
+    except ValueError as error:
+        raise ValueError(
+            f"is {lists.type.content}, lists of lists whose lengths differ: a row is a number, a "
+            "vector, a matrix, or one list of numbers; leave it out"
+        ) from error
+
+
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
-    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows.
+    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows, values for a
+    dictionary, as an Arrow file has one for all of its batches.
 
     `offsets`: those of jagged rows, whose items `given` then has. ValueError where Arrow has none.
     """
     import pyarrow as pa
 
     if isinstance(given, pa.Array):
-        return given
+        return given.dictionary_decode() if pa.types.is_dictionary(given.type) else given
     if not isinstance(given, np.ndarray):
         import awkward as ak
 
@@ -97,21 +157,80 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), array)
 
 
-def shape_of(kind: Any) -> tuple[Any, tuple[int, ...]]:
-    """The type of an Arrow column's values, and the shape of a row."""
+def field_of(array: Any, name: str) -> Any:
+    """Of an Arrow array of structs, or of lists of structs, the values of a field; null where the
+    struct is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_struct(array.type):
+        return pc.struct_field(array, name)
+    values = pc.struct_field(array.values, name)
+    kind = pa.list_ if pa.types.is_list(array.type) else pa.large_list
+    lists = kind(values.type), len(array), array.buffers()[:2], array.null_count, array.offset
+    return pa.Array.from_buffers(*lists, [values])
+
+
+def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
+    """The nulls of an Arrow array, at the first depth that has some; `among`: of which types."""
     import pyarrow as pa
 
-    shape: tuple[int, ...] = ()
-    while pa.types.is_fixed_size_list(kind):
-        shape, kind = (*shape, kind.list_size), kind.value_type
-    return kind, shape
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.null_count and among(array.type):
+        return int(array.null_count)
+    inner = []
+    if pa.types.is_struct(array.type):
+        inner = array.flatten()
+    elif pa.types.is_map(array.type):
+        inner = [array.keys, array.items]
+    elif hasattr(array, "flatten"):
+        inner = [array.flatten()]  # of the lists that are there
+    return sum(nulls_in(each, among) for each in inner)
+
+
+def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """The type of what is in lists, and how many are in each, from outside; None: any number."""
+    import pyarrow as pa
+
+    levels: tuple[int | None, ...] = ()
+    while True:
+        if pa.types.is_fixed_size_list(kind):
+            levels = (*levels, kind.list_size)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            levels = (*levels, None)
+        else:
+            return kind, levels
+        kind = kind.value_type
 
 
 def as_numpy(array: Any) -> Array:
     """Values `(n, *shape)` of a flat Arrow column without nulls; text as objects."""
-    _, shape = shape_of(array.type)
+    _, shape = levels_of(array.type)
     count = len(array)
     for _ in shape:
         array = array.flatten()
     values: Array = array.to_numpy(zero_copy_only=False)
     return values.reshape(count, *shape)
+
+
+def as_awkward(array: Any) -> Any:
+    """An Arrow column of lists, numbers and text without nulls, as Awkward's, without options."""
+    import awkward as ak
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        return ak.contents.RegularArray(as_awkward(array.flatten()), kind.list_size, len(array))
+    if is_jagged(array):
+        ends = np.append(0, np.cumsum(array.value_lengths().to_numpy(zero_copy_only=False)))
+        offsets = ak.index.Index64(ends.astype(np.int64))
+        return ak.contents.ListOffsetArray(offsets, as_awkward(array.flatten()))
+    if is_text(kind):
+        return ak.to_layout(ak.drop_none(ak.from_arrow(array.cast(pa.large_string()))))
+    return ak.contents.NumpyArray(as_numpy(array))
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a type of Arrow is one of strings."""
+    return str(kind) in ("string", "large_string", "string_view")

@@ -46,7 +46,7 @@ class Labelled:
     def metrics(self) -> list[Metric]:
         def made(name: str) -> Metric:
             one = self.asked.functions[name]
-            function, label = self.code.get(name, one.function), one.label or self.asked.label
+            function, label = self.code.get(name, one.function), self.asked.label_of(name)
             point = {"background": one.background, "threshold": one.threshold}
             given = {k: v for k, v in point.items() if function == "efficiency" and v is not None}
             kwargs = {**given, **one.kwargs}
@@ -64,11 +64,14 @@ class Labelled:
             for metric in self.metrics():
                 metric.check(_column(source, metric.label))
 
-    def values(self, session: Session, columns: Mapping[str, str]) -> dict[str, tuple[float, str]]:
-        """Each metric of a session's outputs; NaN, and why. Raises as `check` does."""
+    def values(
+        self, session: Session, columns: Mapping[str, str], missing: bool = False
+    ) -> dict[str, tuple[float, str]]:
+        """Each metric of a session's outputs; NaN, and why. `missing`: as a plan's. Raises as
+        `check` does."""
         found: dict[str, tuple[float, str]] = {}
         with self._opened() as source:
-            outputs = _outputs(session, source, columns)
+            outputs = _outputs(session, source, columns, missing)
             for metric in self.metrics():
                 try:
                     if metric.output not in outputs:
@@ -85,7 +88,7 @@ class Labelled:
     def keep(self, folder: Path) -> LabelledData:
         """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
         with self._opened() as source:
-            rows = source.edges([self.asked.label])[-1]
+            rows = source.edges([metric.label for metric in self.metrics()])[-1]
         folder.mkdir()
         data = f"data{self.path.suffix}"
         shutil.copyfile(self.path, folder / data)
@@ -137,7 +140,7 @@ def _said(source: Source, name: str) -> Iterator[None]:
 
 
 def _outputs(
-    session: Session, source: Source, columns: Mapping[str, str]
+    session: Session, source: Source, columns: Mapping[str, str], missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """On all rows: by column (`collection/column` where several blocks have one of the name)
     `(rows,)`, by block `(rows, columns)`; of one column `(rows,)`."""
@@ -145,7 +148,8 @@ def _outputs(
     every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
     keys = {f"{collection}/{name}": name for collection, name in every}
     read = model_columns(signature, source, columns)
-    scorer = Scorer(session, Plan(cast(Any, None), read, keys, (), _BATCH))  # it has its session
+    plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer has its session
+    scorer = Scorer(session, plan)
     names = list(dict.fromkeys(read.values()))
     parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in reading(source.path, source.batches(names, 0, source.edges(names)[-1], _BATCH)):

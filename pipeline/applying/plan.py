@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from registry.mlflow import Promotion
 from runtime.loader import Reopening
 
 
@@ -42,6 +43,8 @@ class Plan:
     """Columns of the files that go into the outputs as they are."""
     batch: int
     """Rows that are in memory at a time."""
+    missing: bool = False
+    """Whether a null of floating-point numbers is NaN, as for boosted trees."""
 
     @property
     def names(self) -> list[str]:
@@ -88,7 +91,9 @@ class Job:
     outputs: tuple[Output, ...]
     folder: str
     about: Mapping[str, Any]
-    """Of the version, for those who ask an output later."""
+    """Of the version, the first fields of `About`."""
+    counters: Mapping[str, str]
+    """Of jagged columns of the outputs, what a TTree calls the number of items of a row."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -111,6 +116,33 @@ class Scored:
     def __add__(self, other: Scored) -> Scored:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Scored(*(one + two for one, two in pairs))
+
+
+@dataclass(frozen=True)
+class About:
+    """What an output says of what made it."""
+
+    model: str
+    version: int | None
+    """None: it was a folder, and `registry` is None too."""
+    registry: str | None
+    mode: str
+    promotion: Promotion | None
+    digest: str
+    """Of the version's bundle."""
+    targets: tuple[str, ...]
+    engines: tuple[str, ...]
+    hosts: tuple[str, ...]
+    software: str
+    created: str
+    by: str
+    rows: int
+    columns: Mapping[str, str]
+    outputs: Mapping[str, str]
+    keep: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    job: str
+    """The key of the job."""
 
 
 def _digest(of: list[Any]) -> str:

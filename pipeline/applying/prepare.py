@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import stat
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.applying.outputs import WRITERS
+from pipeline.applying.columns import Array, counts_of, is_jagged
+from pipeline.applying.outputs import WRITERS, Rows, require_held
 from pipeline.applying.plan import Input, Job, Output, Piece, Plan
 from pipeline.applying.score import Scorer, row_dimension
 from pipeline.applying.sources import Source, open_source
@@ -67,9 +69,9 @@ def prepare(
             cuts.append(list(_cuts(edges, plan.batch, source.seeks)))
             rows = edges[-1], now.st_size, now.st_mtime_ns
             files.append(Input(str(path), source.tree, source.ntuple, *rows))
-    _try(plan, opened, files)
     outputs, folder = _outputs(plan.key(), out.absolute(), suffix, files, cuts)
-    return Job(plan, outputs, str(folder), _about(opened))
+    counters = _try(plan, opened, files, outputs)
+    return Job(plan, outputs, str(folder), _about(opened), counters)
 
 
 def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequence[str]) -> Plan:
@@ -94,6 +96,7 @@ def _plan(opened: Opened, source: Source, columns: Mapping[str, str], keep: Sequ
         _written(opened.signature, kept),
         tuple(dict.fromkeys(kept)),
         _batch(opened.signature, len(kept)),
+        BuiltFrom(opened.bundle.manifest).missing,
     )
 
 
@@ -173,42 +176,83 @@ def _cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
             yield last
 
 
-def _try(plan: Plan, opened: Opened, files: Sequence[Input]) -> None:
-    """Run the first rows whole and in two parts: a model whose rows see each other is refused.
+def _try(
+    plan: Plan, opened: Opened, files: Sequence[Input], outputs: Sequence[Output]
+) -> dict[str, str]:
+    """Run the first rows whole and in two parts: a model whose rows see each other is refused, and
+    so is what the formats of the outputs do not hold. Returns a job's `counters`.
 
     That is a trial, not a proof: docs/apply.md.
     """
-    some = next((each for each in files if each.rows), None)
-    if some is None:
-        return
+    some = next((each for each in files if each.rows), files[0])
     model, path = Scorer(plan.session(), plan), Path(some.path)
     with open_source(path, some.tree) as source:
         batch = source.head(plan.names, min(_TRIED, plan.batch))
-    try:
-        model.table(batch, {"model": 0.0, "encoding": 0.0})
         n = len(next(iter(batch.values())))
-        whole, offsets = model.answers(batch)
-        cut = [0, n // 3, n]
-        parts = [
-            model.answers({name: each[low:high] for name, each in batch.items()})[0]
-            for low, high in pairwise(cut)
-        ]
-    except (CollectionError, BindError, ValueError) as error:
-        raise DataError(f"{path}: {error}") from error
+        try:
+            table = model.table(batch, {"model": 0.0, "encoding": 0.0})
+            whole, offsets = model.answers(batch)
+            cut = [0, n // 3, n]
+            parts = [
+                model.answers({name: each[low:high] for name, each in batch.items()})[0]
+                for low, high in pairwise(cut)
+            ]
+        except (CollectionError, BindError, ValueError) as error:
+            raise DataError(f"{path}, rows 0 to {n}: {error}") from error
+        counters = _counters(plan, source, batch, offsets is not None)
     at = cut if offsets is None else offsets[cut].tolist()
+    _require_alone(opened, whole, zip(parts, pairwise(at), strict=True))
+    first = {(Path(each.path).suffix, each.pieces[0].input.ntuple): each for each in outputs[::-1]}
+    for each in first.values():
+        given = each.pieces[0].input
+        tree = given.tree or "Events", given.ntuple
+        rows = Rows(table.schema, n, lambda: [table], lambda: "{}", *tree, counters)
+        require_held(Path(each.path), rows)
+    return counters
+
+
+def _require_alone(
+    opened: Opened,
+    whole: Mapping[str, Array],
+    parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
+) -> None:
+    """ApplyError where the answers of rows are others with fewer rows beside them."""
     limits = opened.bundle.manifest.tolerances
-    for bound in opened.signature.outputs:
-        for column in bound.block.columns:
-            key, limit = f"{bound.block.collection}/{column}", limits[bound.name]
-            for part, (low, high) in zip(parts, pairwise(at), strict=True):
-                known = whole[key][low:high]
-                agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
-                if np.count_nonzero(~agree) > limit.max_outside * agree.size:
-                    raise ApplyError(
-                        f"{opened.label}: {column!r} of a row is another where other rows are "
-                        "beside it, and files are cut anywhere: bind such events one by one "
-                        "(docs/runtime.md)"
-                    )
+    columns = [
+        (b, f"{b.block.collection}/{n}") for b in opened.signature.outputs for n in b.block.columns
+    ]
+    for part, (low, high) in parts:
+        for bound, key in columns:
+            limit, known = limits[bound.name], whole[key][low:high]
+            agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
+            if np.count_nonzero(~agree) > limit.max_outside * agree.size:
+                raise ApplyError(
+                    f"{opened.label}: {key.partition('/')[2]!r} of a row is another where other "
+                    "rows are beside it, and files are cut anywhere: bind such events one by one "
+                    "(docs/runtime.md)"
+                )
+
+
+def _counters(
+    plan: Plan, source: Source, batch: Mapping[str, Any], jagged_answers: bool
+) -> dict[str, str]:
+    """Of the jagged columns of the outputs, the branch of a TTree that counts the items of a row:
+    one for all that have the same items, as NanoAOD has it, if these rows do not tell otherwise."""
+    counts = {name: counts_of(each) for name, each in batch.items() if is_jagged(each)}
+    named = {name: source.counter(name) for name in counts}
+    found: dict[str, str] = {}
+    if jagged_answers:  # which have the items of what the model reads
+        said = filter(None, (named[name] for name in plan.columns.values()))
+        items = next(said, "n" + next(iter(plan.columns)).partition("/")[0])
+        named |= dict.fromkeys(plan.columns.values(), items)
+        found |= dict.fromkeys(plan.outputs.values(), items)
+    first: dict[str, Any] = {}
+    for name, counter in named.items():
+        if counter is not None:
+            known = first.setdefault(counter, batch.get(counter, counts[name]))
+            if np.array_equal(known, counts[name]):
+                found[name] = counter
+    return found
 
 
 def _outputs(
@@ -218,13 +262,14 @@ def _outputs(
     one = out.suffix in WRITERS and not out.is_dir()
     if not one and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
-    folder = out.parent / f".{out.name}{FOLDER}" if one else out / FOLDER
+    folder = folder_of(out) if one else out / FOLDER
     found: dict[Path, list[Piece]] = {}
     for i, (given, edges) in enumerate(zip(files, cuts, strict=True)):
         name = Path(given.path)
         path = out if one else out / f"{name.stem}{suffix or name.suffix}"
         if path in found and not one:
             raise ApplyError(f"two files would become {path}: give one of them another name")
+        _require_place(path)
         if path.resolve() == name.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # What a worker writes late for a job that was begun anew since has another name.
@@ -236,8 +281,29 @@ def _outputs(
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in found.items()), folder
 
 
+def folder_of(out: Path) -> Path:
+    """Where the parts of a job are that writes one file."""
+    name = f".{out.name}{FOLDER}"
+    if len(os.fsencode(name)) > 255:  # of the bytes that a name may have
+        name = f".{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}{FOLDER}"
+    return out.parent / name
+
+
+def _require_place(path: Path) -> None:
+    """ApplyError where no file can have this name, before anything is scored."""
+    there = next(each for each in path.parents if each.exists())
+    try:
+        is_folder = stat.S_ISDIR((there / path.name).lstat().st_mode) and there == path.parent
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ApplyError(f"{path} cannot be written: {error.strerror}") from error
+    if is_folder:
+        raise ApplyError(f"{path} is a folder: give the file another name, or --out another place")
+
+
 def _about(opened: Opened) -> dict[str, Any]:
-    """Of the version, for those who ask an output later."""
+    """Of the version, the first fields of `About`."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None
     return {
@@ -245,5 +311,5 @@ def _about(opened: Opened) -> dict[str, Any]:
         "version": opened.number,
         "registry": None if version is None else opened.opening.store().shown,
         "mode": opened.opening.mode,
-        "promotion": None if promotion is None else asdict(promotion),
+        "promotion": promotion,
     }

@@ -21,18 +21,19 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
+from engines.errors import first_line
 from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
-from pipeline.applying.prepare import prepare
+from pipeline.applying.plan import About, Execute, Job, Output, Piece, Plan, Scored
+from pipeline.applying.prepare import FOLDER, folder_of, prepare
 from pipeline.applying.score import score
 from pipeline.applying.sources import ABOUT, open_source
-from pipeline.errors import ApplyError, DataError
+from pipeline.errors import ApplyError, DataError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
-from soa.files import as_record, parse_json, read_plain, write_whole
+from soa.files import as_data, as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
 
 Progress = Callable[[int, int], object]
@@ -45,6 +46,8 @@ class Report:
     """What a job did. `found`: of the rows those that an earlier run had scored."""
 
     outputs: tuple[str, ...]
+    written: tuple[str, ...]
+    """Those of the outputs that were not there, whole, before."""
     rows: int
     found: int
     start: float
@@ -129,23 +132,30 @@ def run(
     if left or folder.exists():
         with _alone(folder):
             _begin(job, key, left)
-            missing = parts.missing()
-            # A generator's end stops what is still being scored.
-            with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
-                for output in left:
-                    write(Path(output.path), parts.rows(output, key), folder)
-                    for piece in output.pieces:
-                        Path(piece.part).unlink()
-    paths = tuple(output.path for output in job.outputs)
+            for output in left:
+                _require_nobody(Path(output.path), folder)
+            try:
+                missing = parts.missing()
+                # A generator's end stops what is still being scored.
+                with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
+                    for output in left:
+                        write(Path(output.path), parts.rows(output, key), folder, over=force)
+                        for piece in output.pieces:
+                            Path(piece.part).unlink()
+            except FormatError:  # the same job would end so again: its parts would be in the way
+                for part in folder.glob("*.arrow"):
+                    part.unlink()
+                raise
+    paths, written = (tuple(output.path for output in each) for each in (job.outputs, left))
     rows = sum(output.rows for output in job.outputs)
-    spent = parts.spent
-    return Report(paths, rows, rows - spent.rows, start, time.perf_counter() - begun, spent)
+    spent, seconds = parts.spent, time.perf_counter() - begun
+    return Report(paths, written, rows, rows - spent.rows, start, seconds, spent)
 
 
 def _maker(path: str) -> str | None:
     """The key of the job that wrote an output; None where there is none, or it is none."""
     try:
-        return str(read_about(Path(path))["job"])
+        return read_about(Path(path)).job
     except SoaPipelineError:
         return None
 
@@ -159,9 +169,7 @@ def _alone(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise ApplyError(
-            f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"
-        ) from None
+        raise _another(folder) from None
     try:
         yield
     finally:
@@ -171,6 +179,29 @@ def _alone(folder: Path) -> Iterator[None]:
                 with contextlib.suppress(OSError):  # there is an output in it
                     folder.parent.rmdir()
         lock.release()
+
+
+def _another(folder: Path) -> ApplyError:
+    return ApplyError(
+        f"another job is writing there ({folder}): wait for it, or write elsewhere, --out"
+    )
+
+
+def _require_nobody(path: Path, own: Path) -> None:
+    """ApplyError while another job writes this file, as one of a folder's or by its own name.
+
+    Both say in their folders what they write before they look here, so one of them sees the other.
+    """
+    for folder in {folder_of(path), path.parent / FOLDER} - {own}:
+        try:
+            written = as_record(dict[str, Any], parse_json(read_plain(folder / _RECORD)))["outputs"]
+            if path.name in written:
+                with FileLock(folder / _LOCK).acquire(timeout=0):
+                    pass  # that job was cut short
+        except Timeout:
+            raise _another(folder) from None
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
 
 
 def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
@@ -192,7 +223,8 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
                 f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
                 f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
             )
-    write_whole(path, json.dumps(said, indent=1))
+    names = [Path(output.path).name for output in job.outputs]
+    write_whole(path, json.dumps({**said, "outputs": names}, indent=1))
     needed = {piece.part for output in left for piece in output.pieces}
     for file in Path(job.folder).iterdir():
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):
@@ -206,20 +238,22 @@ class _Parts:
         self._job, self._progress = job, progress
         self._wanted = [piece for output in left for piece in output.pieces]
         self._there: set[str] = set()
+        self._rows = self._done = sum(output.rows for output in job.outputs)
         self.results: Iterator[tuple[Piece, Scored]] = iter(())
         self.spent = Scored(0, 0.0, 0.0, 0.0)
 
     def missing(self) -> list[Piece]:
         """Those that have to be scored: of a job that goes on, not those that are whole."""
         self._there = {piece.part for piece in self._wanted if _is_whole(piece)}
-        self._tell()
-        return [piece for piece in self._wanted if piece.part not in self._there]
+        missing = [piece for piece in self._wanted if piece.part not in self._there]
+        self._tell(-sum(piece.rows for piece in missing))
+        return missing
 
-    def _tell(self) -> None:
+    def _tell(self, rows: int) -> None:
+        """So many more rows are done."""
+        self._done += rows
         if self._progress is not None:
-            all_rows = sum(output.rows for output in self._job.outputs)
-            left = sum(p.rows for p in self._wanted if p.part not in self._there)
-            self._progress(all_rows - left, all_rows)
+            self._progress(self._done, self._rows)
 
     def _table(self, piece: Piece) -> Any:
         """Once it is there: its memory is the part's, mapped."""
@@ -229,7 +263,7 @@ class _Parts:
             other, scored = next(self.results)
             self._there.add(other.part)
             self.spent += scored
-            self._tell()
+            self._tell(other.rows)
         table = pa.ipc.open_file(pa.memory_map(piece.part)).read_all()
         if len(table) != piece.rows:
             raise ApplyError(f"{piece.part} has {len(table)} rows, not {piece.rows}: run again")
@@ -248,7 +282,7 @@ class _Parts:
                 for name, found in made.items():
                     found[notes[name]] = None
                 if not table.schema.equals(schema):
-                    raise DataError(
+                    raise FormatError(
                         f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
                         f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
                     )
@@ -259,24 +293,27 @@ class _Parts:
                 for _ in tables():  # for a format that begins with it
                     pass
             plan = self._job.plan
-            said = {
+            said = About(
                 **self._job.about,
-                "digest": plan.session.digest,
-                **{f"{name}s": [*found] for name, found in made.items()},
-                "software": f"soa-pipeline {installed('soa-pipeline')}",
-                "created": now(),
-                "by": user_at_host(),
-                "rows": output.rows,
-                "columns": dict(plan.columns),
-                "outputs": dict(plan.outputs),
-                "keep": [*plan.keep],
-                "inputs": [asdict(piece.input) for piece in output.pieces if not piece.start],
-                "job": key,
-            }
-            return json.dumps(said)
+                digest=plan.session.digest,
+                targets=tuple(made["target"]),
+                engines=tuple(made["engine"]),
+                hosts=tuple(made["host"]),
+                software=f"soa-pipeline {installed('soa-pipeline')}",
+                created=now(),
+                by=user_at_host(),
+                rows=output.rows,
+                columns=plan.columns,
+                outputs=plan.outputs,
+                keep=plan.keep,
+                inputs=tuple(piece.input for piece in output.pieces if not piece.start),
+                job=key,
+            )
+            return json.dumps(as_data(said))
 
         some = output.pieces[0].input
-        return Rows(schema, output.rows, tables, about, some.tree or "Events", some.ntuple)
+        tree = some.tree or "Events", some.ntuple
+        return Rows(schema, output.rows, tables, about, *tree, self._job.counters)
 
 
 def _kinds(schema: Any) -> str:
@@ -296,16 +333,18 @@ def _is_whole(piece: Piece) -> bool:
         return False
 
 
-def read_about(path: Path) -> dict[str, Any]:
+def read_about(path: Path) -> About:
     """What an output says of what made it. DataError for a file that is none of ours."""
-    with open_source(path) as source:
-        text = source.about()
     try:
-        if text is None:
+        with open_source(path) as source:
+            text = source.about()
+        if not isinstance(text, str):
             raise ValueError("`pipeline apply` did not write it")
-        about = as_record(dict[str, Any], parse_json(text))
-        if "job" not in about:
+        said = as_record(dict[str, Any], parse_json(text))
+        if said.keys() == {"target", "engine", "host"}:
             raise ValueError("it is a part of a job that is not done: run that again")
-        return about
-    except ValueError as error:
-        raise DataError(f"{path} does not say what made it: {error}") from error
+        return as_record(About, said)
+    except SoaPipelineError:
+        raise
+    except Exception as error:  # whatever a library makes of what others wrote there
+        raise DataError(f"{path} does not say what made it: {first_line(error)}") from error

@@ -19,7 +19,7 @@ from pipeline.applying.sources import Source, open_source, reading
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError
 from runtime.session import Session
-from soa.dtypes import numpy_dtype
+from soa.dtypes import is_float, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Layout
 from soa.memory import Collection, as_collection, from_jagged
@@ -164,15 +164,25 @@ class Scorer:
         return found, offsets
 
     def _flat_columns(self, batch: Mapping[str, Any]) -> tuple[dict[str, Collection], Array | None]:
-        """By collection, in place where they can be; where all are jagged, a row for each item."""
+        """By collection, in place where they can be; where all are jagged, a row for each item.
+
+        Lists that are a member's vectors are no such items.
+        """
         every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
-        lists = [name for name, values in every.items() if is_jagged(values)]
+        vectors = {
+            own
+            for name in self._flat
+            for member, own in self._read[name].items()
+            if self._signature.layouts[name][member].shape
+        }
+        lists = [name for name in every if name not in vectors and is_jagged(every[name])]
         if lists and len(lists) != len(every):
             other = next(name for name in every if name not in lists)
             raise ValueError(
                 f"{lists[0]!r} is jagged, {other!r} is not: the columns of a row are of one kind"
             )
-        cut = [(name, column_of(name, every[name])) for name in lists]
+        missing = self._plan.missing
+        cut = [(name, column_of(name, every[name], missing)) for name in lists]
         for name, column in cut:
             if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
                 raise ValueError(f"{cut[0][0]!r} and {name!r} have not the same items in a row")
@@ -184,6 +194,7 @@ class Scorer:
             found[name] = as_collection(
                 {member.name: every[self._read[name][member.name]] for member in members},
                 Layout(members, storage="columns"),
+                fill={m.name: np.nan for m in members if missing and is_float(m.dtype)},
             )
         return found, cut[0][1].offsets if cut else None
 
@@ -194,8 +205,10 @@ class Scorer:
         found: dict[str, Any] = {}
         for column, file_column in self._read[name].items():
             values = batch[file_column]
-            if not isinstance(values, ak.Array):
+            if not is_jagged(values):
                 values = ak.Array(column_of(file_column, values).values)
+            elif not isinstance(values, ak.Array):
+                values = ak.from_arrow(values)
             found[column] = values
         some = next(iter(found.values()))
         for member in self._signature.layouts[name].columns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import zipfile
 from bisect import bisect_left, bisect_right
@@ -14,9 +15,10 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import Array
+from pipeline.applying.columns import Array, field_of
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
+from soa.files import open_plain
 
 T = TypeVar("T")
 ABOUT = "soa_pipeline"
@@ -28,8 +30,7 @@ _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 class Source:
     """An opened file, for one thread at a time. A context manager; closing it ends its use.
 
-    Columns come as arrays of NumPy, Arrow or Awkward, whichever its library gives; jagged ones
-    always as Awkward's.
+    Columns come as arrays of NumPy, Arrow or Awkward, whichever its library gives.
     """
 
     columns: Sequence[str] = ()
@@ -62,6 +63,13 @@ class Source:
         for name in names:
             if name not in self.columns:
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}")
+
+    def counter(self, name: str) -> str | None:
+        """What the file calls the number of items of a row, as nJet for Jet_pt; by its name, where
+        it has such a column."""
+        ends = [i for i, letter in enumerate(name) if letter in "_."]
+        found = (f"n{name[:end]}" for end in reversed(ends))
+        return next((each for each in found if each in self.columns), None)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         """Rows at which the file is cut, from 0 to their number: row groups, baskets, clusters."""
@@ -102,9 +110,9 @@ def open_source(path: Path, tree: str | None = None) -> Source:
         for name in libraries:
             import_module(name)
     try:
-        with path.open("rb"):
-            found: Source = kind(path, tree) if kind is _Root else kind(path)
-            return found
+        os.close(open_plain(path, links=True))
+        found: Source = kind(path, tree) if kind is _Root else kind(path)
+        return found
     except SoaPipelineError:
         raise
     except Exception as error:  # whatever the library makes of a file that is none of its
@@ -141,6 +149,10 @@ class _Root(Source):
 
     def about(self) -> str | None:
         return str(self._file[ABOUT]) if ABOUT in self._file.keys(cycle=False) else None
+
+    def counter(self, name: str) -> str | None:
+        branch = None if self.ntuple else self._branches[name].count_branch
+        return super().counter(name) if branch is None else str(branch.name)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         count = int(self._branches.num_entries)
@@ -183,6 +195,13 @@ class _Arrow(Source):
         text = (self._notes or {}).get(ABOUT.encode())
         return text.decode() if text else None
 
+    def counter(self, name: str) -> str | None:
+        import pyarrow as pa
+
+        field, inner = self._places[name]
+        struct = pa.types.is_struct(self._schema.field(field).type)
+        return f"n{field}" if inner and not struct else super().counter(name)
+
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         return self._edges
 
@@ -206,7 +225,6 @@ class _Arrow(Source):
         raise NotImplementedError
 
     def _columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
-        import awkward as ak
         import pyarrow as pa
 
         found = {}
@@ -215,10 +233,7 @@ class _Arrow(Source):
             column = batch.column(field)
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
-            flat = not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type))
-            if inner or not flat:
-                column = ak.from_arrow(column)
-            found[name] = column[inner] if inner else column
+            found[name] = field_of(column, inner) if inner else column
         return found
 
 
@@ -313,6 +328,17 @@ class _Hdf5(_Arrays):
     def about(self) -> str | None:
         text: str | None = self._file.attrs.get(ABOUT)
         return text
+
+    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        import h5py
+
+        found = super()._slice(names, start, stop)
+        for name in names:
+            array = self._arrays[self._places[name][0]]
+            text = h5py.check_string_dtype(array.dtype)
+            if text is not None and text.length is None:  # Python's objects, as of other kinds
+                found[name] = array.asstr()[start:stop].astype(np.str_)
+        return found
 
     def __exit__(self, *_: object) -> None:
         self._file.close()

@@ -177,7 +177,8 @@ def _build(
                 if result.status == "verified":
                     with work.step(f"metrics on {target}"):
                         session = chosen_session(captured, result)
-                        values = labelled.values(session, config.apply.columns)
+                        trees = config.model.trees is not None
+                        values = labelled.values(session, config.apply.columns, trees)
                     if refused := [why for _, why in values.values() if why]:
                         raise MetricError(refused[0])
                     found = {name: value for name, (value, _) in values.items()}
@@ -209,14 +210,18 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
     def build(folder: Path) -> Capture:
         with work.step("capture"):
             signature = config.signature()
+
+            def say(text: str) -> None:
+                work.say(f"  {text}")
+
             try:
                 capture(
-                    build_model(source_of(config)),
+                    build_model(source_of(config), say),
                     signature,
                     reference_inputs(config, signature),
                     folder,
                     config.model.torchscript_route,
-                    say=lambda text: work.say(f"  {text}"),
+                    say=say,
                     precision=config.precision,
                     nonfinite=config.reference.nonfinite,
                     more=further_inputs(config, signature),

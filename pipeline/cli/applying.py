@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command
+from pipeline.cli.options import Answer, command, say
 
 if TYPE_CHECKING:
-    from pipeline.applying import Progress
+    from pipeline.applying import About, Progress
     from pipeline.report import Part
 
+EVERY_S = 30.0
+"""Between two lines of progress, where no terminal shows a bar."""
 _FILE = click.Path(path_type=Path)
 
 
@@ -73,17 +76,20 @@ def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
     lines = [
         f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
         f"start {done.start:.1f} s, {spent})",
-        *(f"wrote {path}" for path in done.outputs),
+        *(
+            f"wrote {path}" if path in done.written else f"{path} was there, whole"
+            for path in done.outputs
+        ),
     ]
     return Answer(asdict(done), lines)
 
 
 @contextmanager
 def _bar() -> Iterator[Progress | None]:
-    """What is called with the rows that are done, and all rows; a terminal's standard error shows
-    them."""
+    """What is called with the rows that are done, and all rows, and shows them on standard error: a
+    bar on a terminal, elsewhere a line now and then."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines()
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -93,34 +99,44 @@ def _bar() -> Iterator[Progress | None]:
         yield lambda done, rows: bar.update(task, completed=done, total=rows)
 
 
+def _lines() -> Progress:
+    last = time.monotonic()
+
+    def tell_now_and_then(done: int, rows: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= EVERY_S:
+            last = time.monotonic()
+            say(f"{done:,} of {rows:,} rows")
+
+    return tell_now_and_then
+
+
 @command(registry=False)
 @click.argument("file", type=_FILE)
 def explain(file: Path) -> Answer:
     """Say which version made FILE, of what, and which gates had let it into production."""
     from pipeline.applying import read_about
+    from soa.files import as_data
 
     about = read_about(file)
-    return Answer(about, _explained(about))
+    return Answer(as_data(about), _explained(about))
 
 
-def _explained(about: dict[str, Any]) -> Iterator[Part]:
+def _explained(about: About) -> Iterator[Part]:
     from pipeline.report import describe_decisions
-    from registry.promotion import Decision
-    from soa.files import as_record
 
-    version = f"/{about['version']}" if about["version"] else ""
-    yield f"{about['model']}{version}, bundle {about['digest']}"
+    version = f"/{about.version}" if about.version else ""
+    yield f"{about.model}{version}, bundle {about.digest}"
     for key in ("registry", "mode", "targets", "engines", "hosts", "software", "created", "by",
                 "rows", "keep"):  # fmt: skip
-        value = about[key]
-        yield f"  {key:9} {(', '.join(value) or 'none') if isinstance(value, list) else value}"
-    yield from (f"  from      {each['path']}, {each['rows']} rows" for each in about["inputs"])
-    for key, name in about["columns"].items():
+        value = getattr(about, key)
+        yield f"  {key:9} {(', '.join(value) or 'none') if isinstance(value, tuple) else value}"
+    yield from (f"  from      {each.path}, {each.rows} rows" for each in about.inputs)
+    for key, name in about.columns.items():
         yield f"  {key} was {name}"
-    passed = about["promotion"]
+    passed = about.promotion
     if passed is None:
         yield "no promotion to production is on record in it"
         return
-    title = f"promoted by {passed['by']} at {passed['at']}"
-    decisions = as_record(tuple[Decision, ...], passed["decisions"])
-    yield from describe_decisions(title, decisions)
+    title = f"promoted by {passed.by} at {passed.at}"
+    yield from describe_decisions(title, passed.decisions)

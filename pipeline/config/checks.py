@@ -173,9 +173,10 @@ def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
     elif block.shape is not None:
         extents = [math.prod(member.eigen or ()) for member in config.members(block)]
         features = len(made.features) * max(extents) if made else sum(extents)
-        wanted = (jagged.length, features)
-        if math.prod(block.shape) != jagged.length if mask else block.shape != wanted:
-            allowed = f"{jagged.length} places" if mask else f"{list(wanted)}, or none to transpose"
+        wanted = [(jagged.length, features), *([(jagged.length,)] if features == 1 else [])]
+        if math.prod(block.shape) != jagged.length if mask else block.shape not in wanted:
+            listed = " or ".join(str([*each]) for each in wanted)
+            allowed = f"{jagged.length} places" if mask else f"{listed}, or none to transpose"
             yield (*at, "shape"), f"found {list(block.shape)}; expected {allowed}"
 
 

@@ -55,12 +55,28 @@ class MetricConfig(Part):
 
 
 class MetricsConfig(Part):
-    """Labelled rows of a file, and what is made of the version's outputs on them."""
+    """Labelled rows of a file, and what is made of the version's outputs on them.
+
+    `label` is that of all functions that have none of their own.
+    """
 
     data: str
     tree: str | None = None
-    label: str
+    label: str | None = None
     functions: Annotated[dict[Identifier, MetricConfig], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _labels(self) -> MetricsConfig:
+        without = [name for name, one in self.functions.items() if one.label is None]
+        if self.label is None and without:
+            raise ValueError(f"{without[0]!r} has no label; give it one, or a label for all")
+        return self
+
+    def label_of(self, function: str) -> str:
+        """The column of a function's labels."""
+        found = self.functions[function].label or self.label
+        assert found is not None
+        return found
 
 
 class ShadowConfig(Part):

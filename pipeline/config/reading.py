@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engines.base import DEFAULT_ENGINES
 from engines.errors import TargetError
@@ -61,6 +61,11 @@ class BuiltFrom:
     @property
     def apply(self) -> ApplyConfig:
         return self._part("apply", ApplyConfig, {})
+
+    @property
+    def missing(self) -> bool:
+        """Whether NaN is a missing value, and so is a null: for boosted trees."""
+        return self._part("model", dict[str, Any], {}).get("trees") is not None
 
     @property
     def engines(self) -> tuple[str, ...]:

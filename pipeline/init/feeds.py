@@ -24,7 +24,7 @@ _MOST_ROWS = 4096  # that are read of a file
 class Feed:
     """What an input gets: columns, weaver's expressions of them, or the mask of jagged ones.
 
-    `option` is how forward took it; `items_first`: jagged rows as (n, items, columns).
+    `option` is how forward took it; `shaped`: the config has to say that shape.
     """
 
     port: Port
@@ -32,32 +32,56 @@ class Feed:
     trained: WeaverInput | None = None
     mask: bool = False
     option: Option = ((), "")
-    items_first: bool = False
+    shaped: bool = False
 
     @property
     def jagged(self) -> bool:
         return any(column.offsets is not None for column in self.columns)
 
+    def shapes(self, length: int) -> list[tuple[int, ...]]:
+        """Of a row, the likely ones first."""
+        count = len(self.trained.features if self.trained else self.columns)
+        if self.mask:
+            return [(1, length), (length,), (length, 1)]
+        if self.jagged:
+            return [*[(length,)] * (count == 1), (count, length), (length, count)]
+        extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
+        if self.trained or not extents:
+            return [(count, *extents)]
+        flat = (sum(math.prod(c.values.shape[1:]) for c in self.columns),)
+        if count == 1:
+            return [extents, (1, *extents), flat]
+        alike = len({c.values.shape[1:] for c in self.columns}) == 1
+        return [(count, *extents), flat] if alike else [flat]
+
     def options(self, dtype: str, length: int) -> list[Option]:
         """The forms in which forward may want it, the likely ones first."""
-        count = len(self.trained.features if self.trained else self.columns)
-        extents = max((c.values.shape[1:] for c in self.columns), key=len, default=())
-        flat = (sum(math.prod(c.values.shape[1:]) for c in self.columns),)
-        shapes: list[tuple[int, ...]] = [(count, *extents), flat]
-        if self.mask:
-            shapes = [(1, length), (length,), (length, 1)]
-        elif self.jagged:
-            shapes = [(count, length), (length, count)]
-        elif self.trained or not extents:
-            shapes = [(count, *extents)]
-        elif count == 1:
-            shapes = [extents, (1, *extents), flat]
         dtypes = [self.port.dtype] if self.port.dtype else [dtype, "bool" if self.mask else "int64"]
-        return [(shape, each) for each in dtypes for shape in shapes]
+        return [(shape, each) for each in dtypes for shape in self.shapes(length)]
+
+    def fitted(self, option: Option, place: int, length: int) -> Feed:
+        """As forward took it: the option, and its place among all."""
+        forms = self.shapes(length)
+        if self.mask:
+            shaped = True
+        elif self.jagged:  # (columns, items) is the form without a word
+            shaped = place % len(forms) != len(forms) - 2
+        else:
+            shaped = len(option[0]) > 1 and self.trained is None
+        return replace(self, option=option, shaped=shaped)
 
     def flat(self) -> Feed:
         """With a row for each item."""
         return replace(self, columns=tuple(FileColumn(c.name, c.values) for c in self.columns))
+
+    def vectors(self) -> Feed:
+        """With lists of one length as vectors, where weaver did not pad them to another one."""
+        lists = [c for c in self.columns if c.vectors is not c]
+        widths = {c.vectors.values.shape[1] for c in lists}
+        padded = self.trained is not None and not widths <= {self.trained.length or max(widths)}
+        if not lists or padded:
+            return self
+        return replace(self, columns=tuple(column.vectors for column in self.columns))
 
 
 def choose(
@@ -66,12 +90,13 @@ def choose(
     given: Mapping[str, Sequence[str]],
     weaver: Mapping[str, WeaverInput],
     flatten: bool,
+    length: int | None,
     ask: Ask,
 ) -> list[Feed]:
     """A feed for each input: as `given` by its name, else what weaver or the file has for it.
 
-    `flatten`: each item of jagged columns is a row. A mask is of the jagged input before it, of the
-    next one where it comes first. Raises InitError.
+    `flatten`: each item of jagged columns is a row. `length`: as `fitted` has it. A mask is of the
+    jagged input before it, of the next one where it comes first. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in given)
     names = [port.name for port in ports]
@@ -82,39 +107,16 @@ def choose(
     trained |= {n: w for n in names for w in weaver if w.endswith(f"_{n}") or given.get(n) == [w]}
     used = [p for p in ports if p.needed or p.name in given or p.name in trained] or [ports[0]]
     used = list(ports[: ports.index(used[-1]) + 1])  # an optional one takes those before it along
-    have = [*data.columns] if data else []
-    words: dict[str, Sequence[str]] = {}
-    for port in used:
-        name, own = port.name, {*port.columns} <= {*have} or not data
-        found = weaver[trained[name]].columns if name in trained else given.get(name)
-        found = found or port.columns * own or [name] * (name in have)
-        words[name] = found or ["mask"] * ("mask" in name)
-    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
-    unsaid = [port for port in used if not words[port.name]]
-    for port in unsaid:
-        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
-        if not data:
-            likely = [f"{port.name}{i}" for i in range(port.width)]
-        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
-        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
-        words[port.name] = ask(f"--input {port.name}=COLUMN,…", question, default or None).split(
-            ","
-        )
+    said = {name: weaver[own] for name, own in trained.items()}
+    words = _words(used, data, given, said, ask)
+    missing = "trees" in model.said  # NaN is a value there
     feeds = []
     for port in used:
-        each = expanded(f"--input {port.name}", words[port.name], have)
-        mask, said = each == ["mask"] and "mask" not in have, weaver.get(trained.get(port.name, ""))
-        empty = np.zeros(0, port.dtype or model.dtype)
-        columns = [_column(data, n) if data else FileColumn(n, empty) for n in each if not mask]
-        if said and said.mask and columns[0].offsets is not None:
-            mask, columns, said = True, [], None
-        _check(port, columns, said, "trees" in model.said)
-        feeds.append(Feed(port, tuple(columns), said, mask))
-    for i, feed in enumerate(feeds):
-        others = [f for f in feeds[:i][::-1] + feeds[i:] if f.jagged]
-        if feed.mask and not others:
-            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
-        feeds[i] = replace(feed, columns=others[0].columns) if feed.mask else feed
+        feed = _read(port, words[port.name], data, said.get(port.name), missing, model.dtype)
+        if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
+            feed = Feed(port, (), mask=True)
+        feeds.append(feed)
+    feeds = _with_masks(feeds)
     every = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
     if len(cuts) > 1:
@@ -123,11 +125,82 @@ def choose(
     return [feed.flat() for feed in feeds] if flatten else feeds
 
 
-def _column(data: Source, name: str) -> FileColumn:
+def _words(
+    ports: Sequence[Port],
+    data: Source | None,
+    given: Mapping[str, Sequence[str]],
+    trained: Mapping[str, WeaverInput],
+    ask: Ask,
+) -> dict[str, Sequence[str]]:
+    """What names the columns of each input: names, ranges and patterns. Raises InitError."""
+    have = [*data.columns] if data else []
+
+    def known(port: Port) -> Sequence[str]:
+        if port.name in trained:
+            return trained[port.name].columns
+        if port.name in given:
+            return given[port.name]
+        if port.columns and (not data or {*port.columns} <= {*have}):
+            return port.columns
+        if port.name in have:
+            return [port.name]
+        return ["mask"] if "mask" in port.name else []
+
+    words = {port.name: known(port) for port in ports}
+    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
+    unsaid = [port for port in ports if not words[port.name]]
+    for port in unsaid:
+        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
+        if not data:
+            likely = [f"{port.name}{i}" for i in range(port.width)]
+        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
+        default = ",".join(likely) if 0 < len(likely) <= 64 or not data else None
+        answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
+        words[port.name] = answer.split(",")
+    return words
+
+
+def _read(
+    port: Port,
+    words: Sequence[str],
+    data: Source | None,
+    trained: WeaverInput | None,
+    missing: bool,
+    dtype: str,
+) -> Feed:
+    """The columns of an input, of no rows where there is no file. Raises InitError, DataError."""
+    names = expanded(f"--input {port.name}", words, data.columns if data else [])
+    if names == ["mask"] and not (data and "mask" in data.columns):
+        return Feed(port, (), trained, mask=True)
+    if data is None:
+        empty = np.zeros(0, port.dtype or dtype)
+        return Feed(port, tuple(FileColumn(name, empty) for name in names), trained)
+    columns = tuple(_column(data, name, missing) for name in names)
+    for column in columns if not missing else ():
+        if bad := int(np.sum(~np.isfinite(column.values))):
+            raise InitError(
+                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
+                "clean the file, or leave the column out"
+            )
+    return Feed(port, columns, trained)
+
+
+def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
+    """Each mask with the columns of its jagged input. Raises InitError."""
+    found = []
+    for i, feed in enumerate(feeds):
+        others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
+        if feed.mask and not others:
+            raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
+        found.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
+    return found
+
+
+def _column(data: Source, name: str, missing: bool) -> FileColumn:
     """The first rows of a column. Raises DataError."""
     data.require([name])
     try:
-        found = column_of(name, data.head([name], _MOST_ROWS)[name])
+        found = column_of(name, data.head([name], _MOST_ROWS)[name], missing)
     except (OSError, ValueError, TypeError, NotImplementedError) as error:
         raise DataError(f"{data.path}: {name} {first_line(error)}") from error
     if found.rows == 0:
@@ -135,26 +208,18 @@ def _column(data: Source, name: str) -> FileColumn:
     return found
 
 
-def _check(
-    port: Port, columns: Sequence[FileColumn], said: WeaverInput | None, missing: bool
-) -> None:
-    """InitError where columns cannot be of one input; `missing`: NaN is a value."""
-    for column in columns if not missing else ():
-        if bad := int(np.sum(~np.isfinite(column.values))):
-            raise InitError(
-                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
-                "clean the file, or leave the column out"
-            )
-    cuts = {c.cut: c.name for c in columns}
+def _check_cuts(feed: Feed) -> None:
+    """InitError where columns cannot be of one input."""
+    cuts = {c.cut: c.name for c in feed.columns}
     if len(cuts) > 1:
         first, *others = cuts.values()
-        advice = f"--input {port.name}=COLUMN,COLUMN names columns of one kind"
-        if said:
+        advice = f"--input {feed.port.name}=COLUMN,COLUMN names columns of one kind"
+        if feed.trained:
             advice = "give the file one of them for each item (ak.broadcast_arrays), or a column "
             advice += "of the formula's own name"
         raise InitError(
-            f"{port.name!r} would get {first} and {', '.join(others)}, which differ in their items "
-            f"of a row: {advice}"
+            f"{feed.port.name!r} would get {first} and {', '.join(others)}, which differ in their "
+            f"items of a row: {advice}"
         )
 
 
@@ -167,44 +232,73 @@ def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
 
 
 def fitted(
-    model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask
+    model: Model, feeds: Sequence[Feed], length: int | None, named: bool, ask: Ask
 ) -> tuple[list[Feed], int]:
     """The feeds with the options that forward takes together, and the items of a jagged row:
-    `length`, else weaver's, else an answer. Raises InitError.
+    `length`, else weaver's, else an answer. `named`: the user said which columns. Raises InitError.
+
+    Lists of one length are vectors, unless a `length` or a mask says that they are jagged, or
+    forward takes them as jagged rows alone.
     """
+    forms = [feeds]
+    if not length and not any(feed.mask for feed in feeds):
+        vectors = [feed.vectors() for feed in feeds]
+        forms = [vectors] + [feeds] * any(v is not f for v, f in zip(vectors, feeds, strict=True))
+    for feed in forms[0]:
+        _check_cuts(feed)
+    tried = []
+    for form in forms:
+        if any(len({c.cut for c in feed.columns}) > 1 for feed in form):
+            continue  # of vectors and numbers beside each other
+        size = _length(model, form, length, ask)
+        for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
+            place = fitting(model.module, _options(model, form, probe))
+            if place is None:
+                continue
+            options = _at(model, form, size, place)
+            if not why_not(model.module, options):
+                triples = zip(form, options, place, strict=True)
+                return [f.fitted(o, i, probe) for f, o, i in triples], size
+        asked = _at(model, form, size, [0] * len(form))
+        said = f"{_shown(form, asked)} ({why_not(model.module, asked)})"
+        tried += [said] * (said not in tried)
+    advice = "" if named else "; name the columns of each: --input NAME=COLUMN,COLUMN"
+    raise InitError(f"forward does not run on {', nor on '.join(tried)}{advice}")
 
-    def options(feeds: Sequence[Feed], size: int) -> list[list[Option]]:
-        return [feed.options(model.dtype, size) for feed in feeds]
 
-    def at(place: Sequence[int], size: int, feeds: Sequence[Feed] = feeds) -> list[Option]:
-        return [each[i] for each, i in zip(options(feeds, size), place, strict=True)]
-
+def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
+    """How many items of a jagged row the model sees; 0 where none is jagged. Raises InitError."""
     offsets = [c.offsets for feed in feeds for c in feed.columns if c.offsets is not None]
     size = length or max((f.trained.length for f in feeds if f.trained), default=0)
-    if offsets and not size:
-        flat = [feed.flat() for feed in feeds]
-        if place := fitting(model.module, options(flat, 1)):
-            raise InitError(
-                f"forward takes {_shown(flat, at(place, 1, flat))}, and the columns are jagged: "
-                "--flatten makes a row of each item; or --length N, where it is to see whole rows"
-            )
-        largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
-        said = ask("--length", "how many items of a row the model sees at most", str(largest))
-        if not said.isdecimal() or not int(said):
-            raise InitError(f"--length: found {said!r}; expected a whole number")
-        size = int(said)
-    for probe in (size + 1, size):  # where a row is as long as it is wide, the order shows
-        place = fitting(model.module, options(feeds, probe))
-        if place is not None and not why_not(model.module, at(place, size)):
-            pairs = zip(feeds, at(place, size), place, strict=True)
-            return [replace(f, option=o, items_first=i % 2 == 1) for f, o, i in pairs], size
-    asked = at([0] * len(feeds), size)
-    raise InitError(
-        f"forward does not run on {_shown(feeds, asked)} ({why_not(model.module, asked)}); "
-        "name the columns of each: --input NAME=COLUMN,COLUMN"
-    )
+    if not offsets or size:
+        return size
+    flat = [feed.flat() for feed in feeds]
+    if place := fitting(model.module, _options(model, flat, 1)):
+        raise InitError(
+            f"forward takes {_shown(flat, _at(model, flat, 1, place))}, and the columns are "
+            "jagged: --flatten makes a row of each item; or --length N, where it is to see whole "
+            "rows"
+        )
+    largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
+    said = ask("--length", "how many items of a row the model sees at most", str(largest))
+    if not said.isdecimal() or not int(said):
+        raise InitError(f"--length: found {said!r}; expected a whole number")
+    return int(said)
+
+
+def _options(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
+    return [feed.options(model.dtype, size) for feed in feeds]
+
+
+def _at(model: Model, feeds: Sequence[Feed], size: int, place: Sequence[int]) -> list[Option]:
+    return [each[i] for each, i in zip(_options(model, feeds, size), place, strict=True)]
 
 
 def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
-    pairs = zip(feeds, options, strict=True)
-    return ", ".join(f"{f.port.name} ({', '.join(['n', *map(str, s)])})" for f, (s, _) in pairs)
+    def one(feed: Feed, shape: tuple[int, ...]) -> str:
+        names = [column.name for column in feed.columns]
+        more = ", …" if len(names) > 4 else ""
+        taken = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
+        return f"{feed.port.name} ({', '.join(['n', *map(str, shape)])}){taken}"
+
+    return "; ".join(one(f, shape) for f, (shape, _) in zip(feeds, options, strict=True))

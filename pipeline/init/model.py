@@ -18,7 +18,7 @@ from engines.errors import first_line
 from pipeline.errors import InitError
 from soa.dtypes import torch_dtype
 from stages.errors import SourceError
-from stages.model import ModelSource, build_model, read_state, where_raised
+from stages.model import ModelSource, as_torch, build_model, read_state, where_raised
 
 Option = tuple[tuple[int, ...], str]
 """The shape of one row of an input, and its dtype."""
@@ -75,6 +75,7 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     given |= {"kwargs": kwargs} if kwargs else {}
     try:
         module = build_model(ModelSource(**given))
+        as_torch(module)  # else `run` refuses the operators of ONNX that are not known
     except SourceError as error:
         advice = "; weights alone go to --weights, with file.py:callable as the model"
         raise SourceError(f"{error}{advice if kind == 'torchscript' else ''}") from error

@@ -52,6 +52,8 @@ class Request:
     force: bool = False
 
 
+_MOST_ROWS, _SECONDS = 4096, 0.25  # of a trial for the most rows of a call
+
 _Part = dict[str, FileColumn]
 """The columns of a collection that a model reads, by the names that they get."""
 
@@ -72,13 +74,15 @@ def init(request: Request, ask: Ask) -> list[Path]:
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
     given = _pairs("--input", request.inputs)
-    feeds = choose(model, data, given, weaver, request.flatten, ask)
-    feeds, length = fitted(model, feeds, request.length, ask)
+    feeds = choose(model, data, given, weaver, request.flatten, request.length, ask)
+    named = {feed.port.name for feed in feeds if not feed.mask} <= given.keys()
+    feeds, length = fitted(model, feeds, request.length, named, ask)
     options = [feed.option for feed in feeds]
     columns, outputs = _outputs(model, options, _pairs("--output", request.outputs), labels, ask)
-    least, most = _rows(model, options, request.rows)
-    typical = [n for n in (10, 1000) if least <= n <= most] or [most]
-    rows: dict[str, Any] = {"n": {"min": least, "max": most, "typical": typical}}
+    tried = _rows(model, options, request.rows)
+    most = tried.most
+    typical = [n for n in (10, 1000) if tried.least <= n <= most] or [most]
+    rows: dict[str, Any] = {"n": {"min": tried.least, "max": most, "typical": typical}}
     parts, collections = _parts(feeds, request.flatten), dict[str, Any]()
     notes: dict[tuple[str | int, ...], str] = {
         ("inputs", i, "name"): f"the model gets ({', '.join(['n', *map(str, feed.option[0])])})"
@@ -86,6 +90,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
     }
     notes["collections", "outputs"] = "what the model writes: name them as you like"
     notes["rows", "n"] = "the race of the engines is at the typical ones: write your own"
+    notes["rows", "n", "min"], notes["rows", "n", "max"] = tried.why_least, tried.why_most
     source = request.data.name if request.data else "an input: name them as you like"
     for name, part in parts.items():
         notes["collections", name] = f"columns of {source}"
@@ -94,8 +99,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
             _column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()
         ]
         for i, each in enumerate(part.values() if data else ()):
-            said = f"{each.values.min():.6g} to {each.values.max():.6g} in {source}"
-            notes["collections", name, "columns", i] = said
+            notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
         if (offsets := next(iter(part.values())).offsets) is not None:
             counts, items = np.diff(offsets), f"n_{name}"
             collections[name] |= {"rows": items, "jagged": {"rows": "n", "length": length}}
@@ -110,7 +114,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
     config = {
         "name": request.name or ask("--name", "the name to register it by", _name(request)),
         "model": {**model.said, **kwargs},
-        "collections": {**collections, "outputs": {"columns": columns}},
+        "collections": {**collections, "outputs": {"storage": "columns", "columns": columns}},
         "inputs": [_block(feed, parts) for feed in feeds],
         "outputs": outputs,
         "rows": rows,
@@ -126,8 +130,7 @@ def init(request: Request, ask: Ask) -> list[Path]:
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))
         if data:
             rows_file.replace(folder / stored)
-        text = new.read_text(encoding="utf-8")
-        new.write_text(text.replace(rows_file.name, stored), encoding="utf-8")
+            write_config(new, _HEAD, config | {"reference": {"file": stored}}, notes)
         new.replace(out)
     finally:
         new.unlink(missing_ok=True)
@@ -166,6 +169,14 @@ def _identifier(text: str) -> str:
     return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)
 
 
+def _span(values: Array) -> str:
+    """The least and the largest of a column, and where it is NaN."""
+    there = values[~np.isnan(values)]
+    span = f"{there.min():.6g} to {there.max():.6g}" if there.size else "no value"
+    missing = values.size - there.size
+    return f"{span}, {missing} of {values.size} are NaN," if missing else span
+
+
 def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
     """A collection for all columns that are cut into rows alike."""
     groups: dict[bytes | None, _Part] = {}
@@ -201,7 +212,7 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     if feed.trained:
         exists = {"exists": feed.trained.exists} if feed.trained.exists else {}
         block["preprocess"] = {"features": [*map(OneLine, feed.trained.features)], **exists}
-    if feed.mask or (feed.items_first if feed.jagged else len(shape) > 1 and not feed.trained):
+    if feed.shaped:
         block["shape"] = [*shape]
     return block
 
@@ -243,15 +254,30 @@ def _outputs(
     return columns, blocks
 
 
-def _rows(model: Model, options: Sequence[Option], most: int | None) -> tuple[int, int]:
-    """The fewest rows that it takes, and the most that it answers in about a second."""
-    least = next((n for n in (0, 1) if not why_not(model.module, options, n)), 2)
-    found, begun = 4, time.monotonic()
-    while found < 4096 and time.monotonic() - begun < 0.25:
-        if most or why_not(model.module, options, 4 * found):
-            break
-        found *= 4
-    return least, most or found
+@dataclass(frozen=True)
+class _Range:
+    """The fewest rows that a model takes, and the most of a call, each with the reason."""
+
+    least: int
+    why_least: str
+    most: int
+    why_most: str
+
+
+def _rows(model: Model, options: Sequence[Option], asked: int | None) -> _Range:
+    """The most are those `asked` for, else those that it answers in about a second."""
+    least, why_least = 0, "the fewest rows of a call"
+    while least < 2 and (refused := why_not(model.module, options, least)):
+        why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
+    if asked:
+        return _Range(least, why_least, asked, "the most rows of a call, by --rows")
+    most, begun, spent = 4, time.monotonic(), 0.0
+    while most < _MOST_ROWS and spent < _SECONDS:
+        if refused := why_not(model.module, options, 4 * most):
+            return _Range(least, why_least, most, f"not {4 * most}, on which it fails: {refused}")
+        most, spent = 4 * most, time.monotonic() - begun
+    why = f"forward took {spent:.1f} s up to here" if spent >= _SECONDS else "no more were tried"
+    return _Range(least, why_least, most, f"the most rows of a call: {why}; --rows N for others")
 
 
 def _arrays(parts: Mapping[str, _Part], most: int) -> dict[str, Array]:

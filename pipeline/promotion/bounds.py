@@ -132,8 +132,9 @@ def _metrics(
 def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, tuple[float, str]]:
     """Each metric of a version; NaN, and why."""
     try:
-        columns = BuiltFrom(opened.bundle.manifest).apply.columns
-        return labelled.values(measured_session(opened, target), columns)
+        built = BuiltFrom(opened.bundle.manifest)
+        session = measured_session(opened, target)
+        return labelled.values(session, built.apply.columns, built.missing)
     except SoaPipelineError as error:
         return dict.fromkeys(labelled.asked.functions, (math.nan, str(error)))
 

@@ -173,5 +173,6 @@ def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:
         if not low <= n <= high:
             raise BindError(
                 f"{dim} = {n} is outside the compiled range {low} … {high}: "
-                "split the batch, or build the model with a larger rows: max or rows: unbounded"
+                "run windows of it, collection.window(start, stop), or build the model with a "
+                "larger rows: max or rows: unbounded"
             )

@@ -2,7 +2,7 @@
 
 `as_collection` is the one way in, and says which columns it copied. An Eigen column is a struct
 (Arrow) or a record (Awkward) of its entries, row by row; or an array `(n, r)` or `(n, r, c)`, of
-which only Fortran's order has each entry as a column.
+which only Fortran's order has each entry as a column. Lists of one length are such an array.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from soa.dtypes import DTYPES, dtype_name, is_opaque
+from soa.dtypes import DTYPES, dtype_name, is_opaque, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
 from soa.memory.collection import Collection
 from soa.memory.foreign import as_opaque, check_dtype, import_bytes
 from soa.memory.outgoing import to_numpy
-from soa.memory.span import Device, allocate, is_tensor
+from soa.memory.span import Array, Device, allocate, is_tensor
 
 if TYPE_CHECKING:
     import awkward as ak
@@ -28,6 +28,9 @@ _ARROW_NAMES = {"float16": "halffloat", "float32": "float", "float64": "double"}
 _IN_PLACE = {
     _ARROW_NAMES.get(d, d): d for d in (*DTYPES, "uint64") if d not in ("bool", "bfloat16")
 }
+
+
+_NO_LIST = "column {!r} has no list in {} rows: drop these rows, or put lists there"
 
 
 def as_collection(
@@ -159,11 +162,8 @@ def _values(name: str, value: Any, fill: Any) -> _Found:
 def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
     array: Any = value if isinstance(value, np.ndarray) else _named(name, lambda: np.asarray(value))
     copied = copied or array is not value
-    if array.dtype.hasobject:
-        raise CollectionError(
-            f"column {name!r} holds Python objects, such as strings or lists: a column has one "
-            "number for each element"
-        )
+    if array.dtype == object and len(array):
+        array, copied = _stacked(name, array), True
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
         array, copied = array.filled(_filling(name, fill, array.dtype, count)), True
@@ -173,11 +173,38 @@ def _array(name: str, value: Any, fill: Any, copied: bool = False) -> _Found:
     return _Found(array, copied, not array.flags.writeable)
 
 
+def _stacked(name: str, rows: Array) -> Array:
+    """Lists or arrays of one length, which pandas and HDF5 keep as objects, as one array."""
+    arrays = [np.asarray(row) for row in rows if isinstance(row, list | tuple | np.ndarray)]
+    if len(arrays) < len(rows):
+        raise CollectionError(
+            f"column {name!r} holds Python objects, such as strings or None: a row is a number, or "
+            "a list of as many numbers as in every other row"
+        )
+    _check_lengths(name, [len(array) for array in arrays])
+    if arrays[0].dtype == object:
+        arrays = [_stacked(name, array) for array in arrays]
+    found: Array = _named(name, lambda: np.stack(arrays))
+    return found
+
+
+def _check_lengths(name: str, counts: Any) -> None:
+    """Refuse lists of several lengths: these are no vectors."""
+    if len(counts) and (low := min(counts)) != (high := max(counts)):
+        raise CollectionError(
+            f"column {name!r} is jagged (lists of {low} to {high} items), and a vector has as many "
+            "in every row: a collection that is jagged in the model comes from from_jagged; where "
+            "each item is a row, flatten it first"
+        )
+
+
 def _filling(name: str, fill: Any, dtype: np.dtype[Any], missing: int) -> Any:
     if fill is None:
+        trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
         raise CollectionError(
             f"column {name!r} has {missing} missing values (nulls), and a column has a value in "
-            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}), or drop those rows"
+            f"every place: say which, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
+            "rows"
         )
     value = _named(name, lambda: dtype.type(fill))
     if dtype.kind in "biu" and value != fill:
@@ -200,14 +227,15 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
     if pa.types.is_struct(kind):
         entries = [_arrow(name, part, fill, copied) for part in array.flatten()]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
-    if pa.types.is_fixed_size_list(kind) and not array.null_count:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        width = _width(name, array)
         inner = _arrow(name, array.flatten(), fill, copied)
-        shape = (len(array), kind.list_size, *inner.values.shape[1:])
+        shape = (len(array), width, *inner.values.shape[1:])
         return inner._replace(values=inner.values.reshape(shape))
     if str(kind) not in (*_IN_PLACE, "bool"):
         how = f"cast it to one of bool, {', '.join(_IN_PLACE)}"
         if pa.types.is_nested(kind):
-            how = "a column has one value for each element; flatten it first"
+            how = "a row is a number, a list or a struct of numbers"
         elif pa.types.is_temporal(kind):
             how = "look at the same bytes as integers with view('int64') or view('int32')"
         raise CollectionError(f"column {name!r} is {kind}: {how}")
@@ -218,26 +246,66 @@ def _arrow(name: str, array: Any, fill: Any, copied: bool = False) -> _Found:
         copied = True
     if bits:
         return _Found(array.to_numpy(zero_copy_only=False), True, True)
-    _, buffer = array.buffers()  # to_numpy would import pandas
-    values = np.frombuffer(buffer or b"", dtype, len(array), array.offset * dtype.itemsize)
-    return _Found(values, copied, True)
+    return _Found(_buffer(array, 1, dtype, len(array)), copied, True)
+
+
+def _width(name: str, lists: Any) -> int:
+    """How many entries each of Arrow's lists has; CollectionError where they differ."""
+    import pyarrow as pa
+
+    if lists.null_count:
+        raise CollectionError(_NO_LIST.format(name, lists.null_count))
+    if pa.types.is_fixed_size_list(lists.type):
+        return int(lists.type.list_size)
+    ends = pa.types.is_large_list(lists.type)
+    counts = np.diff(_buffer(lists, 1, np.int64 if ends else np.int32, len(lists) + 1))
+    _check_lengths(name, counts)
+    return int(counts[0]) if len(counts) else 0
+
+
+def _buffer(array: Any, i: int, dtype: Any, count: int) -> Any:
+    """A buffer of an Arrow array's elements; its to_numpy would import pandas."""
+    buffer, dtype = array.buffers()[i], np.dtype(dtype)
+    if buffer is None or not len(array):
+        return np.zeros(0, dtype)
+    return np.frombuffer(buffer, dtype, count, array.offset * dtype.itemsize)
+
+
+def unmasked(content: Any) -> Any:
+    """Awkward's content without the mask that says that values may be missing, where none is."""
+    if not content.is_option or content.is_indexed or content.mask_as_bool(False).any():
+        return content
+    return content.content[: content.length]
 
 
 def _awkward(name: str, array: ak.Array, fill: Any) -> _Found:
     """Awkward's values; it too shares its buffers freely."""
     import awkward as ak
 
-    content: Any = ak.materialize(array).layout
+    content: Any = unmasked(ak.materialize(array).layout)
     if content.is_record:
         entries = [_awkward(name, array[field], fill) for field in content.fields]
         return _Found([e.values for e in entries], any(e.copied for e in entries), True)
-    if content.is_union or not content.purelist_isregular:
-        how = "jagged: flatten it first (ak.flatten)" if content.is_list else "not numbers"
-        raise CollectionError(f"column {name!r} is a {type(content).__name__}, {how}")
+    if not content.purelist_isregular and not content.is_union:
+        content = _regular(name, ak.Array(content)).layout
+    if content.is_union or content.purelist_parameter("__array__") is not None:
+        raise CollectionError(f"column {name!r} is {content.form.type}, not numbers")
     if content.is_numpy:
         return _values(name, content.data, fill)._replace(locked=True)
     copied = content.is_option or content.is_indexed
-    return _array(name, ak.to_numpy(array), fill, copied)._replace(locked=True)
+    values = _named(name, lambda: ak.to_numpy(ak.Array(content)))
+    return _array(name, values, fill, copied)._replace(locked=True)
+
+
+def _regular(name: str, lists: ak.Array) -> ak.Array:
+    """Lists of one length as vectors, matrices likewise; CollectionError where lengths differ."""
+    import awkward as ak
+
+    for axis in range(1, lists.ndim):
+        if missing := int(ak.sum(ak.is_none(lists, axis - 1), axis=None)):
+            raise CollectionError(_NO_LIST.format(name, missing))
+        _check_lengths(name, ak.to_numpy(ak.flatten(ak.num(lists, axis=axis), axis=None)))
+    return _named(name, lambda: ak.to_regular(lists, axis=None))
 
 
 def _named(name: str, make: Callable[[], Any]) -> Any:
@@ -265,6 +333,8 @@ def _member_of(name: Any, values: Any) -> Column:
 
 def _parts(member: Column, values: Any) -> list[Any]:
     """Values as a member's physical columns in the order of storage, views where that can be."""
+    if member.kind == "eigen" and isinstance(values, np.ndarray):
+        values = _empty(member, values)
     if is_opaque(member.dtype) and not isinstance(values, list):
         return [_named(member.name, lambda: as_opaque(member, values))]
     if isinstance(values, list):
@@ -285,6 +355,14 @@ def _parts(member: Column, values: Any) -> list[Any]:
         entries = [values[(slice(None), *index)] for index in np.ndindex(*member.shape)]
     place = {member.component_of(i): _of_dtype(member, entry) for i, entry in enumerate(entries)}
     return [place[k] for k in range(member.components)]
+
+
+def _empty(member: Column, values: Array) -> Array:
+    """As the member has them, where there are no lists that say their length, or of what."""
+    if len(values) or not (0 in values.shape[1:] or values.dtype.hasobject):
+        return values
+    dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
+    return np.zeros((0, *member.shape), dtype)
 
 
 def _of_dtype(member: Column, values: Any) -> Any:

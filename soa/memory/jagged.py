@@ -12,7 +12,7 @@ import numpy as np
 
 from soa.errors import CollectionError
 from soa.memory.collection import Collection
-from soa.memory.incoming import as_collection
+from soa.memory.incoming import as_collection, unmasked
 from soa.memory.span import Array
 from soa.signature import Signature, offsets_of
 
@@ -62,7 +62,7 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
     lists = _rows(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
         raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")
-    content = _unmasked(lists.content)
+    content = unmasked(lists.content)
     if not rows.is_record:
         if not content.is_record:
             kind = type(content).__name__
@@ -70,17 +70,12 @@ def _lists(name: str, rows: Any) -> tuple[Array, Array, Any]:
                 f"the lists hold {kind}, not records of the columns: ak.to_packed copies together "
                 "what an index picks"
             )
-        content = _unmasked(content.content(name))
+        content = unmasked(content.content(name))
     begin = np.asarray(lists.starts.data)
     return begin, np.asarray(lists.stops.data)[: len(begin)], content
 
 
 def _rows(content: Any) -> Any:
     """Rows as they are; where an index picks them, it picks their offsets."""
-    content = _unmasked(content)
+    content = unmasked(content)
     return content.project() if content.is_indexed and not content.is_option else content
-
-
-def _unmasked(content: Any) -> Any:
-    """Without the mask that Arrow's columns have, where it is empty."""
-    return content.content if type(content).__name__ == "UnmaskedArray" else content

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.errors import EngineError, first_line
-from engines.onnx import open_session
+from engines.onnx import answers_apart, open_session
 from soa.errors import needs_extra
 from stages.errors import CaptureError, SourceError
 from stages.model.preprocess import InFront
@@ -31,7 +31,10 @@ _MOST_SIZES = 256  # entries of an integer constant that may be sizes
 class OnnxModel(torch.nn.Module):
     """A network that ONNX Runtime runs, with one thread inside.
 
-    Raises SourceError for a file that it cannot open, CaptureError for inputs that do not fit.
+    At no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So where no row
+    goes in, it is asked for one, of which none is returned; where only some inputs have none, it
+    is asked in a process of its own. Raises SourceError for a file that it cannot open,
+    CaptureError for inputs that do not fit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +52,13 @@ class OnnxModel(torch.nn.Module):
             found = f"found {len(inputs)} blocks"
             raise CaptureError(f"{self.path} has the inputs {', '.join(names)}; {found}")
         feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
+        rowless = [len(x) == 0 for x in feed.values()]
         try:
+            if all(rowless):
+                one = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
+                return tuple(torch.from_numpy(x[:0]) for x in self.session.run(None, one))
+            if any(rowless):
+                return tuple(map(torch.from_numpy, answers_apart(self.path, feed)))
             return tuple(map(torch.from_numpy, self.session.run(None, feed)))
         except Exception as error:  # its exceptions have no public common base
             given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())

@@ -20,7 +20,8 @@ class Padding:
     """An input of the model that is made of the first `length` items of each row.
 
     `items` and `offsets` are places among the blocks: (m, ...) and (n, 2), begin and end. The model
-    gets (n, ..., length), with a `shape` (n, length, ...), and `value` where there is no item.
+    gets (n, ..., length), with a `shape` (n, length, ...), or of one column (n, length), and
+    `value` where there is no item.
     Without `items` it is a mask of `dtype`, 1 where there is one: (n, 1, length), or (n, *shape).
     """
 
@@ -65,7 +66,7 @@ class Padded(InFront):
         rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
         found = rows[_kept(torch.where(exists, index, count))]
         if one.shape is not None:
-            return found
+            return found.squeeze(2) if len(one.shape) == 1 else found
         return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
 
 

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
@@ -137,11 +137,29 @@ def load_callable(spec: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build_model(source: ModelSource) -> torch.nn.Module:
+def build_model(
+    source: ModelSource, say: Callable[[str], None] = lambda text: None
+) -> torch.nn.Module:
     """The model on the CPU, in eval mode, with its weights, behind what prepares its inputs.
 
-    Raises SourceError.
+    It says which layers came in train mode and answer otherwise now. Raises SourceError.
     """
+    model = _given(source)
+    if not isinstance(model, torch.fx.GraphModule):
+        if training := list(_in_training(model)):
+            more = f" and {len(training) - 3} more" if len(training) > 3 else ""
+            layers = ", ".join(training[:3]) + more
+            say(f"note: the model comes in train mode, and is exported in eval mode: {layers}")
+        model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    if source.padding:
+        model = Padded(model, source.padding)
+    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
+
+
+def _given(source: ModelSource) -> torch.nn.Module:
+    """The user's own model, as it comes. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -168,13 +186,29 @@ def build_model(source: ModelSource) -> torch.nn.Module:
         model = load_trees(source.trees)
     else:
         raise SourceError("no model: give factory, program, torchscript, onnx or trees")
-    if not isinstance(model, torch.fx.GraphModule):
-        model.eval()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    if source.padding:
-        model = Padded(model, source.padding)
-    return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
+    return model
+
+
+def _in_training(model: torch.nn.Module) -> Iterator[str]:
+    """The layers in train mode that answer otherwise in eval mode."""
+    for name, layer in model.named_modules():
+        kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript knows its own
+        if layer.training and _reads_training(layer):
+            yield f"{kind} {name!r}" if name else kind
+
+
+def _reads_training(layer: torch.nn.Module) -> bool:
+    """Whether forward asks `self.training`, as dropout and batch norm do, and it matters."""
+    rates = [getattr(layer, name, None) for name in ("p", "dropout")]
+    rates = [rate for rate in rates if isinstance(rate, float | int)]
+    if 0 in rates or getattr(layer, "track_running_stats", None) is False:
+        return False
+    if isinstance(layer, torch.jit.ScriptModule):
+        return ".training" in getattr(layer, "code", "")
+    if type(layer).__module__.startswith("torch.nn.") and not rates and any(layer.children()):
+        return False  # its parts tell
+    code = getattr(inspect.unwrap(type(layer).forward), "__code__", None)
+    return code is not None and "training" in code.co_names
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:

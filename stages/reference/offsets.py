@@ -34,7 +34,9 @@ class ByRows(Padded):
         if one.items is None:
             found = found.reshape(len(spans), *(one.shape or (1, one.length)))
             return found.to(torch_dtype(one.dtype))
-        return found.movedim(1, -1).contiguous() if one.shape is None else found
+        if one.shape is None:
+            return found.movedim(1, -1).contiguous()
+        return found.reshape(len(spans), *one.shape)
 
 
 def by_rows(model: torch.nn.Module) -> torch.nn.Module:

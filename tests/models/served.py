@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Provenance, SessionSettings
 from runtime.checked.comparison import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
+from soa.signature import offsets_layout
 from stages.benchmark import benchmark
 from stages.compile import Compiled
+from stages.model import Padded, Padding
 from stages.package import TargetResult, package
 from stages.reference.answers import Reference, random_inputs
 from stages.validate import validate_session
@@ -87,6 +90,25 @@ COUPLED = Signature.build(
     {"n": RowRange(0, 100, (20,))},
 )
 
+# Events of jets, of which a run takes few; a jet and an event have a column of one name.
+JETS = Signature.build(
+    {
+        "jets": Layout([column("pt", "float32"), column("mass", "float32")], 1, "columns"),
+        "events": Layout([column("pt", "float32")]),
+        "jets_offsets": offsets_layout(),
+        "out": Layout([column("ht", "float32"), column("heavy", "float32")]),
+    },
+    [
+        Block("jets", "jets", ("pt", "mass")),
+        Block("event", "events", ("pt",)),
+        Block("jets_offsets", "jets_offsets", ("begin", "end")),
+    ],
+    [Block("sums", "out", ("ht", "heavy"))],
+    {"n": RowRange(0, 50, (20,)), "jet": RowRange(0, 90, (40,))},
+    {"jets": "jet"},
+    jagged={"jets": 4},
+)
+
 
 class Mixed(nn.Module):
     """Every row for itself, on every dtype that travels."""
@@ -102,6 +124,19 @@ class Mixed(nn.Module):
             flag.logical_not() & (whole > 10),
             plain[:, 1:2].to(torch.uint8),
         )
+
+
+class Sums(nn.Module):
+    """Of the first four jets of each event."""
+
+    def forward(self, jets: Tensor, event: Tensor) -> Tensor:
+        pt, mass = jets.unbind(1)
+        sums = [pt.sum(1, keepdim=True) + event, (pt * mass).sum(1, keepdim=True)]
+        return torch.cat(sums, dim=1)
+
+
+def of_jets() -> nn.Module:
+    return Padded(Sums(), [Padding(2, 4, 0), 1])
 
 
 class Event(nn.Module):
@@ -131,14 +166,21 @@ _PROVENANCE = Provenance(
 )
 
 
-def shared(factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature) -> Bundle:
+def shared(
+    factory: pytest.TempPathFactory, name: str, model: nn.Module, of: Signature, config: Any = None
+) -> Bundle:
     """The bundle that `make_bundle` makes, once for all test processes."""
-    folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of))
+    folder = made_once(factory, name, lambda into: make_bundle(into, name, model, of, config))
     return Bundle.open(folder / "bundle")
 
 
-def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature) -> Bundle:
-    """Captured, validated, timed for a moment and packaged, in this process, for one engine."""
+def make_bundle(
+    folder: Path, name: str, model: nn.Module, signature: Signature, config: Any = None
+) -> Bundle:
+    """Captured, validated, timed for a moment and packaged, in this process, for one engine.
+
+    `config`: what its manifest says that it was built from.
+    """
     work = folder / "work"
     work.mkdir(parents=True)
     made = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
@@ -158,5 +200,5 @@ def make_bundle(folder: Path, name: str, model: nn.Module, signature: Signature)
     )
     return package(
         folder / "bundle", name, "", made.capture, {result.target: result}, tolerances,
-        frozenset(), SessionSettings(), _PROVENANCE,
+        frozenset(), SessionSettings(), _PROVENANCE.model_copy(update={"config": config or {}}),
     )  # fmt: skip

@@ -131,6 +131,8 @@ def test_resolution() -> None:
     [
         ("roc_auc", np.ones(4), "needs two classes, and every label 'truth' is 1.0"),
         ("efficiency", np.zeros(4), "needs two classes"),
+        ("efficiency", np.array([0, 1, np.nan, np.nan]), "'truth' is NaN in 2 of 4 rows"),
+        ("accuracy", np.array([0, 1, np.nan, 1]), "'truth' is NaN in 1 of 4 rows"),
         ("rock_auc", LABELS, "'rock_auc' is neither efficiency, resolution nor a function"),
         ("silhouette", LABELS, "neither efficiency"),
     ],

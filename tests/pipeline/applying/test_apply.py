@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import resource
@@ -11,21 +12,30 @@ from pathlib import Path
 from typing import Any
 
 import awkward as ak
+import h5py
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import uproot
+from torch import Tensor, nn
 
 import pipeline
 from pipeline.applying.outputs import Rows, write
 from pipeline.applying.plan import Piece, Plan, Scored
 from pipeline.applying.run import locally, read_about
+from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
+from soa import Block, Layout, RowRange, Signature, column, eigen
+from stages.model.trees import load_trees
 from tests.campaigns.apply import campaign
+from tests.models import served
+from tests.models.building import mlp_signature
 from tests.models.forked import in_a_child
-from tests.models.mlps import CLASSES, FEATURES
+from tests.models.mlps import CLASSES, FEATURES, PointwiseFirst
 from tests.models.project import answer, cli, described, refusal
 from tests.models.scored import (
     SUFFIXES,
@@ -82,7 +92,7 @@ def test_empty_row_groups(tmp_path: Path, production: Registry, rows: int) -> No
             file.write_table(part)
     pipeline.apply(REF, source, tmp_path / "out.npz", keep=["event"], registry=production)
     require_scored(tmp_path / "out.npz", given, ("event",))
-    assert len(read_about(tmp_path / "out.npz")["inputs"]) == 1
+    assert len(read_about(tmp_path / "out.npz").inputs) == 1
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather", ".root", ".h5", ".npz"])
@@ -98,7 +108,7 @@ def test_many_files_become_one(tmp_path: Path, production: Registry, suffix: str
     done = pipeline.apply(REF, files, out, keep=["event"], registry=production, threads=2)
     assert (done.outputs, done.rows) == ((str(out),), 900)
     require_scored(out, whole, ("event",))
-    assert [Path(each["path"]) for each in read_about(out)["inputs"]] == files
+    assert [Path(each.path) for each in read_about(out).inputs] == files
 
 
 def test_a_version_that_was_looked_up_before(tmp_path: Path, production: Registry) -> None:
@@ -143,6 +153,194 @@ def test_items_of_jagged_columns_are_rows(
         np.testing.assert_allclose(ak.flatten(found[name]), expected, atol=1e-5, rtol=1e-4)
     assert ak.flatten(found["a"]).tolist() == given["a"].tolist()
     assert found["met"].tolist() == columns(400)["a"].tolist()
+
+
+NANO = {**{f"Jet_{name}": name for name in FEATURES[1:]}, "Jet_btag": "f", "Jet_a": "a"}
+
+
+def nano(kind: str, path: Path, rows: int = 300) -> Path:
+    """Events with the tagger's columns as `Jet_*`, and others; by `kind` of file."""
+    draw = np.random.default_rng(4)
+    counts, muons = draw.integers(0, 5, rows), draw.integers(0, 3, rows)
+    given = columns(int(counts.sum()))
+    jets = {name: ak.unflatten(given[own], counts) for name, own in NANO.items()}
+    flat = {"nJet": counts.astype("i4"), "met": columns(rows)["a"]}
+    muon = {"Muon_pt": ak.unflatten(columns(int(muons.sum()))["b"], muons)}
+    if kind == "tree":
+        with uproot.recreate(path) as file:
+            types = {n: ak.Array(v).type.content for n, v in {**flat, **jets, **muon}.items()}
+            named = file.mktree("Events", types, counter_name=lambda name: f"n{name[:-3]}"
+                                if name.startswith("Muon") else "nJet")  # fmt: skip
+            named.extend({**flat, **jets, **muon})
+    elif kind == "structs":
+        records = ak.zip({name.removeprefix("Jet_"): each for name, each in jets.items()})
+        table = {"met": flat["met"], "Jet": records, **muon}
+        pq.write_table(pa.table(arrow(table)), path)
+    else:
+        names = [name for name in flat if kind == "lists and counts" or name != "nJet"]
+        pq.write_table(pa.table(arrow({**{n: flat[n] for n in names}, **jets, **muon})), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "keep", "counters"),
+    [
+        ("tree", ["nJet", "Jet_*", "Muon_*", "met"], {"Jet": "nJet", "Muon": "nMuon", "": "nJet"}),
+        ("tree", ["Jet_btag"], {"Jet": "nJet", "": "nJet"}),
+        ("lists and counts", ["Jet_*", "nJet"], {"Jet": "nJet", "": "nJet"}),
+        ("lists and counts", ["Jet_btag", "Muon_pt"],
+         {"Jet": "nJet", "Muon": "nMuon_pt", "": "nJet"}),
+        ("lists", ["Jet_a", "Muon_pt"], {"Jet": "njets", "Muon": "nMuon_pt", "": "njets"}),
+        ("structs", ["Jet.btag", "Jet.b"], {"Jet": "nJet", "": "nJet"}),
+    ],
+)  # fmt: skip
+def test_a_tree_has_one_counter_for_columns_of_the_same_items(
+    tmp_path: Path, production: Registry, kind: str, keep: list[str], counters: dict[str, str]
+) -> None:
+    """As NanoAOD has it; in "" are the answers, which have the items of what the model reads."""
+    source = nano(kind, tmp_path / ("rows.root" if kind == "tree" else "rows.parquet"))
+    dot = "." if kind == "structs" else "_"
+    pairs = {f"jets/{own}": f"Jet{dot}{name[4:]}" for name, own in NANO.items() if own != "f"}
+    pairs["jets/f"] = f"Jet{dot}btag"
+    out = tmp_path / "out.root"
+    pipeline.apply(REF, source, out, columns=pairs, keep=keep, registry=production)
+    with uproot.open(source if kind == "tree" else out) as before, uproot.open(out) as file:
+        tree = file["Events"]
+        kept = {name for word in keep for name in fnmatch.filter(read_rows(source), word)}
+        if kind == "structs":
+            kept = {*keep}
+        assert {*tree.keys()} == kept | {*CLASSES} | {*counters.values()}
+        for name in (*CLASSES, *kept):
+            counter = tree[name].count_branch
+            group = name.replace(".", "_").partition("_")[0] if name not in CLASSES else ""
+            assert getattr(counter, "name", None) == counters.get(group), name
+            if counter is not None:
+                counts = ak.num(tree[name].array())
+                assert counts.tolist() == tree[counter.name].array().tolist()
+            if kind == "tree" and name in kept:
+                assert tree[name].array().tolist() == before["Events"][name].array().tolist()
+
+
+def test_names_that_do_not_say_what_the_rows_have(tmp_path: Path, production: Registry) -> None:
+    """By its name `trk_hits` is counted by ntrk, and it is not: at once, or in later rows only."""
+    rows = columns(900)
+    tracks = np.array([2, 0, 1] * 300, "i4")
+    early, late = tracks[::-1], np.append(tracks[:600], tracks[600:][::-1])
+    for name, hits in (("early", early), ("late", late)):
+        jagged = {
+            "trk_hits": ak.unflatten(rows["a"], hits),
+            "trk_pt": ak.unflatten(rows["b"], tracks),
+        }
+        given = {**{n: rows[n] for n in FEATURES}, "ntrk": tracks, **jagged}
+        source = write_rows(tmp_path / f"{name}.parquet", given)
+        where = ("--out", tmp_path / f"{name}.root", "--keep", "*trk*")
+        if name == "late":
+            assert "'ntrk'" in refused(production, source, *where)
+            assert files_in(tmp_path)[-2:] == [tmp_path / "early.root", tmp_path / "late.parquet"]
+            continue
+        answer("apply", REF, source, *where, registry=production)
+        with uproot.open(tmp_path / "early.root") as file:
+            tree = file["Events"]
+            assert tree["trk_pt"].count_branch.name == "ntrk"
+            assert tree["trk_hits"].count_branch.name == "ntrk_hits"
+            for column in ("ntrk", *jagged):
+                assert tree[column].array().tolist() == given[column].tolist()
+
+
+def test_items_that_are_not_the_same(tmp_path: Path, production: Registry) -> None:
+    """As many in all, and not in each row."""
+    given: dict[str, Any] = {
+        name: ak.unflatten(columns(90)[name], [2, 1] * 30) for name in FEATURES
+    }
+    given["d"] = ak.unflatten(columns(90)["d"], [1, 2] * 30)
+    source = write_rows(tmp_path / "rows.parquet", given)
+    said = refused(production, source, "--out", tmp_path / "out")
+    assert "'a' and 'd' have not the same items" in said
+
+
+@pytest.fixture
+def events(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry with events/1, a model of whole events, in production."""
+    promoted(empty, served.shared(tmp_path_factory, "events", served.of_jets(), served.JETS))
+    return empty
+
+
+@pytest.mark.parametrize("kind", ["lists.parquet", "structs.parquet", "rows.root", "rows.arrow"])
+def test_whole_events(tmp_path: Path, events: Registry, kind: str) -> None:
+    """More of them, and more items, than one run takes; some are longer than the model looks."""
+    draw = np.random.default_rng(5)
+    counts = draw.integers(0, 9, 400)
+    pt, mass = (ak.unflatten(draw.random(counts.sum(), np.float32), counts) for _ in range(2))
+    event = draw.random(400, np.float32)
+    flat: dict[str, Any] = {"events_pt": event, "run": np.arange(400)}
+    jets = {"jets_pt": pt, "jets_mass": mass}
+    if kind == "structs.parquet":
+        jets = {"jets": ak.zip({"pt": pt, "mass": mass})}
+    source = write_rows(tmp_path / kind, {**flat, **jets}, 130)
+    out = tmp_path / "out.npz"
+    pipeline.apply("events@production", source, out, keep=["run"], registry=events)
+    found = read_rows(out)
+    assert found["run"].tolist() == [*range(400)]
+    np.testing.assert_allclose(found["ht"], ak.sum(pt[:, :4], axis=1) + event, rtol=1e-5)
+    np.testing.assert_allclose(found["heavy"], ak.sum((pt * mass)[:, :4], axis=1), rtol=1e-5)
+
+
+def test_one_column_is_not_two(tmp_path: Path, events: Registry) -> None:
+    """`pt` of a file might be the jets' and the event's: the user has to say."""
+    jets = ak.unflatten(columns(40)["a"], [2] * 20)
+    given = {"pt": jets, "jets_mass": jets, "met": columns(20)["b"]}
+    source = write_rows(tmp_path / "rows.parquet", given)
+    out = ("apply", "events@production", source, "--out", tmp_path / "out.npz")
+    assert "would both be 'pt'" in refusal(*out, "--registry", events.uri)
+    done = answer(*out, "--columns", "events/pt=met", registry=events)
+    assert done["rows"] == 20
+
+
+def test_fewer_rows_than_a_run_takes(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    least = mlp_signature(64, lowest=8)
+    promoted(empty, served.shared(tmp_path_factory, "least", PointwiseFirst(1), least))
+    for rows in (3, 64, 131):
+        source = write_rows(tmp_path / f"{rows}.npz", columns(rows))
+        out = tmp_path / f"out{rows}.npz"
+        pipeline.apply("least@production", source, out, registry=empty)
+        require_scored(out, columns(rows))
+
+
+def test_files_of_other_types_do_not_become_one(tmp_path: Path, production: Registry) -> None:
+    given = columns(50)
+    one = write_rows(tmp_path / "1.npz", given)
+    two = write_rows(tmp_path / "2.npz", {**given, "event": given["event"].astype("f8")})
+    out = ("--keep", "event", "--out")
+    for suffix in (".npz", ".parquet", ".root"):
+        said = refused(production, one, two, *out, tmp_path / f"both{suffix}")
+        assert "2.npz" in said and "int64" in said and "double" in said
+        assert not [*tmp_path.glob("*both*")]
+    answer("apply", REF, one, two, *out, tmp_path / "out", registry=production)
+    require_scored(tmp_path / "out/2.npz", given, ("event",))
+
+
+def test_parts_of_a_file_that_was_changed_have_other_names(
+    tmp_path: Path, production: Registry, parts: list[Path]
+) -> None:
+    """What a worker that was given up writes late is then none of the new job's."""
+
+    def names() -> list[str]:
+        seen: list[str] = []
+
+        def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+            seen.extend(piece.part for piece in pieces)
+            raise Enough
+
+        with pytest.raises(Enough):
+            pipeline.apply(REF, parts, tmp_path / "o.npz", registry=production, execute=execute)
+        return seen
+
+    before = names()
+    write_rows(parts[7], columns(100, seed=2))
+    after = names()
+    assert before[:7] == after[:7] and before[7] != after[7]
 
 
 # -- a job that ends early ------------------------------------------------------------------------
@@ -219,6 +417,43 @@ def test_outputs_that_are_done_stay_done(
         require_scored(path, {n: v[100 * i : 100 * i + 100] for n, v in columns(800).items()})
 
 
+def test_what_a_command_says_that_did_nothing(tmp_path: Path, production: Registry) -> None:
+    source, out = write_rows(tmp_path / "rows.npz", columns(40)), tmp_path / "out"
+    command = ("apply", REF, source, "--out", out, "--registry", production.uri)
+    assert f"wrote {out / 'rows.npz'}" in cli(*command).stdout
+    again = cli(*command).stdout
+    assert "wrote" not in again and f"{out / 'rows.npz'} was there" in again
+    done = json.loads(cli(*command, "--json").stdout)
+    assert (done["outputs"], done["written"]) == ([str(out / "rows.npz")], [])
+
+
+def test_progress_without_a_terminal(
+    tmp_path: Path, production: Registry, parts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line now and then on standard error, as a batch system keeps it; none for a short job."""
+    command = ("apply", REF, *parts, "--registry", production.uri, "--threads", 1, "--out")
+    assert cli(*command, tmp_path / "short").stderr == ""
+    monkeypatch.setattr("pipeline.cli.applying.EVERY_S", 0)
+    said = cli(*command, tmp_path / "long", "--json")
+    assert said.stderr.splitlines() == [f"{done} of 800 rows" for done in range(0, 801, 100)]
+    assert json.loads(said.stdout)["rows"] == 800
+
+
+def test_a_job_of_another_mode_is_another_job(
+    tmp_path: Path, production: Registry, parts: list[Path]
+) -> None:
+    """Its answers were compared with the reference, or were not."""
+    out = tmp_path / "all.parquet"
+    with pytest.raises(Enough):
+        pipeline.apply(REF, parts, out, registry=production, mode="test", execute=stopping(3))
+    with pytest.raises(ApplyError, match="the settings changed since"):
+        pipeline.apply(REF, parts, out, registry=production)
+    pipeline.apply(REF, parts, out, registry=production, mode="test")
+    assert read_about(out).mode == "test"
+    with pytest.raises(ApplyError, match="is there already"):
+        pipeline.apply(REF, parts, out, registry=production)
+
+
 @pytest.mark.parametrize("changed", ["version", "files", "settings"])
 def test_a_job_does_not_go_on_as_another(
     tmp_path: Path, production: Registry, parts: list[Path], tagger: Bundle, changed: str
@@ -261,6 +496,179 @@ def test_one_job_at_a_time(tmp_path: Path, production: Registry, parts: list[Pat
     require_scored(out, columns(800))
 
 
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("first", ["out", "out/3.parquet"])
+def test_one_job_at_a_time_on_each_output(
+    tmp_path: Path, production: Registry, parts: list[Path], first: str, force: bool
+) -> None:
+    """Into a folder, and into one of the files that this makes; others of the folder are free."""
+    (second,) = {"out", "out/3.parquet"} - {first}
+    sources = {"out": parts, "out/3.parquet": parts[3:4]}
+
+    def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+        with pytest.raises(ApplyError, match="another job is writing there"):
+            pipeline.apply(
+                REF, sources[second], tmp_path / second, registry=production, force=force
+            )
+        free = tmp_path / "out" / "free.parquet"
+        pipeline.apply(REF, parts[:2], free, registry=production, force=force)
+        require_scored(free, {name: each[:200] for name, each in columns(800).items()})
+        return locally(1)(plan, pieces)
+
+    done = pipeline.apply(
+        REF, sources[first], tmp_path / first, registry=production, execute=execute, force=force
+    )
+    require_scored(
+        tmp_path / "out/3.parquet", {name: each[300:400] for name, each in columns(800).items()}
+    )
+    assert sorted((tmp_path / "out").iterdir()) == sorted(
+        [tmp_path / "out" / "free.parquet", *map(Path, done.outputs)]
+    )
+
+
+def test_a_job_that_was_cut_short_is_in_nobodys_way(
+    tmp_path: Path, production: Registry, parts: list[Path]
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Enough):
+        pipeline.apply(REF, parts, out, registry=production, execute=stopping(1))
+    one = pipeline.apply(REF, parts[7], out / "7.parquet", registry=production)
+    assert one.written == (str(out / "7.parquet"),)
+    with pytest.raises(ApplyError, match=r"7\.parquet is there already"):
+        pipeline.apply(REF, parts, out, registry=production)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_meanwhile_stays(
+    tmp_path: Path, production: Registry, parts: list[Path], links: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Also where files have no second names, as on FAT and some file systems of networks."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "no")))
+    out = tmp_path / "all.parquet"
+
+    def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+        for done in locally(1)(plan, pieces):
+            out.write_text("mine")
+            yield done
+
+    with pytest.raises(ApplyError, match="appeared while the job ran"):
+        pipeline.apply(REF, parts, out, registry=production, execute=execute)
+    assert out.read_text() == "mine"
+    with pytest.raises(ApplyError, match="is there already"):
+        pipeline.apply(REF, parts, out, registry=production)
+    out.unlink()
+    done = pipeline.apply(REF, parts, out, registry=production)
+    assert done.found == done.rows == 800  # nothing is scored again
+    require_scored(out, columns(800))
+    assert files_in(tmp_path) == sorted([*parts, out, tmp_path / "cwd"])
+
+
+def test_names_as_long_as_names_may_be(tmp_path: Path, production: Registry) -> None:
+    given = columns(40)
+    name = "é" * 125 + "x.npz"  # 255 bytes
+    source = write_rows(tmp_path / name, given)
+    out = tmp_path / "out"
+    pipeline.apply(REF, source, out, registry=production)
+    require_scored(out / name, given)
+    pipeline.apply(REF, source, tmp_path / f"o{name[1:]}", registry=production)
+    assert "File name too long" in refused(
+        production, source, "--out", tmp_path / "new", "--format", "parquet"
+    )
+    assert not (tmp_path / "new").exists()
+    pipeline.apply(REF, write_rows(tmp_path / "b.npz", given), out, registry=production)
+    assert sorted(path.name for path in out.iterdir()) == sorted([name, "b.npz"])
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path, production: Registry) -> None:
+    source = write_rows(tmp_path / "rows.npz", columns(40))
+    (tmp_path / "out" / "rows.npz").mkdir(parents=True)
+    assert "is a folder" in refused(production, source, "--out", tmp_path / "out", "--force")
+    assert [*(tmp_path / "out").iterdir()] == [tmp_path / "out" / "rows.npz"]
+
+
+# -- what others wrote ----------------------------------------------------------------------------
+
+
+def tell(path: Path, said: Any) -> Path:
+    """A file that says so of what made it, in the place where outputs do."""
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"a": [1]}).replace_schema_metadata({ABOUT: said}), path)
+    elif path.suffix == ".arrow":
+        schema = pa.schema([("a", pa.int64())], {ABOUT: said})
+        with pa.ipc.new_file(path, schema) as file:
+            file.write_table(pa.table({"a": [1]}, schema))
+    elif path.suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file["a"] = [1]
+            file.attrs[ABOUT] = said
+    elif path.suffix == ".root":
+        with uproot.recreate(path) as file:
+            file["Events"] = {"a": np.arange(3)}
+            file[ABOUT] = said
+    else:
+        np.savez(path, a=np.arange(3), **{ABOUT: said})
+    return path
+
+
+TEXTS = ["", "null", "[]", "7", '"x"', '{"job": "x"}', "{", "[" * 300, '{"job": {"a": []}}']
+STRANGE: list[tuple[str, Any]] = [
+    *(
+        (suffix, text)
+        for suffix in (".parquet", ".arrow", ".h5", ".root", ".npz")
+        for text in TEXTS
+    ),
+    *((suffix, b"\xff\xfe{}") for suffix in (".parquet", ".arrow", ".h5")),
+    *((".h5", each) for each in (7, 1.5, [1, 2], np.bytes_(b"{}"), np.array(["{}", "{}"], object))),
+    *((".npz", np.array(each)) for each in (7, [1, 2], ["{}"], b"\xff")),
+    (".npz", np.array({"job": "x"}, object)),
+    (".root", np.histogram([1.0, 2.0])),
+    (".root", {"x": np.arange(3)}),
+]
+
+
+@pytest.mark.parametrize(("suffix", "said"), STRANGE, ids=lambda each: str(each)[:20])
+def test_records_that_we_did_not_write(tmp_path: Path, suffix: str, said: Any) -> None:
+    path = tell(tmp_path / f"strange{suffix}", said)
+    assert f"{path} does not say what made it" in refusal("explain", path)
+    with pytest.raises(DataError):
+        read_about(path)
+
+
+def test_damaged_records(tmp_path: Path, production: Registry) -> None:
+    """Each field is missing once, and once something else; the whole one is read."""
+    source, made = write_rows(tmp_path / "rows.npz", columns(20)), tmp_path / "made.npz"
+    pipeline.apply(REF, source, made, registry=production)
+    with np.load(made) as arrays:
+        said = json.loads(str(arrays[ABOUT]))
+    copy = tell(tmp_path / "copy.npz", json.dumps(said))
+    assert cli("explain", copy).stdout == cli("explain", made).stdout
+    assert json.loads(cli("explain", copy, "--json").stdout) == said
+    for name in said:
+        fewer = {key: value for key, value in said.items() if key != name}
+        for damaged in (fewer, {**said, name: [{"\x1b[31m": [None]}]}):
+            path = tell(tmp_path / "damaged.npz", json.dumps(damaged))
+            assert name in refusal("explain", path)
+
+
+def test_a_job_onto_files_that_others_wrote(tmp_path: Path, production: Registry) -> None:
+    given = columns(20)
+    source = write_rows(tmp_path / "rows.npz", given)
+    for suffix, said in ((".parquet", b"\xff"), (".h5", 7), (".npz", '{"job": "x"}')):
+        out = tell(tmp_path / f"out{suffix}", said)
+        before = out.read_bytes()
+        assert "is there already: --force" in refused(production, source, "--out", out)
+        assert out.read_bytes() == before
+        answer("apply", REF, source, "--out", out, "--force", registry=production)
+        require_scored(out, given)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.parquet")
+    assert "not a plain file" in refusal("explain", tmp_path / "rows.parquet")
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -292,7 +700,7 @@ def test_one_line_and_nothing_is_left(tmp_path: Path, production: Registry) -> N
             "fewer.npz has no 'f'; it has a, b, c, d, e: say which column it is",
         ),
         ((good, fewer, "--out", out), "fewer.npz has no 'f'"),
-        ((wider, "--out", out), "column 'b' is float64, the layout says float32"),
+        ((wider, "--out", out), "rows 0 to 256: column 'b' is float64, the layout says float32"),
         ((text, "--out", out), "column 'c' is"),
         ((jagged, "--out", out), "'a' is jagged, 'b' is not"),
         ((good, "--out", out, "--keep", "label"), "has no 'label'"),
@@ -361,20 +769,112 @@ def test_jagged_answers_have_no_place_in_arrays(tmp_path: Path, production: Regi
             pipeline.apply(REF, source, tmp_path / f"out.{suffix}", registry=production)
 
 
+def test_text_is_kept(tmp_path: Path, production: Registry) -> None:
+    """From every format that has it, into every other one."""
+    given = {name: columns(300)[name] for name in FEATURES}
+    words = [f"é{i}" * (i % 3) for i in range(300)]
+    with h5py.File(tmp_path / "text.h5", "w") as file:
+        for name, each in {**given, "word": words}.items():
+            file[name] = each
+    np.savez(tmp_path / "text.npz", word=words, **given)
+    pq.write_table(pa.table({**given, "word": words}), tmp_path / "text.parquet")
+    with uproot.recreate(tmp_path / "text.root") as file:
+        file["Events"] = {**given, "word": ak.Array(words)}
+    kinds = (".h5", ".parquet", ".root")
+    for source, suffix in (*zip(kinds, kinds, strict=True), (".npz", ".h5"), (".h5", ".root")):
+        out = tmp_path / f"{source[1:]}{suffix}"
+        pipeline.apply(REF, tmp_path / f"text{source}", out, keep=["word"], registry=production)
+        found = read_rows(out)["word"].tolist()
+        assert [each.decode() if suffix == ".h5" else each for each in found] == words
+    refused(
+        production, tmp_path / "text.h5", "--columns", "jets/a=word", "--out", tmp_path / "o.h5"
+    )
+
+
 def test_nulls_are_refused_and_nan_goes_through(tmp_path: Path, production: Registry) -> None:
     given = columns(20)
     table = {name: pa.array(given[name]) for name in FEATURES}
     pq.write_table(
         pa.table({**table, "a": pa.array([None] * 20, pa.float32())}), tmp_path / "a.parquet"
     )
-    with pytest.raises(DataError, match="'a' has 20 missing values"):
+    with pytest.raises(DataError, match=r"a.parquet, rows 0 to 20: .*'a' has 20 missing values"):
         pipeline.apply(REF, tmp_path / "a.parquet", tmp_path / "out.npz", registry=production)
+    items = ak.unflatten(given["a"], np.full(10, 2))
+    lists: dict[str, Any] = {name: ak.to_arrow(items, extensionarray=False) for name in FEATURES}
+    lists["b"] = pa.array([[1.0, 2.0]] * 9 + [[None, 1.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table(lists), tmp_path / "lists.parquet")
+    with pytest.raises(DataError, match=r"lists.parquet, rows 0 to 10: .*has 1 nulls"):
+        pipeline.apply(REF, tmp_path / "lists.parquet", tmp_path / "out.root", registry=production)
     given["a"][3] = np.nan
     source = write_rows(tmp_path / "nan.npz", given)
     pipeline.apply(REF, source, tmp_path / "nan.parquet", registry=production)
     assert np.isnan(np.asarray(read_rows(tmp_path / "nan.parquet")["x"])).tolist() == [
         i == 3 for i in range(20)
     ]
+
+
+def test_a_null_is_nan_for_trees(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """pandas writes NaN as null, and boosted trees take NaN for a missing value."""
+    xgboost = pytest.importorskip("xgboost")
+    given = {name: columns(300)[name] for name in FEATURES}
+    given["b"][::5] = np.nan
+    rows = np.stack([*given.values()], axis=1)
+    table = xgboost.DMatrix(rows, np.nan_to_num(rows).sum(1) > 0, feature_names=[*FEATURES])
+    booster = xgboost.train({"objective": "binary:logistic", "max_depth": 3}, table, 5)
+    booster.save_model(tmp_path / "trees.json")
+    signature = Signature.build(
+        {"jets": mlp_signature().layouts["jets"], "tags": Layout([column("p", "float32")])},
+        [Block("features", "jets", FEATURES)],
+        [Block("p", "tags", ("p",))],
+        {"n": RowRange(0, 64)},
+    )
+    model = load_trees(tmp_path / "trees.json")
+    said = {"model": {"trees": "trees.json"}}
+    promoted(empty, served.shared(tmp_path_factory, "trees", model, signature, said))
+    pd.DataFrame(given).to_parquet(tmp_path / "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["b"].null_count == 60
+    out = tmp_path / "out.npz"
+    pipeline.apply("trees@production", tmp_path / "rows.parquet", out, registry=empty)
+    np.testing.assert_allclose(read_rows(out)["p"], booster.predict(table), atol=1e-6)
+
+
+class Lengths(nn.Module):
+    def forward(self, hits: Tensor, pt: Tensor) -> Tensor:
+        return (hits * hits).sum(1, keepdim=True) + pt
+
+
+def test_lists_of_one_length_are_a_models_vectors(
+    tmp_path: Path, empty: Registry, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As pandas writes them; a row of another length is named, and no part of an output is left."""
+    signature = Signature.build(
+        {
+            "jets": Layout([eigen("hits", "float32", 3), column("pt", "float32")]),
+            "tags": Layout([column("y", "float32")]),
+        },
+        [Block("hits", "jets", ("hits",)), Block("pt", "jets", ("pt",))],
+        [Block("y", "tags", ("y",))],
+        {"n": RowRange(0, 64)},
+    )
+    promoted(empty, served.shared(tmp_path_factory, "lengths", Lengths(), signature))
+    draw = np.random.default_rng(1)
+    hits, pt = draw.normal(size=(300, 3)).astype("f4"), draw.normal(size=300).astype("f4")
+    expected = (hits * hits).sum(1) + pt
+    pd.DataFrame({"hits": [*hits], "pt": pt}).to_parquet(tmp_path / "rows.parquet")
+    with uproot.recreate(tmp_path / "rows.root") as file:
+        file.mkrntuple("Events", {"hits": ak.from_regular(ak.Array(hits)), "pt": pt})
+    for name in ("rows.parquet", "rows.root"):
+        pipeline.apply("lengths@production", tmp_path / name, tmp_path / "out", registry=empty)
+        found = np.asarray(read_rows(tmp_path / "out" / name)["y"])
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    other = pd.DataFrame({"hits": [*hits[:299], hits[0, :2]], "pt": pt})
+    other.to_parquet(tmp_path / "other.parquet")
+    with pytest.raises(DataError, match=r"other\.parquet.*'hits' is jagged .*2 to 3 items"):
+        pipeline.apply(
+            "lengths@production", tmp_path / "other.parquet", tmp_path / "other.npz", registry=empty
+        )
 
 
 @pytest.mark.long

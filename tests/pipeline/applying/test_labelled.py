@@ -94,6 +94,22 @@ def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, su
         labelled.check(session.signature, {})
 
 
+def test_each_metric_may_have_a_label_of_its_own(
+    session: Session, columns: dict[str, Array], tmp_path: Path
+) -> None:
+    """And there need be none for all."""
+    own = {"accuracy": {"function": "accuracy", "output": "probabilities", "label": "other"}}
+    asked = MetricsConfig.model_validate({"data": "", "functions": own})
+    write(tmp_path / "test.npz", {**columns, "other": columns["truth"] * 0})
+    labelled = Labelled(tmp_path / "test.npz", asked, {})
+    labelled.check(session.signature, {})
+    (tmp_path / "bundle").mkdir()
+    record = labelled.keep(tmp_path / "bundle" / "metrics")
+    again = Labelled.kept(record, asked, tmp_path / "bundle")
+    assert record.rows == ROWS
+    assert 0 < again.values(session, {})["accuracy"][0] < 1
+
+
 def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_path: Path) -> None:
     write(tmp_path / "test.npz", columns)
     (tmp_path / "own.py").write_text("def mine(labels, outputs, column): return len(column('a'))")

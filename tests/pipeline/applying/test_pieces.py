@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline.applying.prepare import _cuts
 from pipeline.applying.sources import open_source
-from pipeline.errors import ApplyError
+from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
 from soa import Signature
 from tests.models import served
@@ -98,6 +98,12 @@ def test_every_dtype_and_shape(
     }
     np.savez(tmp_path / "rows.npz", **rows)
     pipeline.apply("mixed@production", tmp_path / "rows.npz", tmp_path / "o.h5", registry=empty)
+    wrong = {**rows, "cov": rows["cov"].astype("f4")}
+    np.savez(tmp_path / "wrong.npz", **wrong)
+    with pytest.raises(DataError, match=r"wrong.npz, rows 0 to 256: .*'cov' is float32"):
+        pipeline.apply(
+            "mixed@production", tmp_path / "wrong.npz", tmp_path / "o.npz", registry=empty
+        )
     import h5py
 
     with h5py.File(tmp_path / "o.h5") as file:

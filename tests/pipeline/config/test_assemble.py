@@ -212,3 +212,9 @@ def test_jagged_blocks_become_items_offsets_and_padding(folder: Path) -> None:
     assert [block is not None for block in source.preprocess] == [False, True, False, False]
     assert source.fingerprint()["padding"]
     assert assemble.source_of(write(folder, CONFIG)).fingerprint().get("padding") is None
+
+
+def test_one_jagged_column_may_have_the_shape_of_its_items(folder: Path) -> None:
+    text = (Path(__file__).parent / "jagged.yaml").read_text()
+    config = write(folder, text.replace("columns: [pt], p", "columns: [pt], shape: [16], p"))
+    assert assemble.source_of(config).padding[2] == Padding(3, 16, 1, 7.0, (16,))

@@ -65,6 +65,11 @@ def test_all_of_it(folder: Path, text: str) -> None:
         ("max: 50}", "max: 0}", "latency_p99_us[0].max: found 0; it should be greater than 0"),
         ("min_events: 1000, ", "", "gates.shadow: the key 'min_events' is missing"),
         ("output: p_top, min", "output: p_tip, min", "auc.output: found 'p_tip' (did you mean 'p_"),
+        (
+            "    label: is_top\n",
+            "",
+            "gates.metrics: 'auc' has no label; give it one, or a label for",
+        ),
         ("test.npz", "no.npz", "gates.metrics.data: the file"),
         ("own.py:mine", "no.py:mine", "functions.own.function: the file"),
         ("own.py:mine", "own.py:1", "own.function: found 'own.py:1'; write file.py:callable"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.config import Config, load_config
 from pipeline.errors import InitError
 from pipeline.init.writing import Request, init
 from registry.bundle.bundle import Bundle
+from soa.memory import as_collection
 from tests.campaigns.first_model import typed
 from tests.models.project import cli, refusal
 
@@ -64,6 +66,17 @@ class Last(nn.Module):
         return self.all(torch.relu(self.each(points)).amax(1))
 
 
+class Each(nn.Module):
+    """(n, 4, P)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.each, self.all = nn.Conv1d(4, 8, 1), nn.Linear(8, 2)
+
+    def forward(self, points: Tensor) -> Tensor:
+        return self.all(torch.relu(self.each(points)).amax(2))
+
+
 class Two(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +84,17 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor, kind: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
         return {"sum": (self.a(x) + self.kinds(kind).sum(1)) * scale}
+
+
+class Ten(nn.Module):
+    """(n, 10)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.Linear(10, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.all(x)
 
 
 class Anything(nn.Module):
@@ -152,7 +176,9 @@ def test_it_runs(place: Path, tmp_path: Path) -> None:
     """With nothing edited; validated on the rows of the file."""
     written(place, "model.py:Flat", place / "flat.npz", "--kwargs", '{"hidden": 16}', "--rows", 100)
     where = ("--work", tmp_path / "work", "--registry", f"sqlite:///{tmp_path}/store/registry.db")
-    answer = json.loads(cli("run", place / "config.yaml", *where, "--json").stdout)
+    ran = cli("run", place / "config.yaml", *where, "--json")
+    assert "train mode" in ran.stderr and "BatchNorm1d 'layers.0'" in ran.stderr
+    answer = json.loads(ran.stdout)
     (target,) = answer["targets"].values()
     assert target == {"status": "verified", "chosen": "exported"}
     kept = Bundle.open(answer["bundle"]).manifest.provenance.config
@@ -252,6 +278,93 @@ def test_parquet(place: Path) -> None:
     assert "has no rows" in refused(place, "model.py:Flat", place / "empty.parquet")
 
 
+def lists(place: Path, width: int, *names: str, rows: int = 50) -> dict[str, Any]:
+    """Of so many float32 each, as pandas writes them from a column of arrays."""
+    pandas = pytest.importorskip("pandas")
+    draw = np.random.default_rng(1)
+    found = {name: draw.normal(size=(rows, width)).astype("f4") for name in names}
+    pandas.DataFrame({k: [*v] for k, v in found.items()}).to_parquet(place / "lists.parquet")
+    return found
+
+
+def test_lists_of_one_length_are_vectors(place: Path) -> None:
+    values = lists(place, 10, "x")
+    file = place / "lists.parquet"
+    config = written(place, "model.py:Ten", file)
+    (column,) = config.collections["events"].columns
+    assert (column.name, column.eigen, config.inputs[0].shape) == ("x", (10,), None)
+    np.testing.assert_array_equal(reference(place)["events/x"], values["x"])
+    # The user says that others may be longer: they are jagged, and cut.
+    config = written(place, "model.py:Ten", file, "--length", 10, "--force")
+    (block,) = config.inputs
+    assert (block.shape, len(config.signature().jagged)) == ((10,), 1)
+    assert "reference.npz" in {path.name for path in place.iterdir()}
+
+
+@pytest.mark.parametrize(("model", "jagged"), [("Each", False), ("Last", True), ("Sets", True)])
+def test_several_lists_of_one_length(place: Path, model: str, jagged: bool) -> None:
+    """(n, columns, items) are vectors side by side. (n, items, columns), and a mask, are of items:
+    these are jagged, and here by chance as long."""
+    lists(place, 6, *"abcd")
+    given = ("--input", "points=a,b,c,d")
+    config = written(place, f"model.py:{model}", place / "lists.parquet", *given)
+    assert bool(config.signature().jagged) == jagged
+    assert config.inputs[0].shape == {"Each": (4, 6), "Last": (6, 4), "Sets": None}[model]
+
+
+def test_vectors_and_numbers_beside_each_other(place: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    draw = np.random.default_rng(1)
+    rows = {"h": [*draw.normal(size=(50, 9)).astype("f4")], "pt": draw.normal(size=50)}
+    pandas.DataFrame(rows).to_parquet(place / "mixed.parquet")
+    config = written(place, "model.py:Ten", place / "mixed.parquet", "--input", "x=h,pt")
+    assert [(c.name, c.eigen) for c in config.collections["events"].columns] == [
+        ("h", (9,)),
+        ("pt", None),
+    ]
+    assert (config.inputs[0].dtype, config.inputs[0].shape) == ("float32", None)
+    line = refused(place, "model.py:Ten", place / "mixed.parquet", "--input", "x=h", "--force")
+    assert line.count("x (n, 9) of h") == 1  # the same as vectors and as items
+    assert "name the columns" not in line  # they are named
+    line = refused(
+        place,
+        "model.py:Ten",
+        place / "mixed.parquet",
+        "--input",
+        "x=h,pt",
+        "--length",
+        9,
+        "--force",
+    )
+    assert "which differ in their items of a row" in line
+
+
+def test_what_init_writes_binds_arrays_in_place(place: Path) -> None:
+    """Outputs too are columns that each lie where NumPy and torch have them."""
+    config = written(place, "model.py:Flat", place / "flat.npz")
+    layout = config.signature().layouts["outputs"]
+    arrays = {name: np.zeros(30, "f4") for name in ("output0", "output1", "output2")}
+    collection = as_collection(arrays, layout)
+    assert not collection.readonly and not collection.copied
+
+
+def test_the_most_rows_say_why(place: Path) -> None:
+    (place / "small.py").write_text(
+        "import torch\n\n\nclass Small(torch.nn.Module):\n"
+        "    def forward(self, features):\n"
+        "        assert 0 < len(features) < 100\n"
+        "        return features\n"
+    )
+    for model, given, said in (
+        ("small.py:Small", (), ["max: 64 .* not 256, on which it fails: ", "min: 1 .* 0 rows: "]),
+        ("small.py:Small", ("--rows", 20), ["max: 20 .* by --rows"]),
+        ("model.py:Flat", (), ["max: [0-9]+ .* the most rows of a call: .*--rows N"]),
+    ):
+        written(place, model, place / "flat.npz", *given, "--force")
+        for pattern in said:
+            assert re.search(pattern, (place / "config.yaml").read_text()), pattern
+
+
 def test_hdf5(place: Path) -> None:
     h5py = pytest.importorskip("h5py", reason="the extra `data` has it")
     draw = np.random.default_rng(1)
@@ -317,7 +430,7 @@ def test_files_that_are_there_stay(place: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "given", "says"),
     [
-        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "not run on features (n, 3)"),
+        ("model.py:Flat", "flat.npz", ("--input", "features=a,b,c"), "features (n, 3) of a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=a,b,e"), "has no 'e'; it has a, b, c"),
         ("model.py:Flat", "flat.npz", ("--input", "features=z*"), "features: no column fits it"),
         ("model.py:Flat", "flat.npz", ("--input", "feature=a"), "takes features: give --input"),

@@ -49,6 +49,35 @@ def test_onnx(place: Path) -> None:
     assert "broken.onnx" in refused(place, "broken.onnx", "--force")
 
 
+def of_onnx(place: Path, name: str, *nodes: Any) -> None:
+    """Of x: (n, 2, 4)."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, value = onnx.helper, onnx.helper.make_tensor_value_info
+    made = [helper.make_node(kind, given, [to], **more) for kind, given, to, more in nodes]
+    constants = {"w": np.ones((1, 8, 4)), "r": np.ones((1, 8, 2))}
+    weights = [onnx.numpy_helper.from_array(np.float32(v), k) for k, v in constants.items()]
+    graph = helper.make_graph(
+        made, "net", [value("x", 1, ["n", 2, 4])], [value("y", 1, None)], weights
+    )
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), place / name)
+
+
+def test_onnx_that_ends_the_process_at_no_rows(place: Path) -> None:
+    """ONNX Runtime ends at an LSTM, which no engine takes, and at an Einsum, which all do."""
+    values = np.random.default_rng(1).normal(size=(90, 2, 4)).astype("f4")
+    np.savez(place / "x.npz", x=values)
+    turned = ("Transpose", ["x"], "turned", {"perm": [1, 0, 2]})
+    lstm = ("LSTM", ["turned", "w", "r"], "y", {"hidden_size": 2, "name": "cells"})
+    of_onnx(place, "lstm.onnx", turned, lstm)
+    assert "LSTM (node 'cells')" in refused(place, "lstm.onnx", place / "x.npz")
+    einsum = ("Einsum", ["x", "x"], "y", {"equation": "nij,nkj->nik"})
+    of_onnx(place, "net.onnx", einsum)
+    config = written(place, "net.onnx", place / "x.npz")
+    assert config.rows["n"].min == 0
+
+
 def test_trees(place: Path) -> None:
     """Columns by the names that the trees were trained with; NaN is a missing value."""
     xgboost = pytest.importorskip("xgboost")
@@ -65,6 +94,15 @@ def test_trees(place: Path) -> None:
     config = written(place, "trees.json", place / "holes.npz", "--force")
     assert config.inputs[0].columns == ("c", "a", "d")
     assert np.isnan(reference(place)["events/a"][0])
+    assert "8 of 50 are NaN" in (place / "config.yaml").read_text()
+    pandas = pytest.importorskip("pandas")  # writes NaN as null
+    pandas.DataFrame(holes).to_parquet(place / "holes.parquet")
+    written(place, "trees.json", place / "holes.parquet", "--force")
+    assert np.isnan(reference(place)["events/a"]).tolist() == np.isnan(holes["a"]).tolist()
+    whole = pandas.DataFrame(holes).assign(a=pandas.array([1, None] * 25, "Int64"))
+    whole.to_parquet(place / "whole.parquet")
+    line = refused(place, "trees.json", place / "whole.parquet", "--force")
+    assert "a has 25 nulls: cast it to floating point" in line
 
 
 def test_jagged_rows(place: Path) -> None:
@@ -225,6 +263,13 @@ def test_formulas_of_jets_and_their_particles(place: Path) -> None:
     config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8)
     jagged = next(c.jagged for c in config.collections.values() if c.jagged)
     assert jagged.length == 128  # what the network was trained on
+    # Lists that are all as long as that are vectors, beside which a jet's own columns will do.
+    full = {f"part_{n}": np.ones((9, 128), "f4") for n in jets.part.fields}
+    own = {n: np.arange(1, 10, dtype="f4") for n in flat}
+    lists = {name: ak.from_regular(ak.Array(values)) for name, values in full.items()}
+    ak.to_parquet(ak.zip(lists | own, depth_limit=1), place / "jets.parquet")
+    config = written(place, *model, "--weaver", place / "kin.yaml", "--rows", 8, "--force")
+    assert not config.signature().jagged
 
 
 def test_lightgbm(place: Path) -> None:

@@ -12,6 +12,7 @@ import awkward as ak
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 from hypothesis import given
@@ -258,6 +259,7 @@ COPIES: dict[str, Callable[[Path], Any]] = {
     "pandas of rows": lambda _: pd.DataFrame(
         {"pt": pd.Series(PT).astype("Float32"), "q": pd.Series(Q).astype("Int8")}
     ),
+    "pandas in steps": lambda _: pd.DataFrame({"pt": np.repeat(PT, 2), "q": np.repeat(Q, 2)})[::2],
     "polars chunks": lambda _: pytest.importorskip("polars").concat(
         [polars_frame(EVERY)[:9], polars_frame(EVERY)[9:]], rechunk=False
     ),
@@ -344,6 +346,71 @@ def test_eigen_columns_with_their_entries_together() -> None:
     assert as_collection({"v": values[:, 0]}).layout.columns == (eigen("v", "float32", 3),)
 
 
+def lists_of(values: np.ndarray) -> dict[str, Any]:
+    """The same vectors or matrices, as libraries and files hold them in lists."""
+    kind = pa.float32()
+    for _ in values.shape[1:]:
+        kind = pa.list_(kind)
+    arrow = pa.array(values.tolist(), kind)
+    rows = [*values] if values.ndim == 2 else [[*matrix] for matrix in values]
+    objects = np.empty(len(rows), object)
+    objects[:] = rows
+    return {
+        "arrow": arrow,
+        "large": arrow.cast(
+            pa.large_list(pa.list_(pa.float32()) if values.ndim > 2 else kind.value_type)
+        ),
+        "chunks": pa.chunked_array([arrow[:1], arrow[1:]]),
+        "a slice": pa.concat_arrays([arrow[-1:], arrow])[1:],
+        "awkward": ak.from_arrow(arrow),
+        "awkward lists": ak.values_astype(ak.Array(values.tolist()), "float32"),
+        "pandas": pd.Series(objects),
+        "pandas of arrow": pd.Series(arrow, dtype=pd.ArrowDtype(arrow.type)),
+        "objects": objects,
+    }
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (1,)])
+def test_lists_of_one_length_are_vectors(shape: tuple[int, ...]) -> None:
+    values = np.arange(4 * np.prod(shape), dtype="f4").reshape(4, *shape)
+    layout = Layout([eigen("m", "float32", *shape)], storage="columns")
+    for name, data in lists_of(values).items():
+        for asked in (layout, None):
+            collection = as_collection({"m": data}, asked)
+            assert (collection.n, collection.layout.columns) == (4, layout.columns), name
+            assert collection.readonly
+            for k in range(int(np.prod(shape))):
+                place = collection.layout["m"].component_of(k)
+                expected = values.reshape(4, -1)[:, k].tolist()
+                assert collection.component("m", place).tolist() == expected, name
+        assert as_collection({"m": data[:0]}, layout).n == 0, name
+    filled = pa.array([[1.0, None, 3.0]], pa.list_(pa.float32()))
+    vector = Layout([eigen("m", "float32", 3)], storage="columns")
+    assert as_collection({"m": filled}, vector, fill={"m": 7}).component("m", 1).tolist() == [7]
+
+
+def test_lists_of_a_file_that_pandas_wrote(tmp_path: Path) -> None:
+    values = np.arange(12, dtype="f4").reshape(4, 3)
+    pd.DataFrame({"m": [*values]}).to_parquet(tmp_path / "rows.parquet")
+    layout = Layout([eigen("m", "float32", 3)])
+    for data in (pd.read_parquet(tmp_path / "rows.parquet"), pa.parquet.read_table(tmp_path)):
+        np.testing.assert_array_equal(as_collection(data, layout)["m"], values)
+
+
+def test_awkward_that_may_be_missing_and_is_not_lies_in_place() -> None:
+    """As Awkward has every column of Arrow and Parquet that nobody declared without nulls."""
+    mask = np.zeros(40, np.int8)
+    masked = ak.contents.ByteMaskedArray(
+        ak.index.Index8(mask), ak.contents.NumpyArray(PT), valid_when=False
+    )
+    for content in (masked, ak.contents.UnmaskedArray(ak.contents.NumpyArray(PT))):
+        assert "?" in str(ak.Array(content).type)
+        collection = as_collection({"x": ak.Array(content)[3:]}, ONE)
+        assert collection["x"].ctypes.data == PT[3:].ctypes.data and not collection.copied
+    bits = ak.from_arrow(pa.array([1.0, None, 3.0], pa.float32())[:1])
+    assert as_collection({"x": bits}, ONE)["x"].tolist() == [1]
+
+
 def test_one_buffer_takes_a_copy_of_all() -> None:
     layout = Layout([column("pt", "float32"), column("q", "int8"), eigen("v", "float32", 2)])
     values = np.arange(80, dtype="f4").reshape(40, 2)
@@ -399,7 +466,8 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
 @pytest.mark.parametrize(
     ("data", "layout", "says"),
     [
-        ({"x": pa.array([["a"]])}, None, "column 'x' is list<.*flatten it first"),
+        ({"x": pa.array([["a"]])}, None, "column 'x' is string"),
+        ({"x": pa.array([{"a": ["b"]}])}, None, "column 'x' is string"),
         ({"x": pa.array([0], pa.timestamp("s"))}, None, r"timestamp.*view\('int64'\)"),
         ({"x": pa.array(["a"])}, None, "column 'x' is string: cast it to one of bool, int8"),
         ({"x": pa.array([None])}, None, "column 'x' is null: cast"),
@@ -426,9 +494,19 @@ SCALAR = Layout([scalar("x", "int64")], storage="columns")
         (PT.tobytes(), ONE, "a bytes without columns"),
         (pa.array([1.0]), None, "a DoubleArray without columns"),
         (ak.Array([1.0]), None, "a Array without columns"),
-        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
-        (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is .*jagged: .*ak\.flatten"),
-        (ak.Array([{"x": 1}, {"x": "a"}]), None, "column 'x' is .*Union"),
+        (ak.Array([[{"x": 1}], []]), None, r"column 'x' is jagged .*0 to 1 .* flatten it first"),
+        (ak.Array([{"x": [1, 2]}, {"x": []}]), None, r"column 'x' is jagged .*0 to 2 "),
+        (ak.Array([{"x": [[1, 2], [3]]}]), None, r"column 'x' is jagged .*1 to 2 "),
+        (pa.table({"x": [[1, 2], []]}), None, r"column 'x' is jagged .*0 to 2 .* flatten it"),
+        (pd.DataFrame({"x": [PT[:2], PT[:3]]}), None, r"column 'x' is jagged .*2 to 3 "),
+        (pd.DataFrame({"x": [PT[:2], None]}), VECTOR, "column 'x' holds Python objects"),
+        (pa.table({"x": [[1.0, 2.0], None]}), VECTOR, "column 'x' has no list in 1 rows"),
+        (ak.Array([{"x": [1.0]}, {"x": None}]), VECTOR, "column 'x' has no list in 1 rows"),
+        (pa.table({"x": [[1.0]]}), VECTOR, r"'x' is eigen \[2\] in the layout; .* \(1, 1\)"),
+        (pa.table({"x": [[1.0, None]]}), VECTOR, "column 'x' has 1 missing values"),
+        (pa.table({"x": [[], []]}), VECTOR, "column 'x' is null"),
+        (ak.Array([{"x": 1}, {"x": "a"}]), None, "column 'x' is union"),
+        (ak.Array([{"x": ["a"]}]), None, "column 'x' is .*string.*, not numbers"),
         (ak.Array([{"x": {"a": 1}}]), None, "column 'x' has several entries .* give the layout"),
     ],
 )

@@ -74,6 +74,21 @@ def test_awkward_lists_are_seen_in_place(make: Any) -> None:
     assert all(collection.readonly for collection in found.values())
 
 
+def test_rows_that_may_be_missing_and_are_not() -> None:
+    """As Awkward has the rows of a file of Parquet in which another row is missing."""
+    table = pa.table(
+        {
+            "pt": pa.array([*ROWS, None], pa.list_(pa.float32())),
+            "q": pa.array([*([1] * len(row) for row in ROWS), None], pa.list_(pa.int8())),
+        }
+    )
+    array = ak.from_arrow(table)[:4]
+    assert "option" in str(array.type)
+    assert rows_of(from_jagged(array, signature(), "jets")) == ROWS
+    with pytest.raises(CollectionError, match="column 'q' has no list in every row"):
+        from_jagged(ak.from_arrow(table), signature(), "jets")
+
+
 @pytest.mark.parametrize("make", [of_records, of_lists])
 def test_rows_of_any_choice_keep_their_content_where_it_is(make: Any) -> None:
     for rows in (slice(1, 4), np.array([3, 0, 2, 0]), np.array([False, True, True, False]), [2]):

@@ -23,6 +23,7 @@ from stages.model import ModelSource, as_torch, build_model
 from stages.model.onnx import OnnxGraph
 from stages.reference.answers import random_inputs
 from tests.models.building import build, reasons
+from tests.models.forked import in_a_child
 
 TYPES = {
     np.dtype(t) for t in ("bool", "uint8", "int8", "int16", "int32", "int64", "f2", "f4", "f8")
@@ -190,6 +191,44 @@ def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
     model = build_model(ModelSource(onnx=file))
     made = build(model, from_rows(1), tmp_path, ("exported",), route="none")
     assert reasons(made) == {"exported": None}
+
+
+PAIRS = [
+    node("Unsqueeze", "x last", "c"),
+    node("Concat", "c c", "cc", axis=2),
+    node("Einsum", "cc cc", "pairs", equation="nij,nkj->nik"),
+    node("ReduceSum", "pairs last", "y", keepdims=0),
+]
+
+
+def test_no_rows_are_not_asked_where_onnx_runtime_ends_the_process(tmp_path: Path) -> None:
+    """As ONNX Runtime 1.32 does at such an Einsum of no rows; the engines take them."""
+    model = build_model(ModelSource(onnx=by_hand(tmp_path, *PAIRS, last=[2])))
+
+    def ask() -> None:
+        (found,) = model(torch.zeros(0, 3))
+        raise ValueError(f"{found.dtype} {list(found.shape)}")
+
+    assert in_a_child(ask) == "ValueError: torch.float32 [0, 3]"
+    made = build(model, from_rows(0), tmp_path, ("exported",), route="none")
+    assert reasons(made) == {"exported": None}
+
+
+def test_some_inputs_without_rows_are_asked_of_a_process_of_its_own(tmp_path: Path) -> None:
+    """Of two row dimensions one may be empty; where that ends the process, it is refused."""
+    value = helper.make_tensor_value_info
+    inputs = [value("x", TensorProto.FLOAT, ["n", 3]), value("w", TensorProto.FLOAT, ["m", 3])]
+    outputs = [value("y", TensorProto.FLOAT, ["n", 3]), value("z", TensorProto.FLOAT, ["m", 3])]
+    last = numpy_helper.from_array(np.array([2]), "last")
+    graph = helper.make_graph([*PAIRS, node("Relu", "w", "z")], "net", inputs, outputs, [last])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), tmp_path / "two.onnx")
+    model = build_model(ModelSource(onnx=tmp_path / "two.onnx"))
+    y, z = model(torch.ones(2, 3), torch.ones(0, 3))
+    assert (y.tolist(), z.shape) == ([[6.0] * 3] * 2, (0, 3))
+    with pytest.raises(CaptureError, match=r"x \[0, 3\].* rows min:") as caught:
+        model(torch.ones(0, 3), torch.ones(2, 3))
+    assert "killed by SIGFPE" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -74,15 +74,18 @@ def test_padding_is_awkwards(
             Padding(1, length, None),
             Padding(1, length, None, 0.0, (length,), "bool"),
             0,
+            Padding(1, length, 2, value, (length,)),
         ],
         items,
         offsets,
+        flat.unsqueeze(1),
     ):
         assert torch.equal(found[0], torch.stack([one, other], dim=1))
         assert torch.equal(found[1], torch.stack([one, other], dim=2))
         assert torch.equal(found[2], there.unsqueeze(1).float())
         assert torch.equal(found[3], there)
         assert found[4] is items
+        assert torch.equal(found[5], one)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])

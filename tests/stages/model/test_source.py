@@ -40,6 +40,67 @@ def test_a_factory_by_file_or_module(factory: str) -> None:
     assert model.state_dict()["first.weight"].shape == (5, 6)
 
 
+TRAINED = """
+import torch
+from torch import Tensor, nn
+
+
+class Own(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.5, training=self.training)
+
+
+def layers(*more):
+    return nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Dropout(0.0), *more)
+
+
+def plain():
+    return layers()
+
+
+def mixed():
+    return layers(nn.BatchNorm1d(2), nn.Dropout(0.1), Own())
+
+
+def done():
+    return mixed().eval()
+
+
+def partly():
+    return layers(mixed().eval(), nn.Dropout(0.1))
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("plain", None),
+        ("done", None),
+        ("encoder", None),
+        ("mixed", "BatchNorm1d '3', Dropout '4', Own '5'"),
+        ("partly", "Dropout '4'"),
+    ],
+)
+def test_layers_that_answer_otherwise_in_eval_mode_are_named(
+    tmp_path: Path, name: str, said: str | None
+) -> None:
+    (tmp_path / "model.py").write_text(TRAINED)
+    notes: list[str] = []
+    model = build_model(ModelSource(factory=f"{tmp_path / 'model.py'}:{name}"), notes.append)
+    assert not any(layer.training for layer in model.modules())
+    assert [note.rpartition("eval mode: ")[2] for note in notes] == ([said] if said else [])
+    if name in ("mixed", "done"):
+        made = load_callable(f"{tmp_path / 'model.py'}:{name}")()
+        torch.jit.script(made).save(tmp_path / "model.ts")
+        again: list[str] = []
+        build_model(ModelSource(torchscript=tmp_path / "model.ts"), again.append)
+        assert again == notes
+
+
 def test_a_file_sees_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "my_layers_of_this_test.py").write_text("from torch import nn\nWIDTH = 7\n")
     file = tmp_path / "my_model.py"

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.report.versions import describe_validation
+from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
 from stages.reference import Reference, edges, random_inputs
 from stages.validate import ValidationReport, validate_session
-from tests.models.building import Built, build, default_tolerance
+from tests.models.building import Built, build
 
 SIGNATURE = Signature.build(
     {

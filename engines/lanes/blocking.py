@@ -1,0 +1,149 @@
+"""How a product is cut into blocks whose sums fit the registers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engines.lanes.index import Index, Variable
+from engines.lanes.plan import Kernel
+from engines.lanes.tensors import Constant, Product, Tensor
+from engines.lanes.values import Read
+
+_NONE = Variable("", 1)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What rows compute. `rest` is where it begins, by the outer loops."""
+
+    tensor: Tensor
+    rest: Index
+    by_m: int = 0
+    by_j: int = 0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights in the order in which they are read; `rest` is where, by the outer loops."""
+
+    data: torch.Tensor
+    rest: Index
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """`m` runs over what only the left operand depends on, `j` over the right one's; `most_m`
+    times `most_j` sums are in registers. `steps` is the C++ type of the loops of a sum."""
+
+    outer: tuple[Variable, ...]
+    m: Variable
+    j: Variable
+    most_m: int
+    most_j: int
+    steps: str
+    left: Operand
+    right: Operand | None
+    weights: Weights | None
+
+    @classmethod
+    def of(cls, kernel: Kernel, registers: int, vectors: int) -> Blocked | None:
+        """None where an address does not grow evenly with each loop."""
+        product = kernel.inner
+        assert isinstance(product, Product)
+        left, right = product.operands(kernel.inner_at)
+        assert isinstance(left, Read) and isinstance(right, Read)
+        if isinstance(left.tensor, Constant):
+            left, right = right, left
+        one, other = (each.tensor.address(each.index) for each in (left, right))
+        steps = [v for i in product.steps() for v in _variables(i)]
+        loops = kernel.loops
+        factors = {v: (one.factor(v), other.factor(v)) for v in (*loops, *steps)}
+        if any(f is None for pair in factors.values() for f in pair) or not _even(one, other):
+            return None
+        m = _largest(v for v in loops if factors[v][1] == 0 and factors[v][0])
+        j = _largest(v for v in loops if factors[v][0] == 0 and factors[v][1])
+        outer = tuple(v for v in loops if v not in (m, j))
+        rests = [_only(address, outer) for address in (one, other)]
+        first = Operand(left.tensor, rests[0], by_m=one.factor(m) or 0)
+        second, weights = None, None
+        if isinstance(right.tensor, Constant):
+            most = _best(m.extent, j.extent, registers, vectors)
+            weights = _packed(right.tensor.data, other, outer, j, steps, most[1])
+        else:
+            most = _best(m.extent, j.extent, registers, 1)
+            second = Operand(right.tensor, rests[1], by_j=other.factor(j) or 0)
+        types = ", ".join(
+            f"Step<{v.extent}, {factors[v][0]}" + (f", {factors[v][1]}>" if second else ">")
+            for v in steps
+        )
+        return cls(outer, m, j, *most, f"Steps<{types}>{{}}", first, second, weights)
+
+
+def _variables(index: Index) -> list[Variable]:
+    return [a for a, _ in index.terms if isinstance(a, Variable)]
+
+
+def _even(*addresses: Index) -> bool:
+    return all(isinstance(a, Variable) for each in addresses for a, _ in each.terms)
+
+
+def _largest(variables: Iterable[Variable]) -> Variable:
+    return max(variables, key=lambda v: v.extent, default=_NONE)
+
+
+def _only(address: Index, variables: Sequence[Variable]) -> Index:
+    """The part of an address that some loops and nothing else make."""
+    return Index(tuple(t for t in address.terms if t[0] in variables), address.constant)
+
+
+def _best(m: int, j: int, registers: int, vectors: int) -> tuple[int, int]:
+    """The block of the fewest cycles: two fma and two loads each, four cycles of latency."""
+
+    def cycles(most: tuple[int, int]) -> tuple[float, int]:
+        total = 0.0
+        for a, times_a in _pieces(m, most[0]):
+            for b, times_b in _pieces(j, most[1]):
+                work = a * b * vectors / 2
+                loads = (a * vectors + b) / 2
+                total += times_a * times_b * (max(work, loads, 4.0) + 0.5)
+        return total, -most[0] * most[1]
+
+    fit = [
+        (a, b)
+        for a, b in itertools.product(range(1, min(m, 8) + 1), range(1, min(j, 16) + 1))
+        if (a * b + a) * vectors + 1 <= registers
+    ]
+    return min(fit or [(1, 1)], key=cycles)
+
+
+def _pieces(size: int, most: int) -> list[tuple[int, int]]:
+    """Sizes of blocks, and how many there are of each."""
+    return [(each, times) for each, times in ((most, size // most), (size % most, 1)) if each]
+
+
+def _packed(
+    data: torch.Tensor, address: Index, outer: Sequence[Variable], j: Variable,
+    steps: Sequence[Variable], most: int,
+) -> Weights:  # fmt: skip
+    """For each run of the outer loops: blocks of `j`, in each the steps, `most` side by side."""
+    own = [v for v in outer if address.factor(v)]
+    loops = [*own, j, *steps]
+    sizes = [v.extent for v in loops]
+    apart = [address.factor(v) or 0 for v in loops]
+    flat = data.contiguous().flatten()
+    whole = flat.as_strided(sizes, apart, address.constant)
+    whole = whole.flatten(len(own) + 1) if steps else whole.unsqueeze(-1)
+    blocks = [
+        whole.narrow(len(own), at, min(most, j.extent - at)).transpose(-1, -2).flatten(len(own))
+        for at in range(0, j.extent, most)
+    ]
+    packed = torch.cat(blocks, dim=-1)
+    rest, size = Index(), packed.shape[-1]
+    for v in reversed(own):
+        rest = rest + Index(((v, size),))
+        size *= v.extent
+    return Weights(packed.contiguous(), rest)

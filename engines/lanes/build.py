@@ -1,0 +1,53 @@
+"""From a captured program to a library: the program for one row, its plan, C++, a compiler."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from engines.errors import EngineError
+from engines.lanes.compilers import compile_library
+from engines.lanes.plan import Plan, planned
+from engines.lanes.program import row_program
+from engines.lanes.source import HERE, Width, written
+from engines.target import Target
+
+# Lanes of float32 and vector registers.
+_SHAPES = {"x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32), "aarch64": (4, 32)}
+_L1 = 24 << 10  # of 32 kB: what a row block computes in between should stay there
+_LARGEST = 256 << 20  # what a thread may need
+
+
+def build(program: Path, target: Target, out: Path) -> list[str]:
+    """As an engine's `compile`: network.so, network.cpp, target.txt."""
+    plan = planned(row_program(program))
+    widths = choose_widths(plan, target)
+    needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
+    if needed > _LARGEST:
+        raise EngineError(
+            f"what it computes in between takes {needed >> 20} MB a thread, more than "
+            f"{_LARGEST >> 20} MB: a network with fewer intermediate values a row would fit"
+        )
+    source = written(plan, widths)
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "network.cpp"
+        file.write_text(source.text)
+        (file.parent / "weights.bin").write_bytes(source.weights)
+        compile_library(file, HERE, target, out / "network.so")
+    (out / "network.cpp").write_text(source.text)
+    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    return ["network.so", "network.cpp", "target.txt"]
+
+
+def choose_widths(plan: Plan, target: Target) -> list[Width]:
+    """Several vectors a row block, as far as it stays in the first cache; one; and, for the fewest
+    rows, vectors of four lanes."""
+    if target.arch not in _SHAPES:
+        raise EngineError(f"lanes builds for {', '.join(_SHAPES)}; found {target}")
+    lanes, registers = _SHAPES[target.arch]
+    fit = [v for v in (4, 2) if plan.size * 4 * lanes * v <= _L1]
+    found = [Width("many", lanes, fit[0], registers)] if fit else []
+    found.append(Width("one", lanes, 1, registers))
+    if lanes > 4:
+        found.append(Width("four", 4, 1, registers))
+    return found

@@ -1,0 +1,234 @@
+"""Indices: which element of a tensor is read, as a formula of loop variables with constant factors.
+
+A view of a tensor is a change of its indices, worked out when the program is compiled. `view` and
+`reshape` divide and take remainders; both vanish where the factors fit, as nearly always.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A loop's variable, from 0 up to `extent`."""
+
+    name: str
+    extent: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return 0, self.extent - 1
+
+
+@dataclass(frozen=True)
+class Quotient:
+    """`of // by`, rounded down."""
+
+    of: Index
+    by: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        low, high = self.of.bounds
+        return low // self.by, high // self.by
+
+
+@dataclass(frozen=True)
+class Remainder:
+    """`of % by`, not negative."""
+
+    of: Index
+    by: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return 0, self.by - 1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a constant table, the same for all rows."""
+
+    table: tuple[int, ...]
+    at: Index
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return min(self.table), max(self.table)
+
+
+@dataclass(frozen=True)
+class OfRow:
+    """A number that each row has of its own: `value` is an expression, of dtype int64."""
+
+    value: Any
+    low: int
+    high: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return self.low, self.high
+
+
+Atom: TypeAlias = "Variable | Quotient | Remainder | Entry | OfRow"
+
+
+@dataclass(frozen=True)
+class Index:
+    """`constant` + the sum of atoms times factors."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    constant: int = 0
+
+    @cached_property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the largest value."""
+        low = high = self.constant
+        for atom, factor in self.terms:
+            ends = [factor * end for end in atom.bounds]
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+    def __add__(self, other: Index | int) -> Index:
+        if isinstance(other, int):
+            return Index(self.terms, self.constant + other)
+        return _sum([*self.terms, *other.terms], self.constant + other.constant)
+
+    def __mul__(self, factor: int) -> Index:
+        if factor == 0:
+            return Index()
+        terms = tuple((atom, own * factor) for atom, own in self.terms)
+        return Index(terms, self.constant * factor)
+
+    def __floordiv__(self, by: int) -> Index:
+        whole, rest = self._split(by)
+        if rest.bounds[1] < by:
+            return whole
+        rest, by = rest._reduced(by)
+        return whole + Index(((Quotient(rest, by), 1),))
+
+    def __mod__(self, by: int) -> Index:
+        _, rest = self._split(by)
+        return rest if rest.bounds[1] < by else Index(((Remainder(rest, by), 1),))
+
+    def _split(self, by: int) -> tuple[Index, Index]:
+        """What `by` divides, divided by it; and the rest, which is nowhere negative."""
+        whole = Index(tuple((a, f // by) for a, f in self.terms if f % by == 0))
+        rest = Index(tuple((a, f) for a, f in self.terms if f % by), self.constant)
+        more = rest.bounds[0] // by
+        return whole + more, rest + -more * by
+
+    def _reduced(self, by: int) -> tuple[Index, int]:
+        """The same quotient with a smaller divisor, where all factors share one with it."""
+        common = math.gcd(by, *(f for _, f in self.terms))
+        terms = tuple((a, f // common) for a, f in self.terms)
+        return Index(terms, self.constant // common), by // common
+
+    @property
+    def of_row(self) -> bool:
+        """Whether it differs from row to row."""
+        return any(isinstance(atom, OfRow) for atom in self.atoms())
+
+    def atoms(self) -> Iterable[Atom]:
+        """Every atom in it, those inside others too."""
+        for atom, _ in self.terms:
+            yield atom
+            inner = getattr(atom, "of", None) or getattr(atom, "at", None)
+            if inner is not None:
+                yield from inner.atoms()
+
+    def factor(self, variable: Variable) -> int | None:
+        """By how much it grows with a variable; None where that is not constant."""
+        found = 0
+        for atom, factor in self.terms:
+            if atom == variable:
+                found = factor
+            elif not isinstance(atom, Variable) and variable in Index(((atom, 1),)).atoms():
+                return None
+        return found
+
+    def replaced(self, values: Mapping[Atom, Index]) -> Index:
+        """With other indices in place of variables; simplified."""
+        total = Index((), self.constant)
+        for atom, factor in self.terms:
+            total = total + _replaced(atom, values) * factor
+        return total
+
+
+Indices = tuple[Index, ...]
+
+
+def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
+    if atom in values:
+        return values[atom]
+    if isinstance(atom, Quotient):
+        return atom.of.replaced(values) // atom.by
+    if isinstance(atom, Remainder):
+        return atom.of.replaced(values) % atom.by
+    if isinstance(atom, Entry):
+        return entry(atom.table, atom.at.replaced(values))
+    return Index(((atom, 1),))
+
+
+def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
+    factors: dict[Atom, int] = {}
+    for atom, factor in terms:
+        factors[atom] = factors.get(atom, 0) + factor
+    kept = [(a, f) for a, f in factors.items() if f]
+    kept.sort(key=lambda term: getattr(term[0], "name", "~"))  # equal sums are equal
+    return Index(tuple(kept), constant)
+
+
+def constant(value: int) -> Index:
+    return Index((), value)
+
+
+def variable(name: str, extent: int) -> Index:
+    """A loop's variable; one that has a single value is that value."""
+    return Index(((Variable(name, extent), 1),)) if extent != 1 else Index()
+
+
+def entry(table: tuple[int, ...], at: Index) -> Index:
+    """The entry of a table; a formula instead, where the table counts in equal steps."""
+    if len(table) == 1 or not at.terms:
+        return constant(table[at.constant])
+    step = table[1] - table[0]
+    if all(b - a == step for a, b in pairwise(table)):
+        return at * step + table[0]
+    return Index(((Entry(table, at), 1),))
+
+
+def strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Of a dense tensor."""
+    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def flat(index: Indices, shape: Sequence[int]) -> Index:
+    """The place of an element in a dense tensor of this shape."""
+    return dot(index, strides(shape))
+
+
+def dot(index: Indices, steps: Sequence[int]) -> Index:
+    total = Index()
+    for each, step in zip(index, steps, strict=True):
+        total = total + each * step
+    return total
+
+
+def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Indices:
+    """Where the element at `index` of a reshaped tensor was in the one before.
+
+    The first size of both may be one that is known at run time only.
+    """
+    place = flat(index, shape)
+    found: list[Index] = []
+    for d, (size, step) in enumerate(zip(before, strides(before), strict=True)):
+        part = place // step
+        found.append(part % size if d else part)
+    return tuple(found)

@@ -1,0 +1,242 @@
+// The loops that are not written out for each network: products, reductions, sorting.
+// A tensor in memory is an array of V, RV of them for each element.
+
+// One loop of a sum: how many steps, and how far apart its elements are in both operands.
+template <int kSize, int kLeft, int kRight = 0>
+struct Step {
+  static constexpr int size = kSize, left = kLeft, right = kRight;
+};
+template <class... Each>
+struct Steps {
+  static constexpr int count = (1 * ... * Each::size);
+};
+template <class V, class Body>
+INLINE void walk(Steps<>, const V *left, const V *right, const Body &body) {
+  body(left, right);
+}
+template <class First, class... Rest, class V, class Body>
+INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Body &body) {
+  for (int k = 0; k < First::size; ++k) {
+    walk(Steps<Rest...>{}, left + k * First::left * RV, right + k * First::right * RV, body);
+  }
+}
+
+// Calls `out(m, j, r, sum)` for each sum of a block; with kLoop in a loop, for what is long.
+template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
+INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
+  if constexpr (kLoop) {
+    for (int q = 0; q < kM * kJ * kR; ++q) {
+      out(m + q / (kJ * kR), j + q / kR % kJ, r + q % kR, (&sums[0][0][0])[q]);
+    }
+  } else {
+    UNROLL for (int a = 0; a < kM; ++a) {
+      UNROLL for (int b = 0; b < kJ; ++b) {
+        UNROLL for (int c = 0; c < kR; ++c) out(m + a, j + b, r + c, sums[a][b][c]);
+      }
+    }
+  }
+}
+
+// kM times kJ sums in registers. The right operand is weights, kJ side by side for each step.
+template <bool kLoop, int kM, int kJ, int kLeft, class S, class V, class N, class Out>
+INLINE void weighted_block(S steps, const V *left, const N *weights, int m, int j, const Out &out) {
+  V sums[kM][kJ][RV];
+  UNROLL for (int a = 0; a < kM; ++a) {
+    UNROLL for (int b = 0; b < kJ; ++b) {
+      UNROLL for (int r = 0; r < RV; ++r) sums[a][b][r] = V{};
+    }
+  }
+  walk(steps, left, left, [&](const V *x, const V *) ALWAYS_INLINE {
+    V own[kM][RV];
+    UNROLL for (int a = 0; a < kM; ++a) {
+      UNROLL for (int r = 0; r < RV; ++r) own[a][r] = x[a * kLeft * RV + r];
+    }
+    UNROLL for (int b = 0; b < kJ; ++b) {
+      const V weight = all(weights[b]);
+      UNROLL for (int a = 0; a < kM; ++a) {
+        UNROLL for (int r = 0; r < RV; ++r) sums[a][b][r] = fma(weight, own[a][r], sums[a][b][r]);
+      }
+    }
+    weights += kJ;
+  });
+  hand_out<kLoop>(sums, m, j, 0, out);
+}
+template <bool kLoop, int kM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
+INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const Out &out) {
+  int j = 0;
+  for (; j + kMostJ <= kJ; j += kMostJ) {
+    weighted_block<kLoop, kM, kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
+  }
+  if constexpr (kJ % kMostJ != 0) {
+    weighted_block<kLoop, kM, kJ % kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
+  }
+}
+// kM times kJ sums, at most kMostM times kMostJ at a time. kLeft: from one row of the left operand to the next.
+template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
+INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
+  int m = 0;
+  for (; m + kMostM <= kM; m += kMostM) {
+    weighted_rows<kLoop, kMostM, kJ, kMostJ, kLeft>(steps, left + m * kLeft * RV, weights, m, out);
+  }
+  if constexpr (kM % kMostM != 0) {
+    weighted_rows<kLoop, kM % kMostM, kJ, kMostJ, kLeft>(steps, left + m * kLeft * RV, weights, m, out);
+  }
+}
+
+// The same where both operands are of each row: one vector at a time.
+template <bool kLoop, int kM, int kJ, int kLeft, int kRight, class S, class V, class Out>
+INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, const Out &out) {
+  for (int r = 0; r < RV; ++r) {
+    V sums[kM][kJ][1];
+    UNROLL for (int a = 0; a < kM; ++a) {
+      UNROLL for (int b = 0; b < kJ; ++b) sums[a][b][0] = V{};
+    }
+    walk(steps, left + r, right + r, [&](const V *x, const V *y) ALWAYS_INLINE {
+      V own[kM];
+      UNROLL for (int a = 0; a < kM; ++a) own[a] = x[a * kLeft * RV];
+      UNROLL for (int b = 0; b < kJ; ++b) {
+        const V other = y[b * kRight * RV];
+        UNROLL for (int a = 0; a < kM; ++a) sums[a][b][0] = fma(other, own[a], sums[a][b][0]);
+      }
+    });
+    hand_out<kLoop>(sums, m, j, r, out);
+  }
+}
+template <bool kLoop, int kM, int kJ, int kMostJ, int kLeft, int kRight, class S, class V, class Out>
+INLINE void paired_rows(S steps, const V *left, const V *right, int m, const Out &out) {
+  int j = 0;
+  for (; j + kMostJ <= kJ; j += kMostJ) {
+    paired_block<kLoop, kM, kMostJ, kLeft, kRight>(steps, left, right + j * kRight * RV, m, j, out);
+  }
+  if constexpr (kJ % kMostJ != 0) {
+    paired_block<kLoop, kM, kJ % kMostJ, kLeft, kRight>(steps, left, right + j * kRight * RV, m, j, out);
+  }
+}
+template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, int kRight, class S, class V, class Out>
+INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
+  int m = 0;
+  for (; m + kMostM <= kM; m += kMostM) {
+    paired_rows<kLoop, kMostM, kJ, kMostJ, kLeft, kRight>(steps, left + m * kLeft * RV, right, m, out);
+  }
+  if constexpr (kM % kMostM != 0) {
+    paired_rows<kLoop, kM % kMostM, kJ, kMostJ, kLeft, kRight>(steps, left + m * kLeft * RV, right, m, out);
+  }
+}
+
+// Reductions take values one after the other. Sums are kept in up to eight parts, step k in part k % 8, which are
+// combined in one order: so that lanes may be rows or steps, with the same bits.
+INLINE void start(F &x, double number) { x = all((float)number); }
+INLINE void start(D &x, double number) { x = all(number); }
+INLINE void start(I &x, double number) { x = all(number < 0 ? INT32_MIN : number > 1 ? INT32_MAX : (int32_t)number); }
+INLINE void start(Q &x, double number) {
+  x = all(number < 0 ? INT64_MIN : number > 1 ? INT64_MAX : (int64_t)number);
+}
+// Calls `take(k, part)` for each step of the innermost loop; with kLong without a copy for each part.
+template <bool kLong, int kSteps, class Take>
+INLINE void in_parts(const Take &take) {
+  if constexpr (kLong) {
+    for (int k = 0; k < kSteps; ++k) take(k, k % 8);
+  } else {
+    for (int k = 0; k + 8 <= kSteps; k += 8) {
+      UNROLL for (int u = 0; u < 8; ++u) take(k + u, u);
+    }
+    UNROLL for (int u = 0; u < kSteps % 8; ++u) take(kSteps - kSteps % 8 + u, u);
+  }
+}
+#define REDUCTION(Name, both, number)                                             \
+  template <class V, int kParts>                                                  \
+  struct Name {                                                                   \
+    V part[8];                                                                    \
+    INLINE_MEMBER Name() {                                                        \
+      UNROLL for (int p = 0; p < 8; ++p) start(part[p], number);                  \
+    }                                                                             \
+    INLINE_MEMBER void take(V x, int k) { part[k] = both(part[k], x); }           \
+    INLINE_MEMBER V found() const {                                               \
+      V sum[8];                                                                   \
+      UNROLL for (int p = 0; p < 8; ++p) sum[p] = part[p];                        \
+      UNROLL for (int apart = 4; apart > 0; apart /= 2) {                         \
+        UNROLL for (int p = 0; p < apart; ++p) {                                  \
+          if (p + apart < kParts) sum[p] = both(sum[p], sum[p + apart]);          \
+        }                                                                         \
+      }                                                                           \
+      return sum[0];                                                              \
+    }                                                                             \
+  };
+template <class V> INLINE V added(V a, V b) { return a + b; }
+template <class V> INLINE V multiplied(V a, V b) { return a * b; }
+template <class V> INLINE V either(V a, V b) { return a | b; }
+template <class V> INLINE V together(V a, V b) { return a & b; }
+REDUCTION(Sum, added, 0) REDUCTION(Prod, multiplied, 1) REDUCTION(Max, maximum, -(double)kInfinity)
+REDUCTION(Min, minimum, (double)kInfinity) REDUCTION(Any, either, 0)
+#undef REDUCTION
+// Numbers in the order in which torch sorts them: NaN is the largest, and the zeros are equal.
+INLINE I order(F x) {
+  const I b = bits(x + all(0.0f));
+  return select(x != x, all(INT32_MAX), b ^ ((b >> 31) & INT32_MAX));
+}
+INLINE Q order(D x) {
+  const Q b = bits(x + all(0.0));
+  const Q negative = less(b, all((int64_t)0));
+  return select(~equal(x, x), all(INT64_MAX), b ^ (negative & all(INT64_MAX)));
+}
+INLINE I order(I x) { return x; }
+INLINE Q order(Q x) { return x; }
+INLINE void unordered(I key, F &x) {
+  x = select(key == INT32_MAX, all(kNaN), number(key ^ ((key >> 31) & INT32_MAX)));
+}
+INLINE void unordered(Q key, D &x) {
+  const Q negative = less(key, all((int64_t)0));
+  x = select(equal(key, all(INT64_MAX)), all((double)kNaN), number(key ^ (negative & all(INT64_MAX))));
+}
+INLINE void unordered(I key, I &x) { x = key; }
+INLINE void unordered(Q key, Q &x) { x = key; }
+
+// Where the largest or the smallest is, the first of equal ones.
+template <class V, bool kLargest>
+struct Place {
+  decltype(order(V{})) best;
+  Q at;
+  INLINE_MEMBER void take(V x, int k) {
+    auto key = order(x);
+    if (!kLargest) key = select(ne(x, x), key, ~key);  // NaN is found first either way
+    const auto ahead = less(best, key);
+    at = k == 0 ? all((int64_t)0) : select(ahead, all((int64_t)k), at);
+    best = k == 0 ? key : select(ahead, key, best);
+  }
+  INLINE_MEMBER Q found() const { return at; }
+};
+template <class V, int>
+using ArgMax = Place<V, true>;
+template <class V, int>
+using ArgMin = Place<V, false>;
+
+// The first kCount of kSize elements in descending or ascending order, and where they were.
+template <int kSize, int kCount, bool kDescending, class V>
+INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int places_apart) {
+  decltype(order(V{})) keys[kCount];
+  I at[kCount];
+  for (int p = 0; p < kSize; ++p) {
+    const auto found = order(from[p * apart * RV]);
+    const auto own = kDescending ? found : ~found;
+    auto key = own;
+    I place = all(p);
+    const int filled = p < kCount ? p : kCount;
+    for (int t = 0; t < filled; ++t) {
+      const auto ahead = less(keys[t], own);  // and then for all t that follow: equal ones keep their order
+      const auto lost = select(ahead, keys[t], key);
+      const I lost_place = select(mask(ahead), at[t], place);
+      keys[t] = select(ahead, key, keys[t]);
+      at[t] = select(mask(ahead), place, at[t]);
+      key = lost;
+      place = lost_place;
+    }
+    if (p < kCount) {
+      keys[p] = key;
+      at[p] = place;
+    }
+  }
+  for (int t = 0; t < kCount; ++t) {
+    unordered(kDescending ? keys[t] : ~keys[t], to[t * to_apart * RV]);
+    places[t * places_apart * RV] = wide(at[t]);
+  }
+}

@@ -1,0 +1,158 @@
+"""Operators whose result has one element for each element of their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engines.lanes.builder import Builder, NotKnown
+from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.tensors import Map, Tensor
+from engines.lanes.values import RANGES, Value
+
+# Functions of one number. The cost is about what one takes beside an addition.
+_UNARY = {
+    "abs": 1, "neg": 1, "exp": 9, "exp2": 10, "expm1": 12, "log": 12, "log2": 30, "log10": 30,
+    "log1p": 16, "sqrt": 5, "sigmoid": 14, "tanh": 14, "sinh": 40, "cosh": 40, "asinh": 60,
+    "acosh": 60, "atanh": 60, "sin": 40, "cos": 40, "tan": 50, "asin": 50, "acos": 50, "atan": 50,
+    "erf": 20, "erfc": 60, "relu": 1, "floor": 1, "ceil": 1, "round": 1, "trunc": 1, "sign": 2,
+    "bitwise_not": 1,
+}  # fmt: skip
+_BINARY = {
+    "mul": 1, "maximum": 2, "minimum": 2, "fmax": 3, "fmin": 3, "atan2": 50, "fmod": 40,
+    "remainder": 40, "copysign": 2, "hypot": 10, "bitwise_and": 1, "bitwise_or": 1,
+    "bitwise_xor": 1, "bitwise_left_shift": 2, "bitwise_right_shift": 2,
+}  # fmt: skip
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
+_LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
+# The powers that take no logarithm.
+_POWERS = {0.5: ("sqrt", 5), 1.0: ("same", 0), 2.0: ("square", 1), 3.0: ("cube", 2)}
+
+
+@lowers(*_UNARY)
+def unary(build: Builder, step: Step, x: Tensor) -> Tensor:
+    if step.name in ("floor", "ceil", "round", "trunc") and step.dtype in RANGES:
+        return x
+    return build.map(step.name, [x], step.shape, step.dtype, _UNARY[step.name])
+
+
+@lowers(*_BINARY)
+def binary(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return build.map(step.name, [a, b], step.shape, step.dtype, _BINARY[step.name])
+
+
+@lowers(*_SHIFTS)
+def shift(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return build.map(_SHIFTS[step.name], [a, b], step.shape, step.dtype, 2)
+
+
+@lowers("add", "sub", "rsub")
+def add(build: Builder, step: Step, a: Any, b: Any, alpha: float = 1) -> Tensor:
+    if step.name == "rsub":
+        a, b = b, a
+    if alpha != 1:
+        b = build.map("mul", [b, alpha], _shape(b), step.dtype)
+    function = "add" if step.name == "add" else "sub"
+    return build.map(function, [a, b], step.shape, step.dtype)
+
+
+@lowers("div")
+def divide(build: Builder, step: Step, a: Any, b: Any, rounding_mode: str | None = None) -> Tensor:
+    if rounding_mode is None:
+        return build.map("div", [a, b], step.shape, step.dtype, 4)
+    return build.map(f"div_{rounding_mode}", [a, b], step.shape, step.dtype, 8)
+
+
+@lowers("floor_divide")
+def floor_divide(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return divide(build, step, a, b, "floor")
+
+
+@lowers("reciprocal", "rsqrt")
+def reciprocal(build: Builder, step: Step, x: Tensor) -> Tensor:
+    root = build.map("sqrt", [x], step.shape, step.dtype, 5) if step.name == "rsqrt" else x
+    return build.map("div", [1.0, root], step.shape, step.dtype, 4)
+
+
+@lowers("pow")
+def power(build: Builder, step: Step, base: Any, exponent: Any) -> Tensor:
+    known = _POWERS.get(float(exponent)) if isinstance(exponent, int | float) else None
+    if known is not None and (step.dtype not in RANGES or known[0] != "sqrt"):
+        return build.map(known[0], [base], step.shape, step.dtype, known[1])
+    if exponent in (-1, -2):
+        square = build.map("square", [base], step.shape, step.dtype) if exponent == -2 else base
+        return reciprocal(build, Step("reciprocal", step.results), square)
+    if step.dtype in RANGES:
+        raise NotKnown("an integer to a power")
+    return build.map("pow", [base, exponent], step.shape, step.dtype, 60)
+
+
+@lowers(*_COMPARISONS)
+def compare(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return build.map(step.name, [a, b], step.shape, "bool", of=common_dtype(a, b))
+
+
+@lowers(*_LOGICAL)
+def logical(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    return build.map(_LOGICAL[step.name], [a, b], step.shape, "bool")
+
+
+@lowers("logical_not")
+def logical_not(build: Builder, step: Step, x: Tensor) -> Tensor:
+    return build.map("bitwise_not", [x], step.shape, "bool")
+
+
+@lowers("isnan", "isinf")
+def is_special(build: Builder, step: Step, x: Tensor) -> Tensor:
+    return build.map(step.name, [x], step.shape, "bool", of=x.dtype)
+
+
+@lowers("where")
+def where(build: Builder, step: Step, condition: Any, a: Any, b: Any) -> Tensor:
+    one, other = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
+    return select(build, step, build.tensor(condition, "bool"), one, other)
+
+
+def select(build: Builder, step: Step, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def call(*values: Any) -> Any:
+        low, high = zip(*(v.bounds or (0, 0) for v in values[1:]), strict=True)
+        bounds = min(low), max(high)
+        return build.values.call("select", *values, dtype=step.dtype, bounds=bounds)
+
+    given = [build.expand(each, step.shape) for each in (condition, a, b)]
+    return build.add(Map(build.values, step.dtype, call, given, 1))
+
+
+@lowers("clamp", "clamp_min", "clamp_max")
+def clamp(build: Builder, step: Step, x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+    """NaN stays; where the least is above the most, the most wins."""
+    if step.name == "clamp_max":
+        low, high = None, low
+    if low is not None:
+        x = build.map("maximum", [x, low], step.shape, step.dtype, 2)
+    return x if high is None else build.map("minimum", [x, high], step.shape, step.dtype, 2)
+
+
+@lowers("_to_copy", "convert_element_type")
+def convert(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return build.cast(x, step.dtype)
+
+
+def common_dtype(a: Any, b: Any) -> str:
+    """What torch compares two arguments as."""
+    found = torch.result_type(*(_stand_in(each) for each in (a, b)))
+    return str(found).removeprefix("torch.")
+
+
+def _stand_in(given: Any) -> Any:
+    if isinstance(given, Value):
+        return 1  # a size is an integer that widens nothing
+    if not isinstance(given, Tensor):
+        return given
+    return torch.empty([1] * len(given.shape), dtype=getattr(torch, given.dtype))
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    return tuple(given.shape) if hasattr(given, "shape") else ()

@@ -1,0 +1,212 @@
+"""Matrix products and convolutions: sums over products of two tensors' elements."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engines.lanes.builder import Builder, NotKnown
+from engines.lanes.index import Indices, constant
+from engines.lanes.operators.registry import Step, lowers
+from engines.lanes.operators.views import pad
+from engines.lanes.tensors import Assembly, Constant, Part, Product, Tensor
+from engines.lanes.values import RANGES
+
+_FLOATS = ("float32", "float64")
+
+
+@lowers("mm", "bmm")
+def matmul(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    left, right = (operand(build, step, each) for each in (a, b))
+
+    def left_at(index: Indices, steps: Indices) -> Indices:
+        return (*index[:-1], *steps)
+
+    def right_at(index: Indices, steps: Indices) -> Indices:
+        return (*index[:-2], *steps, index[-1])
+
+    sizes = left.shape[-1:]
+    made = Product(left, right, step.shape, sizes, left_at, right_at)
+    return build.add(made)
+
+
+@lowers("addmm", "baddbmm")
+def addmm(
+    build: Builder, step: Step, c: Any, a: Any, b: Any, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    found = matmul(build, step, a, b)
+    if alpha != 1:
+        found = build.map("mul", [found, alpha], step.shape, step.dtype)
+    if beta == 0:
+        return found
+    if beta != 1:
+        c = build.map("mul", [c, beta], tuple(c.shape), step.dtype)
+    return build.map("add", [found, c], step.shape, step.dtype)
+
+
+@lowers("mv", "dot", "vdot")
+def vector(build: Builder, step: Step, a: Any, b: Any) -> Tensor:
+    left, right = (operand(build, step, each) for each in (a, b))
+    return build.add(
+        Product(
+            left,
+            right,
+            step.shape,
+            left.shape[-1:],
+            lambda index, steps: (*index, *steps),
+            lambda index, steps: steps,
+        )
+    )
+
+
+def operand(build: Builder, step: Step, given: Any) -> Tensor:
+    """Weights as they are; what rows compute, in memory."""
+    if step.dtype not in _FLOATS:
+        what = "integers" if step.dtype in RANGES else step.dtype
+        raise NotKnown(f"a product of {what}")
+    made = build.tensor(given, step.dtype)
+    return made if isinstance(made, Constant) else build.in_memory(made)
+
+
+@lowers("convolution", "_convolution")
+def convolution(
+    build: Builder, step: Step, x: Any, weight: Any, bias: Any, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int, *_: Any,
+) -> Tensor:  # fmt: skip
+    if not isinstance(weight, torch.Tensor):
+        raise NotKnown("a convolution whose weights depend on the row")
+    dims = len(x.shape) - 2
+    stride, padding, dilation = (
+        list(each) * (dims if len(each) == 1 else 1) for each in (stride, padding, dilation)
+    )
+    x = build.tensor(x, step.dtype)
+    if transposed:
+        found = _transposed(build, step, x, weight, Sizes(stride, padding, dilation), groups)
+    else:
+        found = _ordinary(build, step, x, weight, Sizes(stride, padding, dilation), groups)
+    if bias is None:
+        return found
+    each = build.tensor(bias, step.dtype)
+    each = build.view(each, (each.count, *[1] * dims), lambda index: index[:1])
+    return build.map("add", [found, each], step.shape, step.dtype)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a convolution, a number for each spatial dimension."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+
+def _ordinary(
+    build: Builder, step: Step, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
+) -> Tensor:
+    if any(sizes.padding):
+        x = padded(build, x, [(p, p) for p in sizes.padding])
+    source = operand(build, step, x)
+    source.innermost = 1
+    inner, outer = weight.shape[1], weight.shape[0] // groups
+
+    def left_at(index: Indices, steps: Indices) -> Indices:
+        *offsets, channel = steps
+        places = [
+            i * by + k * apart
+            for i, by, k, apart in zip(
+                index[2:], sizes.stride, offsets, sizes.dilation, strict=True
+            )
+        ]
+        group = index[1] // outer if groups > 1 else constant(0)
+        return (index[0], channel + group * inner, *places)
+
+    def right_at(index: Indices, steps: Indices) -> Indices:
+        *offsets, channel = steps
+        return (index[1], channel, *offsets)
+
+    made = Product(
+        source, build.tensor(weight, step.dtype), step.shape, (*weight.shape[2:], inner),
+        left_at, right_at,
+    )  # fmt: skip
+    return build.add(made)
+
+
+def _transposed(
+    build: Builder, step: Step, x: Tensor, weight: torch.Tensor, sizes: Sizes, groups: int
+) -> Tensor:
+    """As many ordinary ones, without stride, as there are places between two elements of `x`."""
+    strides = list(sizes.stride)
+    if any(by > 1 and apart > 1 for by, apart in zip(strides, sizes.dilation, strict=True)):
+        raise NotKnown("a transposed convolution with stride and dilation")
+    whole = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)  # outer, inner, …
+    parts = []
+    for phases in itertools.product(*(range(by) for by in strides)):
+        taps = whole[
+            (..., *(slice(phase, None, by) for phase, by in zip(phases, strides, strict=True)))
+        ]
+        spans = [
+            _span(phase, by, p, out, apart, tap, size)
+            for phase, by, p, out, apart, tap, size in zip(
+                phases, strides, sizes.padding, step.shape[2:], sizes.dilation, taps.shape[2:],
+                x.shape[2:], strict=True,
+            )
+        ]  # fmt: skip
+        if any(span.count < 1 for span in spans):
+            continue
+        room = padded(build, x, [(span.before, span.behind) for span in spans])
+        shape = (*step.shape[:2], *(span.count for span in spans))
+        result = torch.empty(shape, dtype=step.results[0].dtype, device="meta")
+        mirrored = taps.flip(list(range(2, taps.dim())))
+        plain = Sizes([1] * len(spans), [0] * len(spans), sizes.dilation)
+        found = _ordinary(build, Step("convolution", (result,)), room, mirrored, plain, groups)
+        parts.append(Part(found, _apart([span.first for span in spans], strides)))
+    if len(parts) == 1 and parts[0].source.shape == step.shape:
+        return parts[0].source
+    zeros = build.expand(build.tensor(0, step.dtype), step.shape)
+    covered = sum(part.source.count for part in parts) == math.prod(step.shape)
+    parts = parts if covered else [Part(zeros, lambda index: index), *parts]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Along one dimension: results from `first` on, and the room that their sums need."""
+
+    first: int
+    count: int
+    before: int
+    behind: int
+
+
+def _span(
+    phase: int, by: int, padding: int, results: int, apart: int, taps: int, size: int
+) -> _Span:
+    """Result `o` sums x[q - apart * t] over the taps t, with o + padding = by * q + phase."""
+    least = -((phase - padding) // by)  # of q
+    most = (results - 1 + padding - phase) // by
+    reach = apart * (taps - 1)
+    return _Span(by * least + phase - padding, most - least + 1, reach - least, most - (size - 1))
+
+
+def _apart(first: Sequence[int], by: Sequence[int]) -> Callable[[Indices], Indices]:
+    def place(index: Indices) -> Indices:
+        moved = [i * step + at for i, step, at in zip(index[2:], by, first, strict=True)]
+        return (*index[:2], *moved)
+
+    return place
+
+
+def padded(build: Builder, x: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+    """With zeros around, for each spatial dimension before and behind; less where negative."""
+    if not any(map(any, sides)):
+        return x
+    flat = [side for pair in reversed(sides) for side in pair]
+    shape = [*x.shape[:2], *(n + a + b for n, (a, b) in zip(x.shape[2:], sides, strict=True))]
+    result = torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta")
+    return pad(build, Step("constant_pad_nd", (result,)), x, flat)

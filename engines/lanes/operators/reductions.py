@@ -1,0 +1,235 @@
+"""Sums, means, extrema, norms and softmax: loops over some dimensions of a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from engines.lanes.builder import Builder, NotKnown
+from engines.lanes.index import constant
+from engines.lanes.operators.pointwise import common_dtype, select
+from engines.lanes.operators.registry import Step, lowers, sizes
+from engines.lanes.operators.views import reshape
+from engines.lanes.tensors import Reduction, Scan, Tensor
+
+_KINDS = {"amax": "max", "amin": "min", "any": "any", "all": "all", "prod": "prod"}
+
+
+def reduced(
+    build: Builder, kind: str, x: Tensor, dims: Any, dtype: str, keep: bool = False
+) -> Tensor:
+    """`dims`: one, several, or none for all of them."""
+    rank = len(x.shape)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    made: Tensor = build.add(Reduction(kind, x, sorted({d % rank for d in dims}), dtype, keep))
+    return made
+
+
+@lowers("sum", "mean")
+def total(
+    build: Builder, step: Step, x: Tensor, dims: Any = None, keep: bool = False, **_: Any
+) -> Tensor:
+    if not x.shape:
+        return build.cast(x, step.dtype)
+    found = reduced(build, "sum", build.cast(x, step.dtype), dims, step.dtype, keep)
+    if step.name == "sum":
+        return found
+    # A quotient: the mean of equal numbers is that number.
+    return build.map("div", [found, x.count // max(found.count, 1)], step.shape, step.dtype, 4)
+
+
+@lowers(*_KINDS)
+def extremum(
+    build: Builder, step: Step, x: Tensor, dims: Any = None, keep: bool = False, **_: Any
+) -> Tensor:
+    if not x.shape:
+        return build.cast(x, step.dtype)
+    return reduced(build, _KINDS[step.name], build.cast(x, step.dtype), dims, step.dtype, keep)
+
+
+@lowers("argmax", "argmin")
+def place_of_extremum(
+    build: Builder, step: Step, x: Tensor, dim: int | None = None, keep: bool = False
+) -> Tensor:
+    if dim is None:
+        flat = torch.empty(x.count, device="meta")
+        x, dim = reshape(build, Step("view", (flat,)), x), 0
+        found = reduced(build, step.name, x, 0, "int64")
+        return reshape(build, step, found) if keep else found
+    return reduced(build, step.name, x, dim, "int64", keep)
+
+
+@lowers("max", "min")
+def extremum_with_place(
+    build: Builder, step: Step, x: Tensor, *given: Any
+) -> Tensor | list[Tensor]:
+    """Of all elements; or along a dimension, with where it was."""
+    if not given:
+        return reduced(build, step.name, x, None, step.dtype)
+    if isinstance(given[0], Tensor | torch.Tensor):
+        function = {"max": "maximum", "min": "minimum"}[step.name]
+        return build.map(function, [x, given[0]], step.shape, step.dtype, 2)
+    dim, keep = given[0], bool(given[1:] and given[1])
+    value = reduced(build, step.name, x, dim, step.dtype, keep)
+    return [value, reduced(build, f"arg{step.name}", x, dim, "int64", keep)]
+
+
+@lowers("var", "var_mean")
+def variance(
+    build: Builder, step: Step, x: Tensor, dims: Any = None, unbiased: Any = True, keep: Any = None,
+    *, correction: float | None = None, keepdim: bool = False,
+) -> Tensor | list[Tensor]:  # fmt: skip
+    """Of the differences from the mean, in a second pass."""
+    if correction is None:
+        correction = float(bool(unbiased))
+    keepdim = keepdim or bool(keep)
+    mean, var = moments(build, x, dims, correction)
+    shapes = [sizes(result) for result in step.results]
+    found = [
+        build.view(each, shape, _dropped(each.shape, shape, x, dims)) if not keepdim else each
+        for each, shape in zip((var, mean), shapes, strict=False)
+    ]
+    return found if step.name == "var_mean" else found[0]
+
+
+def _dropped(kept: Sequence[int], shape: Sequence[int], x: Tensor, dims: Any) -> Any:
+    rank = len(x.shape)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    gone = {d % rank for d in dims}
+
+    def where(index: Any) -> Any:
+        rest = iter(index)
+        return tuple(constant(0) if d in gone else next(rest) for d in range(rank))
+
+    return where
+
+
+def moments(build: Builder, x: Tensor, dims: Any, correction: float) -> tuple[Tensor, Tensor]:
+    """Mean and variance, with the dimensions kept at size 1."""
+    rank = len(x.shape)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    count = math.prod(x.shape[d] for d in dims)
+    summed = reduced(build, "sum", x, dims, x.dtype, True)
+    mean = build.map("div", [summed, float(count)], summed.shape, x.dtype, 4)
+    away = build.map("sub", [x, mean], x.shape, x.dtype)
+    squares = build.map("square", [away], x.shape, x.dtype)
+    spread = reduced(build, "sum", squares, dims, x.dtype, True)
+    divisor = max(count - correction, 0.0)
+    return mean, build.map("div", [spread, divisor], spread.shape, x.dtype, 4)
+
+
+@lowers("native_layer_norm")
+def layer_norm(
+    build: Builder, step: Step, x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> list[Tensor]:
+    dims = list(range(len(x.shape) - len(shape), len(x.shape)))
+    mean, var = moments(build, x, dims, 0)
+    scale = _inverse_root(build, var, eps)
+    found = build.map("sub", [x, mean], x.shape, x.dtype)
+    found = build.map("mul", [found, scale], x.shape, x.dtype)
+    return [_affine(build, found, weight, bias), mean, scale]
+
+
+@lowers("native_group_norm")
+def group_norm(
+    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
+    rest: int, groups: int, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    shape = (n, groups, channels // groups, rest)
+    grouped = reshape(build, _like(x, shape), x)
+    mean, var = moments(build, grouped, [2, 3], 0)
+    scale = _inverse_root(build, var, eps)
+    found = build.map("sub", [grouped, mean], shape, x.dtype)
+    found = build.map("mul", [found, scale], shape, x.dtype)
+    found = reshape(build, step, found)
+    wide = [1] * (len(x.shape) - 2)
+    weight, bias = (None if w is None else w.view(-1, *wide) for w in (weight, bias))
+    return [_affine(build, found, weight, bias), mean, scale]
+
+
+@lowers("_native_batch_norm_legit_no_training")
+def batch_norm(
+    build: Builder, step: Step, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any,
+    momentum: float, eps: float,
+) -> list[Tensor]:  # fmt: skip
+    """One fma: the constants are worked out in double precision."""
+    scale = 1 / torch.sqrt(var.double() + eps)
+    scale = scale if weight is None else scale * weight.double()
+    shift = -mean.double() * scale + (0 if bias is None else bias.double())
+    wide = [1] * (len(x.shape) - 2)
+    given = [x, *(each.to(mean.dtype).view(-1, *wide) for each in (scale, shift))]
+    return [build.map("fma", given, step.shape, step.dtype), x, x]
+
+
+def _inverse_root(build: Builder, var: Tensor, eps: float) -> Tensor:
+    moved = build.map("add", [var, eps], var.shape, var.dtype)
+    root = build.map("sqrt", [moved], var.shape, var.dtype, 5)
+    return build.map("div", [1.0, root], var.shape, var.dtype, 4)
+
+
+def _affine(build: Builder, x: Tensor, weight: Any, bias: Any) -> Tensor:
+    if weight is not None:
+        x = build.map("mul", [x, weight], x.shape, x.dtype)
+    return x if bias is None else build.map("add", [x, bias], x.shape, x.dtype)
+
+
+@lowers("_softmax", "_log_softmax")
+def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
+    """One division for a row of probabilities."""
+    x = build.cast(x, step.dtype)
+    if not x.shape:
+        x = reshape(build, _like(x, (1,)), x)
+    shape = x.shape
+    most = reduced(build, "max", x, dim, step.dtype, True)
+    less = build.map("sub", [x, most], shape, step.dtype)
+    powers = build.map("exp", [less], shape, step.dtype, 9)
+    summed = reduced(build, "sum", powers, dim, step.dtype, True)
+    if step.name == "_softmax":
+        share = build.map("div", [1.0, summed], summed.shape, step.dtype, 4)
+        found = build.map("mul", [powers, share], shape, step.dtype)
+    else:
+        logarithm = build.map("log", [summed], summed.shape, step.dtype, 12)
+        found = build.map("sub", [less, logarithm], shape, step.dtype)
+    return reshape(build, step, found)
+
+
+@lowers("_safe_softmax")
+def safe_softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
+    """0 where everything is masked."""
+    least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
+    masked = reduced(build, "all", least, dim, "bool", True)
+    found = softmax(build, step, x, dim)
+    return select(build, step, masked, build.tensor(0.0, step.dtype), found)
+
+
+@lowers("cumsum", "cumprod")
+def scan(build: Builder, step: Step, x: Tensor, dim: int, **_: Any) -> Tensor:
+    if not x.shape:
+        return build.cast(x, step.dtype)
+    kind = {"cumsum": "sum", "cumprod": "prod"}[step.name]
+    source = build.cast(x, step.dtype)
+    return build.add(Scan(kind, source, dim % len(x.shape)))
+
+
+@lowers("_cdist_forward")
+def distances(build: Builder, step: Step, a: Any, b: Any, p: float, mode: Any = None) -> Tensor:
+    if p != 2:
+        raise NotKnown(f"distances of norm {p}")
+    left, right = build.tensor(a, step.dtype), build.tensor(b, step.dtype)
+    shape = (*step.shape, left.shape[-1])
+    one = build.view(left, shape, lambda index: (*index[:-3], index[-3], index[-1]))
+    other = build.view(right, shape, lambda index: (*index[:-3], index[-2], index[-1]))
+    apart = build.map("sub", [one, other], shape, step.dtype)
+    squares = build.map("square", [apart], shape, step.dtype)
+    summed = reduced(build, "sum", squares, -1, step.dtype)
+    return build.map("sqrt", [summed], step.shape, step.dtype, 5)
+
+
+def _like(x: Tensor, shape: Sequence[int]) -> Step:
+    return Step("view", (torch.empty(shape, dtype=getattr(torch, x.dtype), device="meta"),))
+
+
+__all__ = ["common_dtype", "reduced"]

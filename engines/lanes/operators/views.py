@@ -1,0 +1,260 @@
+"""Operators that move elements, or leave them where they are: each is a change of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from engines.lanes.builder import Builder, NotKnown
+from engines.lanes.index import Indices, constant, reshaped
+from engines.lanes.operators.registry import Step, lowers, sizes
+from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part, Shape, Tensor
+
+
+@lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
+        "flatten")  # fmt: skip
+def reshape(build: Builder, step: Step, x: Tensor, *_: Any) -> Tensor:
+    shape, before = step.shape, x.shape
+    if shape == before:
+        return x
+    return build.view(x, shape, lambda index: reshaped(index, shape, before))
+
+
+@lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "dropout", "positive",
+        "lift_fresh")  # fmt: skip
+def same(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+@lowers("permute", "transpose", "t", "movedim", "swapaxes")
+def permute(build: Builder, step: Step, x: Tensor, *given: Any) -> Tensor:
+    dims = len(x.shape)
+    order = list(range(dims))
+    if step.name == "permute":
+        order = [d % dims for d in given[0]]
+    elif dims > 1:
+        a, b = (d % dims for d in (given or (0, 1)))
+        order[a], order[b] = b, a
+    back = [order.index(d) for d in range(dims)]
+    return build.view(x, step.shape, lambda index: tuple(index[d] for d in back))
+
+
+@lowers("expand")
+def expand(build: Builder, step: Step, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return build.expand(x, step.shape)
+
+
+@lowers("broadcast_in_dim")
+def broadcast_in_dim(
+    build: Builder, step: Step, x: Tensor, shape: Sequence[int], dims: Sequence[int]
+) -> Tensor:
+    own = x.shape
+
+    def where(index: Indices) -> Indices:
+        return tuple(index[d] if own[k] != 1 else constant(0) for k, d in enumerate(dims))
+
+    return build.view(x, step.shape, where)
+
+
+@lowers("slice")
+def cut(
+    build: Builder, step: Step, x: Tensor, dim: int = 0, start: Any = None, end: Any = None,
+    by: int = 1,
+) -> Tensor:  # fmt: skip
+    size = x.shape[dim]
+    first = start if isinstance(start, int) else 0
+    first = min(max(first + size if first < 0 else first, 0), size) if size != UNKNOWN else first
+    return moved(build, x, step.shape, dim, lambda i: i * by + first)
+
+
+@lowers("select")
+def pick(build: Builder, step: Step, x: Tensor, dim: int, at: int) -> Tensor:
+    dim %= len(x.shape)
+    place = constant(at % x.shape[dim])
+    return build.view(x, step.shape, lambda index: (*index[:dim], place, *index[dim:]))
+
+
+@lowers("flip")
+def flip(build: Builder, step: Step, x: Tensor, dims: Sequence[int]) -> Tensor:
+    for dim in dims:
+        last = x.shape[dim] - 1
+        x = moved(build, x, x.shape, dim, lambda i, last=last: i * -1 + last)
+    return x
+
+
+@lowers("repeat")
+def repeat(build: Builder, step: Step, x: Tensor, times: Sequence[int]) -> Tensor:
+    lacking, own = len(times) - len(x.shape), x.shape
+
+    def where(index: Indices) -> Indices:
+        return tuple(i % size for i, size in zip(index[lacking:], own, strict=True))
+
+    return build.view(x, step.shape, where)
+
+
+@lowers("diagonal")
+def diagonal(
+    build: Builder, step: Step, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    a, b = dim1 % len(x.shape), dim2 % len(x.shape)
+
+    def where(index: Indices) -> Indices:
+        others, along = iter(index[:-1]), index[-1]
+        ends = {a: along + max(-offset, 0), b: along + max(offset, 0)}
+        return tuple(ends[d] if d in ends else next(others) for d in range(len(x.shape)))
+
+    return build.view(x, step.shape, where)
+
+
+@lowers("unfold")
+def unfold(build: Builder, step: Step, x: Tensor, dim: int, size: int, by: int) -> Tensor:
+    dim %= len(x.shape)
+
+    def where(index: Indices) -> Indices:
+        return (*index[:dim], index[dim] * by + index[-1], *index[dim + 1 : -1])
+
+    return build.view(x, step.shape, where)
+
+
+@lowers("split", "split_with_sizes", "unbind", "chunk")
+def split(build: Builder, step: Step, x: Tensor, *given: Any) -> list[Tensor]:
+    if step.name == "unbind":
+        dim = given[0] if given else 0
+        each = [Step("select", (result,)) for result in step.results]
+        return [pick(build, one, x, dim, k) for k, one in enumerate(each)]
+    dim = given[1] if len(given) > 1 else 0
+    found, first = [], 0
+    for result in step.results:
+        shape = sizes(result)
+        found.append(moved(build, x, shape, dim, lambda i, first=first: i + first))
+        first += shape[dim]
+    return found
+
+
+def moved(build: Builder, x: Tensor, shape: Sequence[int], dim: int, to: Any) -> Tensor:
+    """A view with another index along one dimension."""
+    dim %= len(x.shape)
+
+    def where(index: Indices) -> Indices:
+        return (*index[:dim], to(index[dim]), *index[dim + 1 :])
+
+    return build.view(x, shape, where)
+
+
+@lowers("cat", "stack")
+def cat(build: Builder, step: Step, tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    given = [build.tensor(x, step.dtype) for x in tensors]
+    dim %= len(step.shape)
+    if step.name == "stack":
+        shape = (*step.shape[:dim], 1, *step.shape[dim + 1 :])
+        given = [
+            build.view(x, shape, lambda index: (*index[:dim], *index[dim + 1 :])) for x in given
+        ]
+    given = [x for x in given if x.count]
+    if UNKNOWN in step.shape:
+        return _of_items(build, step, given, dim)
+    parts, first = [], 0
+    for x in given:
+        parts.append(Part(x, shift(dim, first)))
+        first += x.shape[dim]
+    if len(parts) == 1:
+        return given[0]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+
+
+def _of_items(build: Builder, step: Step, given: Sequence[Tensor], dim: int) -> Tensor:
+    if dim:
+        return build.add(Beside(build.values, step.shape, given, dim))
+    lengths = [x.shape[0] for x in given]
+    count = build.count_of(step.results[0].shape[0] - sum(n for n in lengths if n != UNKNOWN))
+    if lengths.count(UNKNOWN) != 1 or lengths[0] != UNKNOWN or count is None:
+        raise NotKnown("items of several collections in one tensor")
+    return build.add(Joined(build.values, step.shape, given, count))
+
+
+def shift(dim: int, by: int) -> Any:
+    """Further along one dimension."""
+
+    def place(index: Indices) -> Indices:
+        return (*index[:dim], index[dim] + by, *index[dim + 1 :])
+
+    return place
+
+
+@lowers("constant_pad_nd")
+def pad(build: Builder, step: Step, x: Tensor, sides: Sequence[int], value: float = 0) -> Tensor:
+    """`sides`: before and behind, from the last dimension on; negative ones cut off."""
+    pairs = [(sides[k], sides[k + 1]) for k in range(0, len(sides), 2)]
+    for k, (before, behind) in enumerate(pairs):
+        dim = len(x.shape) - 1 - k
+        cut_off = max(-before, 0)
+        kept = x.shape[dim] - cut_off - max(-behind, 0)
+        shape = (*x.shape[:dim], kept, *x.shape[dim + 1 :])
+        x = moved(build, x, shape, dim, lambda i, by=cut_off: i + by) if shape != x.shape else x
+    if x.shape == step.shape:
+        return x
+    first = [0] * len(x.shape)
+    for k, (before, _) in enumerate(pairs):
+        first[len(x.shape) - 1 - k] = max(before, 0)
+
+    def place(index: Indices) -> Indices:
+        return tuple(i + by for i, by in zip(index, first, strict=True))
+
+    parts = [*_around(build, step, x.shape, first, value), Part(build.cast(x, step.dtype), place)]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+
+
+def _around(
+    build: Builder, step: Step, inner: Shape, first: Sequence[int], value: float
+) -> Iterator[Part]:
+    """What lies on both sides of a tensor along each dimension, filled with a number."""
+    number = build.tensor(value, step.dtype)
+    for dim, (whole, size, begin) in enumerate(zip(step.shape, inner, first, strict=True)):
+        for at, room in ((0, begin), (begin + size, whole - begin - size)):
+            if room:
+                shape = (*step.shape[:dim], room, *step.shape[dim + 1 :])
+                yield Part(build.expand(number, shape), shift(dim, at))
+
+
+@lowers("slice_scatter", "select_scatter")
+def put(
+    build: Builder, step: Step, x: Any, source: Any, dim: int = 0, start: Any = None,
+    end: Any = None, by: int = 1,
+) -> Tensor:  # fmt: skip
+    """Another tensor in a part of this one."""
+    dim %= len(step.shape)
+    first = start or 0
+    first = first + step.shape[dim] if first < 0 else first
+    other = build.tensor(source, step.dtype)
+    if other.shape == step.shape:
+        return other
+
+    def place(index: Indices) -> Indices:
+        if step.name == "select_scatter":
+            return (*index[:dim], constant(first), *index[dim:])
+        return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
+
+    parts = [Part(build.tensor(x, step.dtype), lambda index: index), Part(other, place)]
+    return build.add(Assembly(build.values, step.shape, step.dtype, parts))
+
+
+@lowers("copy")
+def copy(build: Builder, step: Step, x: Any, source: Any, *_: Any) -> Tensor:
+    return build.expand(build.tensor(source, step.dtype), step.shape)
+
+
+@lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
+        "new_empty", "full", "zeros", "ones")  # fmt: skip
+def filled(build: Builder, step: Step, *given: Any, **_: Any) -> Any:
+    """The same number everywhere."""
+    value: Any = 1 if "ones" in step.name else 0
+    if "full" in step.name:
+        value = given[-1]
+    made = build.tensor(value, step.dtype)
+    if UNKNOWN in step.shape:
+        return build.expand(made, step.shape)
+    if hasattr(value, "dtype"):
+        return build.expand(made, step.shape)
+    return torch.full(step.shape, value, dtype=step.results[0].dtype)

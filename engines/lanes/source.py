@@ -1,0 +1,130 @@
+"""The whole C++ file of a network: its row blocks in several widths, and what calls them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.lanes.plan import Plan
+from engines.lanes.tensors import Argument, Program
+from engines.lanes.text import Constants, Text
+from soa.dtypes import DTYPES, itemsize
+
+HERE = Path(__file__).parent
+ABI = 1
+
+
+@dataclass(frozen=True)
+class Width:
+    """A variant of the code: `lanes` rows a vector, `vectors` a row block, so many registers."""
+
+    name: str
+    lanes: int
+    vectors: int
+    registers: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """`text` reads weights.bin when it is compiled."""
+
+    text: str
+    weights: bytes
+
+
+def written(plan: Plan, widths: Sequence[Width]) -> Source:
+    """The C++ of a plan for some widths, the widest first."""
+    constants = Constants()
+    blocks = [
+        (width, Text(plan, constants, width.registers, width.vectors).body()) for width in widths
+    ]
+    parts = [_HEAD, *(_array("int", name, entries) for entries, name in constants.tables.items())]
+    parts += [_block(width, body) for width, body in blocks]
+    parts.append(_entry(plan, widths))
+    return Source("\n".join(parts), bytes(constants.data) or b"\0")
+
+
+_HEAD = """\
+#include <stdint.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define ALWAYS_INLINE __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 64")
+
+asm(".section .rodata\\n.balign 64\\n.hidden soa_lanes_weights\\n.global soa_lanes_weights\\n"
+    "soa_lanes_weights: .incbin \\"weights.bin\\"\\n.text\\n");
+extern "C" const char soa_lanes_weights[] __attribute__((visibility("hidden")));
+#define weights soa_lanes_weights
+"""
+
+
+def _block(width: Width, body: str) -> str:
+    includes = "".join(f'#include "{name}.h"\n' for name in ("lanes", "functions", "kernels"))
+    return (
+        f"#define LANES {width.lanes}\n#define RV {width.vectors}\n"
+        f"namespace {width.name} {{\n{includes}"
+        "static __attribute__((noinline)) void block(void *const *columns, const int64_t *items, "
+        "int64_t row, char *arena) {\n"
+        f"  (void)items;\n{body}}}\n}}  // namespace {width.name}\n#undef LANES\n#undef RV\n"
+    )
+
+
+def _entry(plan: Plan, widths: Sequence[Width]) -> str:
+    """What entry.h reads: sizes, and which block runs which rows."""
+    program, columns = plan.program, _columns(plan.program)
+    rows = max(width.lanes * width.vectors for width in widths)
+    copies = sum(column.bytes * rows + 64 for column in columns)
+    arena = plan.size * 4 * rows
+    dtypes = "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
+    numbers = {
+        "kAbi": ABI,
+        "kColumns": len(columns),
+        "kArena": arena,
+        "kScratch": arena + copies + 64 + 8 * len(columns),
+        "kMostRows": rows,
+        "kArguments": len(program.kinds),
+    }
+    whole = [w for w in widths if w.lanes == widths[0].lanes]
+    rest = sorted((w for w in widths if w.vectors == 1), key=lambda w: w.lanes)
+    return "\n".join(
+        [
+            *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
+            f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{dtypes}";',
+            _array("int", "kBytes", [column.bytes for column in columns]),
+            _array("bool", "kWritten", [int(column.output) for column in columns]),
+            "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
+            "#define LAST_ROWS " + " ".join(f"RUN_FEW({w.name})" for w in rest),
+            '#include "entry.h"',
+            "",
+        ]
+    )
+
+
+def _array(kind: str, name: str, entries: Sequence[int]) -> str:
+    return f"static const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`bytes` of an element; 0 where all rows share it."""
+
+    bytes: int
+    output: bool
+
+
+def _columns(program: Program) -> list[Column]:
+    outputs = {argument for argument, _ in program.outputs}
+    found: list[Column] = []
+    for tensor in program:
+        if isinstance(tensor, Argument):
+            count = tensor.shape[0] if tensor.kind == "m" else 1
+            of_rows = tensor.kind != "-" and tensor.items is None
+            size = itemsize(tensor.dtype) if of_rows else 0
+            found += [Column(size, tensor in outputs)] * count
+    return found

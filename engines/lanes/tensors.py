@@ -1,0 +1,440 @@
+"""Tensors: the program for one row, as what each element of each tensor is.
+
+A tensor says what its element at an index is: a read of memory, or an expression of other tensors'
+elements. Nothing lies in memory until plan.py says so: a view is another index, and a pointwise
+operation is computed where its result is needed. Those that are worked out by loops of their own
+(`Reduction`, `Product`, `Sorted`, `Scan`, `Scattered`) and those made of parts (`Assembly`) always
+have a loop, and mostly memory.
+
+Shapes are those at one row. The first size may be UNKNOWN: of items that rows take a part of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from engines.lanes.index import (
+    Index,
+    Indices,
+    OfRow,
+    Variable,
+    constant,
+    dot,
+    entry,
+    flat,
+    variable,
+)
+from engines.lanes.values import RANGES, Number, Read, Value, Values
+
+Shape = tuple[int, ...]
+UNKNOWN = -1
+
+
+class Tensor:
+    """`sources` are the tensors whose elements make its own."""
+
+    cost = 0
+    """About how many instructions an element takes, where it is computed again for each reader."""
+    bounds: tuple[int, int] | None = None
+
+    def __init__(self, values: Values, shape: Shape, dtype: str, *sources: Tensor) -> None:
+        self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
+        self.bounds = RANGES.get(dtype)
+        self.line = ""  # of the model, for whoever reads the generated code
+        self.stored = False
+        self.must_be_stored = False
+        self.innermost: int | None = None  # the dimension along which memory is contiguous
+        self._elements: dict[Indices, Value] = {}
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart elements are in memory, where it is stored."""
+        order = [d for d in range(len(self.shape)) if d != self.innermost]
+        order += [] if self.innermost is None else [self.innermost]
+        found, step = [0] * len(order), 1
+        for d in reversed(order):
+            found[d] = step
+            step *= self.shape[d]
+        return tuple(found)
+
+    def address(self, index: Indices) -> Index:
+        """Where an element is in the tensor's memory."""
+        return dot(index, self.strides)
+
+    def at(self, index: Indices) -> Value:
+        """The element at an index: a read where the tensor lies in memory."""
+        if self.stored:
+            return self.values.read(self, index)
+        if index not in self._elements:
+            self._elements[index] = self.element(index)
+        return self._elements[index]
+
+    def element(self, index: Indices) -> Value:
+        """What the element is made of."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """What elements are made of has changed: a tensor is stored now."""
+        self._elements.clear()
+
+    def variables(self, name: str = "i") -> Indices:
+        """A loop's variable for each size."""
+        return tuple(variable(f"{name}{d}", size) for d, size in enumerate(self.shape))
+
+
+class Argument(Tensor):
+    """Columns of the caller's memory. `first` is the place of the first one among all columns.
+
+    `kind` is the letter of `Program.kinds`; `items` says of which collection's items they are,
+    counted among those that are jagged; None where they are of the rows.
+    """
+
+    cost = 1
+
+    def __init__(
+        self, values: Values, shape: Shape, dtype: str, first: int, kind: str, items: int | None
+    ) -> None:
+        super().__init__(values, shape, dtype)
+        self.first, self.kind, self.items = first, kind, items
+
+    def element(self, index: Indices) -> Value:
+        return self.values.read(self, index)
+
+
+class Constant(Tensor):
+    """Weights, and whatever is computed of them alone."""
+
+    def __init__(self, values: Values, data: torch.Tensor) -> None:
+        dtype = str(data.dtype).removeprefix("torch.")
+        super().__init__(values, tuple(data.shape), dtype)
+        self.data = data.detach().contiguous()
+        first = self.data.flatten()[:1]
+        same = self.data.numel() > 0 and bool((self.data == first).all())
+        self.uniform: Number | None = first.item() if same else None
+        if self.bounds is not None and self.data.numel():
+            self.bounds = int(self.data.min()), int(self.data.max())
+
+    def element(self, index: Indices) -> Value:
+        if self.uniform is not None:
+            return self.values.literal(self.uniform, self.dtype)
+        if not any(each.terms for each in index):
+            at = tuple(each.constant for each in index)
+            return self.values.literal(self.data[at].item(), self.dtype)
+        return self.values.read(self, index)
+
+
+class Uniform(Tensor):
+    """One value everywhere: a number, or how many rows a collection has."""
+
+    def __init__(self, values: Values, shape: Shape, value: Value) -> None:
+        super().__init__(values, shape, value.dtype)
+        self.value, self.bounds = value, value.bounds
+
+    def element(self, index: Indices) -> Value:
+        return self.value
+
+
+class Map(Tensor):
+    """A function of elements of tensors of the same shape."""
+
+    def __init__(
+        self,
+        values: Values,
+        dtype: str,
+        function: Callable[..., Value],
+        sources: Sequence[Tensor],
+        cost: int,
+    ) -> None:
+        super().__init__(values, sources[0].shape, dtype, *sources)
+        self.function = function
+        self.cost = cost + sum(source.cost for source in sources)
+
+    def element(self, index: Indices) -> Value:
+        return self.function(*(source.at(index) for source in self.sources))
+
+
+class View(Tensor):
+    """Another tensor's elements at other indices."""
+
+    def __init__(self, base: Tensor, shape: Shape, where: Callable[[Indices], Indices]) -> None:
+        super().__init__(base.values, shape, base.dtype, base)
+        self.base, self.where, self.bounds = base, where, base.bounds
+        self.cost = base.cost
+
+    @property
+    def repeats(self) -> bool:
+        """Whether an element is read more than once."""
+        return UNKNOWN not in self.shape and self.count > max(self.base.count, 1)
+
+    def element(self, index: Indices) -> Value:
+        return self.base.at(self.where(index))
+
+
+Pick: TypeAlias = "Tensor | Callable[[Indices], Index]"
+"""An index along one dimension: each row's own, or a formula."""
+
+
+class Gathered(Tensor):
+    """`base` at indices of which one or more are elements of integer tensors of this shape.
+
+    Indices outside the base give NaN, or 0 where there is none, and read nothing.
+    """
+
+    def __init__(self, base: Tensor, shape: Shape, picks: Sequence[Pick]) -> None:
+        tensors = [pick for pick in picks if isinstance(pick, Tensor)]
+        super().__init__(base.values, shape, base.dtype, base, *tensors)
+        self.base, self.picks = base, picks
+        self.cost = 6 + sum(tensor.cost for tensor in tensors)
+
+    def element(self, index: Indices) -> Value:
+        values, found, outside = self.values, [], []
+        for pick, size in zip(self.picks, self.base.shape, strict=True):
+            if not isinstance(pick, Tensor):
+                found.append(pick(index))
+                continue
+            value = pick.at(index)
+            if size != UNKNOWN and value.bounds is not None:
+                value, checked = self._inside(value, size)
+                outside += checked
+            found.append(as_index(value))
+        element = self.base.at(tuple(found))
+        for check in outside:
+            nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
+            element = values.call("select", check, element, nothing, dtype=self.dtype)
+        return element
+
+    def _inside(self, value: Value, size: int) -> tuple[Value, list[Value]]:
+        """An index that is none outside, and what says whether it was."""
+        values = self.values
+        low, high = value.bounds or RANGES["int64"]
+        if low >= 0 and high < size:
+            return value, []
+        least, most = values.literal(0, "int64"), values.literal(size - 1, "int64")
+        kept = values.call("clamp", value, least, most, dtype="int64", bounds=(0, size - 1))
+        return kept, [values.call("eq", kept, value, dtype="bool")]
+
+
+def as_index(value: Value) -> Index:
+    """A row's own number as an index; a constant one is a constant."""
+    if value.bounds is not None and value.bounds[0] == value.bounds[1]:
+        return constant(value.bounds[0])
+    if isinstance(value, Read) and isinstance(value.tensor, Constant):
+        table = tuple(int(each) for each in value.tensor.data.flatten().tolist())
+        return entry(table, flat(value.index, value.tensor.shape))
+    return Index(((OfRow(value, *(value.bounds or RANGES["int64"])), 1),))
+
+
+class Reduction(Tensor):
+    """`kind` over some dimensions of a tensor: sum, max, min, prod, any, all, argmax, argmin."""
+
+    def __init__(
+        self, kind: str, source: Tensor, dims: Sequence[int], dtype: str, keep: bool
+    ) -> None:
+        kept = [size for d, size in enumerate(source.shape) if d not in dims]
+        shape = [1 if d in dims else size for d, size in enumerate(source.shape)]
+        super().__init__(source.values, tuple(shape if keep else kept), dtype, source)
+        self.kind, self.source, self.dims, self.keep = kind, source, tuple(dims), keep
+        if kind in ("argmax", "argmin"):
+            self.bounds = 0, math.prod(source.shape[d] for d in dims) - 1
+
+    def element(self, index: Indices) -> Value:
+        return self.values.read(self, index)
+
+    def steps(self) -> Indices:
+        """The variables that it runs over."""
+        return tuple(variable(f"k{d}", self.source.shape[d]) for d in self.dims)
+
+    def term(self, index: Indices, steps: Indices) -> Value:
+        """What is taken in at a step."""
+        inner, outer = iter(steps), iter(index)
+        whole = []
+        for d in range(len(self.source.shape)):
+            if d in self.dims:
+                whole.append(next(inner))
+                if self.keep:
+                    next(outer)
+            else:
+                whole.append(next(outer))
+        return self.source.at(tuple(whole))
+
+
+class Product(Tensor):
+    """A sum over products of two tensors' elements: matrix products and convolutions.
+
+    `left_at` and `right_at` say which elements meet, by the index of the result and the steps.
+    """
+
+    def __init__(
+        self,
+        left: Tensor,
+        right: Tensor,
+        shape: Shape,
+        sizes: Sequence[int],
+        left_at: Callable[[Indices, Indices], Indices],
+        right_at: Callable[[Indices, Indices], Indices],
+    ) -> None:
+        super().__init__(left.values, shape, left.dtype, left, right)
+        self.left, self.right = left, right
+        self.sizes, self.left_at, self.right_at = tuple(sizes), left_at, right_at
+
+    def element(self, index: Indices) -> Value:
+        return self.values.read(self, index)
+
+    def steps(self) -> Indices:
+        """The variables that it sums over."""
+        return tuple(variable(f"k{d}", size) for d, size in enumerate(self.sizes))
+
+    def operands(self, index: Indices) -> tuple[Value, Value]:
+        """What is multiplied at a step."""
+        steps = self.steps()
+        left, right = self.left_at(index, steps), self.right_at(index, steps)
+        return self.left.at(left), self.right.at(right)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of an assembly: `source`, written where `place` says."""
+
+    source: Tensor
+    place: Callable[[Indices], Indices]
+
+
+class Assembly(Tensor):
+    """Made of parts, later ones over earlier ones."""
+
+    def __init__(self, values: Values, shape: Shape, dtype: str, parts: Sequence[Part]) -> None:
+        super().__init__(values, shape, dtype, *(part.source for part in parts))
+        self.parts = tuple(parts)
+
+
+class Unrolled(Exception):
+    """An element can be told only where this variable is a constant."""
+
+    def __init__(self, variable: Variable) -> None:
+        super().__init__(variable.name)
+        self.variable = variable
+
+
+class Beside(Tensor):
+    """Tensors side by side along a dimension, never stored: items of which there are many."""
+
+    def __init__(self, values: Values, shape: Shape, sources: Sequence[Tensor], dim: int) -> None:
+        super().__init__(values, shape, sources[0].dtype, *sources)
+        self.dim = dim
+
+    def element(self, index: Indices) -> Value:
+        at = index[self.dim]
+        for atom in at.atoms():
+            if isinstance(atom, Variable):
+                raise Unrolled(atom)
+        place = at.constant
+        for source in self.sources:
+            if place < source.shape[self.dim]:
+                return source.at((*index[: self.dim], constant(place), *index[self.dim + 1 :]))
+            place -= source.shape[self.dim]
+        raise IndexError(at)
+
+
+class Joined(Tensor):
+    """Tensors one after the other, of which the first has `items` elements, a number of a call.
+
+    It is never stored: each row reads the few items that it has.
+    """
+
+    def __init__(
+        self, values: Values, shape: Shape, sources: Sequence[Tensor], items: Value
+    ) -> None:
+        super().__init__(values, shape, sources[0].dtype, *sources)
+        self.items = items
+
+    def element(self, index: Indices) -> Value:
+        values, place = self.values, self._place(index[0])
+        found = self.sources[0].at((as_index(place), *index[1:]))
+        begin = self.items
+        for source in self.sources[1:]:
+            own = values.call("sub", place, begin, dtype="int64")
+            least, most = (values.literal(k, "int64") for k in (0, source.shape[0] - 1))
+            bounds = (0, source.shape[0] - 1)
+            own = values.call("clamp", own, least, most, dtype="int64", bounds=bounds)
+            later = source.at((as_index(own), *index[1:]))
+            before = values.call("lt", place, begin, dtype="bool")
+            found = values.call("select", before, found, later, dtype=self.dtype)
+            size = values.literal(source.shape[0], "int64")
+            begin = values.call("add", begin, size, dtype="int64")
+        return found
+
+    def _place(self, index: Index) -> Value:
+        """An index as a value."""
+        total = self.values.literal(index.constant, "int64")
+        for atom, factor in index.terms:
+            if not isinstance(atom, OfRow) or factor != 1:
+                raise NotImplementedError(f"items at {atom}")
+            whole = atom.value if total.bounds == (0, 0) else None
+            total = whole or self.values.call("add", total, atom.value, dtype="int64")
+        return total
+
+
+class Sorted(Tensor):
+    """The first `shape[dim]` elements along a dimension in descending or ascending order.
+
+    NaN is the largest; of equal elements the first one comes first. `places` is where they were.
+    """
+
+    def __init__(self, source: Tensor, dim: int, count: int, descending: bool) -> None:
+        shape = (*source.shape[:dim], count, *source.shape[dim + 1 :])
+        super().__init__(source.values, shape, source.dtype, source)
+        self.source, self.dim, self.descending = source, dim, descending
+        self.places = Tensor(source.values, shape, "int64", self)
+        self.places.bounds = 0, source.shape[dim] - 1
+
+
+class Scan(Tensor):
+    """Sums or products of all elements up to each one, along a dimension."""
+
+    def __init__(self, kind: str, source: Tensor, dim: int) -> None:
+        super().__init__(source.values, source.shape, source.dtype, source)
+        self.kind, self.source, self.dim = kind, source, dim
+
+
+class Scattered(Tensor):
+    """`base`, with elements of `source` put in or added where each row's own indices say.
+
+    `picks`, of the shape of `source`, are as in `Gathered`; what they put outside is left out.
+    """
+
+    def __init__(self, base: Tensor, source: Tensor, picks: Sequence[Pick], how: str) -> None:
+        tensors = [pick for pick in picks if isinstance(pick, Tensor)]
+        super().__init__(base.values, base.shape, base.dtype, base, source, *tensors)
+        self.base, self.source, self.picks, self.how = base, source, picks, how
+
+
+@dataclass
+class Program:
+    """The program for one row: every tensor in the order of the graph, and what is written where.
+
+    `kinds` has a letter for each argument: n for what carries the number of rows, i for that of a
+    jagged collection's items, m for a matrix, c for a column, - for what all rows share.
+    """
+
+    values: Values
+    kinds: str = ""
+    dtypes: list[str] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    outputs: list[tuple[Argument, Tensor]] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.tensors)
+
+    def forget(self) -> None:
+        """What elements are made of has changed: another tensor is stored."""
+        for tensor in self.tensors:
+            tensor.forget()

@@ -1,0 +1,482 @@
+"""The C++ of a plan: a function that works out one row block, and the constants that it reads.
+
+Variables are called as in the plan: i0, i1 … run over a result, k0, k1 … over a sum. `r` counts the
+vectors of a row block, for each of which everything is done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engines.lanes.blocking import Blocked
+from engines.lanes.index import (
+    Entry,
+    Index,
+    Indices,
+    OfRow,
+    Quotient,
+    Remainder,
+    Variable,
+)
+from engines.lanes.plan import Kernel, Plan, Step
+from engines.lanes.tensors import (
+    Argument,
+    Constant,
+    Product,
+    Reduction,
+    Scan,
+    Scattered,
+    Sorted,
+    Tensor,
+)
+from engines.lanes.values import LONG, RANGES, Call, Literal, Read, Value, parts, walk
+from soa.dtypes import itemsize
+
+_OPERATORS = {
+    "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "neg": "-{}",
+    "bitwise_and": "{} & {}", "bitwise_or": "{} | {}", "bitwise_xor": "{} ^ {}",
+    "bitwise_not": "~{}", "same": "{}",
+}  # fmt: skip
+_LONGEST = 60  # characters of an expression that needs no name
+_MANY = 12  # an epilogue of so many operations is a loop over the sums
+_FEW = 4  # a term of so many operations is written once for each part of a sum
+_SCANS = {"sum": "added", "prod": "multiplied"}
+_REDUCTIONS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "any": "Any", "all": "Any",
+               "argmax": "ArgMax", "argmin": "ArgMin"}  # fmt: skip
+
+
+@dataclass
+class Constants:
+    """What all rows share: weights, one after the other, and tables of indices."""
+
+    data: bytearray = field(default_factory=bytearray)
+    places: dict[bytes, int] = field(default_factory=dict)
+    tables: dict[tuple[int, ...], str] = field(default_factory=dict)
+
+    def add(self, values: torch.Tensor) -> int:
+        """The place of its first element, counted in its own size."""
+        raw = values.contiguous().numpy().tobytes()
+        if raw not in self.places:
+            self.data += bytes(-len(self.data) % 64)
+            self.places[raw] = len(self.data)
+            self.data += raw
+        return self.places[raw] // values.itemsize
+
+    def table(self, entries: tuple[int, ...]) -> str:
+        return self.tables.setdefault(entries, f"table{len(self.tables)}")
+
+
+def carrier(dtype: str) -> str:
+    """The vectors in which numbers of a dtype are computed."""
+    if dtype in RANGES:
+        return "Q" if dtype in LONG else "I"
+    return "D" if dtype in LONG else "F"
+
+
+def held(data: torch.Tensor) -> torch.Tensor:
+    """Constants as code reads them: of 4 or 8 bytes; what is true is -1."""
+    dtype = str(data.dtype).removeprefix("torch.")
+    if dtype == "bool":
+        return -data.to(torch.int32)
+    to = {"F": torch.float32, "D": torch.float64, "I": torch.int32, "Q": torch.int64}
+    return data.to(to[carrier(dtype)])
+
+
+class Text:
+    """Writes the steps of a plan for a number of registers."""
+
+    def __init__(self, plan: Plan, constants: Constants, registers: int, vectors: int) -> None:
+        self.plan, self.constants = plan, constants
+        self.registers, self.vectors = registers, vectors
+        self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
+
+    def body(self) -> str:
+        """Of the function `block`."""
+        lines = []
+        for tensor, name in self.names.items():
+            kind, place = carrier(tensor.dtype), self.plan.places[tensor]
+            shape = " x ".join(map(str, tensor.shape)) or "1"
+            lines.append(
+                f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);  // {shape}"
+            )
+        line = ""
+        for step in self.plan.steps:
+            source = step.source if isinstance(step, Kernel) else step
+            if source.line and source.line != line:
+                line = source.line
+                lines.append(f"// {line}")
+            lines += self.step(step)
+        return "\n".join(f"  {line}" for line in lines) + "\n"
+
+    def step(self, step: Step) -> list[str]:
+        if isinstance(step, Sorted):
+            return self.sort(step)
+        if isinstance(step, Scan):
+            return self.scan(step)
+        if isinstance(step, Scattered):
+            return self.scatter(step)
+        if isinstance(step.inner, Product):
+            blocked = Blocked.of(step, self.registers, self.vectors)
+            return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
+        if isinstance(step.inner, Reduction):
+            return self.reduction(step)
+        body = self.assign(step, Names(self))
+        return nest(step.loops, over_vectors(body))
+
+    # --- values ---
+
+    def assign(self, kernel: Kernel, names: Names) -> list[str]:
+        """Lines that write an element."""
+        value = names.text(kernel.value)
+        return [*names.lines, self.write(kernel.into, kernel.place, value)]
+
+    def write(self, into: Tensor, place: Indices, value: str) -> str:
+        if isinstance(into, Argument):
+            column = self.column(into, place)
+            return f"store_{into.dtype}({column}, row + r * LANES, {value});"
+        return f"{self.element(into, place)} = {value};"
+
+    def column(self, argument: Argument, index: Indices) -> str:
+        """The column that an element of an argument lies in."""
+        feature = index[0] if argument.kind == "m" else Index()
+        return f"columns[{formula(feature + argument.first, self.constants)}]"
+
+    def element(self, tensor: Tensor, index: Indices) -> str:
+        place = formula(tensor.address(index), self.constants)
+        return f"{self.names[tensor]}[{scaled(place)} + r]"
+
+    # --- loops ---
+
+    def reduction(self, kernel: Kernel) -> list[str]:
+        inner = kernel.inner
+        assert isinstance(inner, Reduction)
+        names = Names(self)
+        value = inner.term(kernel.inner_at, inner.steps())
+        term = names.text(value)
+        term = f"~{enclosed(term)}" if inner.kind == "all" else term
+        loops = loops_of(inner.steps())
+        found = "~sum.found()" if inner.kind == "all" else "sum.found()"
+        last = loops[-1].extent if loops else 1
+        kind = _REDUCTIONS[inner.kind]
+        body = [f"{kind}<{carrier(inner.source.dtype)}, {min(last, 8)}> sum;"]
+        if not loops:
+            body += [*names.lines, f"sum.take({term}, 0);"]
+        elif inner.kind.startswith("arg"):
+            count = formula(_counted(loops), self.constants)
+            body += nest(loops, [*names.lines, f"sum.take({term}, {count});"])
+        else:
+            long = "true" if _operations(value) > _FEW else "false"
+            head = f"in_parts<{long}, {last}>([&](int {loops[-1].name}, int part) ALWAYS_INLINE {{"
+            taken = indented([*names.lines, f"sum.take({term}, part);"])
+            body += nest(loops[:-1], [head, *taken, "});"])
+        after = Names(self, {inner: "result"})
+        body.append(f"const {carrier(inner.dtype)} result = {found};")
+        return nest(kernel.loops, over_vectors([*body, *self.assign(kernel, after)]))
+
+    def sum_of_products(self, kernel: Kernel) -> list[str]:
+        """Where addresses do not grow evenly: a loop without blocks."""
+        inner = kernel.inner
+        assert isinstance(inner, Product)
+        names = Names(self)
+        left, right = (names.text(value) for value in inner.operands(kernel.inner_at))
+        taken = [*names.lines, f"sum = fma({right}, {left}, sum);"]
+        body = [f"{carrier(inner.dtype)} sum{{}};", *nest(loops_of(inner.steps()), taken)]
+        after = Names(self, {inner: "sum"})
+        return nest(kernel.loops, over_vectors([*body, *self.assign(kernel, after)]))
+
+    def product(self, kernel: Kernel, blocked: Blocked) -> list[str]:
+        inner = kernel.inner
+        assert isinstance(inner, Product)
+        kind = carrier(inner.dtype)
+        left = f"{self.names[blocked.left.tensor]} + {self.offset(blocked.left.rest)}"
+        long = "true" if _operations(kernel.value) > _MANY else "false"
+        sizes = f"{blocked.m.extent}, {blocked.most_m}, {blocked.j.extent}, {blocked.most_j}"
+        if blocked.weights is not None:
+            scalar = {"F": "float", "D": "double"}[kind]
+            place = self.constants.add(blocked.weights.data)
+            rest = formula(blocked.weights.rest + place, self.constants)
+            call = f"weighted<{long}, {sizes}, {blocked.left.by_m}>"
+            right = f"({scalar} const *)weights + {rest}"
+        else:
+            assert blocked.right is not None
+            call = f"paired<{long}, {sizes}, {blocked.left.by_m}, {blocked.right.by_j}>"
+            right = f"{self.names[blocked.right.tensor]} + {self.offset(blocked.right.rest)}"
+        after = Names(self, {inner: "sum"})
+        body = self.assign(kernel, after)
+        m, j = blocked.m.name, blocked.j.name
+        after_sum = f"[&](int {m}, int {j}, int r, {kind} sum) ALWAYS_INLINE"
+        head = f"{call}({blocked.steps}, {left}, {right}, {after_sum} {{"
+        return nest(blocked.outer, [head, *indented(body), "});"])
+
+    def offset(self, index: Index) -> str:
+        return scaled(formula(index, self.constants))
+
+    def sort(self, step: Sorted) -> list[str]:
+        dim, source = step.dim, step.source
+        along = source.variables()
+        read = source.at(along)
+        assert isinstance(read, Read)
+        (variable,) = loops_of(along[dim : dim + 1]) or (None,)
+        apart = read.tensor.address(read.index).factor(variable) if variable else 0
+        index = tuple(Index() if d == dim else i for d, i in enumerate(step.variables()))
+        read = source.at(index)
+        assert isinstance(read, Read)
+        sizes = f"{source.shape[dim]}, {step.shape[dim]}, {'true' if step.descending else 'false'}"
+        name, first = self.names[step.places], self.offset(step.places.address(index))
+        places = f"&{name}[{first} + r], {step.places.strides[dim]}"
+        call = (
+            f"sorted<{sizes}>(&{self.element(read.tensor, read.index)}, {apart}, "
+            f"&{self.element(step, index)}, {step.strides[dim]}, {places});"
+        )
+        return nest(loops_of(index), over_vectors([call]))
+
+    def scan(self, step: Scan) -> list[str]:
+        index = step.variables()
+        along = loops_of((index[step.dim],))
+        others = loops_of(i for d, i in enumerate(index) if d != step.dim)
+        names = Names(self)
+        term = names.text(step.source.at(index))
+        count = along[0].name if along else "0"
+        kind, both = carrier(step.dtype), _SCANS[step.kind]
+        taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
+        taken.append(f"{self.element(step, index)} = sum;")
+        return nest(others, over_vectors([f"{kind} sum{{}};", *nest(along, taken)]))
+
+    def scatter(self, step: Scattered) -> list[str]:
+        index = step.source.variables()
+        names = Names(self)
+        value = names.text(step.source.at(index))
+        place = "all(0)"
+        inside: list[str] = []
+        for pick, size, by in zip(step.picks, step.shape, step.strides, strict=True):
+            if not isinstance(pick, Tensor):
+                place += f" + {formula(pick(index) * by, self.constants)}"
+                continue
+            at = names.name(pick.at(index))
+            narrow = f"to_int32({at})"
+            place += f" + {narrow} * {by}"
+            inside.append(f"ge({at}, all((int64_t)0)) & lt({at}, all((int64_t){size}))")
+        mask = " & ".join(inside) or "all(-1)"
+        adds = "true" if step.how == "sum" else "false"
+        put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
+        return nest(loops_of(index), over_vectors([*names.lines, put]))
+
+
+class Names:
+    """Text of values, with a name for what is used twice or would be long."""
+
+    def __init__(self, text: Text, known: Mapping[Tensor, str] | None = None) -> None:
+        self.writer, self.known = text, known or {}
+        self.lines: list[str] = []
+        self._found: dict[Value, str] = {}
+        self._uses: dict[Value, int] = {}
+
+    def text(self, value: Value) -> str:
+        for each in walk(value):
+            for part in parts(each):
+                self._uses[part] = self._uses.get(part, 0) + 1
+        return self._text(value)
+
+    def name(self, value: Value) -> str:
+        """As `text`, but never an expression."""
+        found = self.text(value)
+        return found if found.isidentifier() else self._named(value, found)
+
+    def _text(self, value: Value) -> str:
+        if value in self._found:
+            return self._found[value]
+        found = self._made(value)
+        shared = self._uses.get(value, 0) > 1 and not isinstance(value, Literal)
+        if found.isidentifier() or not (shared or len(found) > _LONGEST):
+            return found
+        return self._named(value, found)
+
+    def _named(self, value: Value, found: str) -> str:
+        name = f"t{len(self._found)}"
+        self.lines.append(f"const {carrier(value.dtype)} {name} = {found};")
+        self._found[value] = name
+        return name
+
+    def _made(self, value: Value) -> str:
+        if isinstance(value, Literal):
+            return literal(value)
+        if isinstance(value, Call):
+            return self._call(value)
+        assert isinstance(value, Read)
+        return self._read(value)
+
+    def _call(self, value: Call) -> str:
+        if value.function == "items":
+            return f"all(items[{self._number(value)}])"
+        function, given = value.function, [self._text(each) for each in value.arguments]
+        if function.startswith("to_") and value.arguments[0].dtype == "bool":
+            given = [f"({given[0]} & 1)"]  # what is true is -1
+        if value.dtype == "bool" and function in _OF_BOOL:
+            function = _OF_BOOL[function]
+        if function in _OPERATORS:
+            return _OPERATORS[function].format(*map(enclosed, given))
+        return f"{function}({', '.join(given)})"
+
+    @staticmethod
+    def _number(value: Call) -> int:
+        (place,) = value.arguments
+        assert isinstance(place, Literal)
+        return int(place.number)
+
+    def _read(self, value: Read) -> str:
+        tensor, index = value.tensor, value.index
+        if tensor in self.known:
+            return self.known[tensor]
+        if any(each.of_row for each in index):
+            return self._picked(tensor, index)
+        if isinstance(tensor, Argument):
+            column = self.writer.column(tensor, index)
+            if tensor.kind == "-":
+                size = itemsize(tensor.dtype)
+                return f"load_{tensor.dtype}(same<{size}>({column}).bytes, 0)"
+            return f"load_{tensor.dtype}({column}, row + r * LANES)"
+        if isinstance(tensor, Constant):
+            kind = _SCALARS[carrier(tensor.dtype)]
+            place = tensor.address(index) + self.writer.constants.add(held(tensor.data))
+            at = formula(place, self.writer.constants)
+            return f"all((({kind} const *)weights)[{at}])"
+        return self.writer.element(tensor, index)
+
+    def _picked(self, tensor: Tensor, index: Indices) -> str:
+        """Each row's own element."""
+        constants = self.writer.constants
+        if isinstance(tensor, Argument):
+            column, place = self.writer.column(tensor, index), self._place(index[-1], "Q")
+            found = f"items_at<{itemsize(tensor.dtype)}>({column}, {place}, items[{tensor.items}])"
+            return f"load_{tensor.dtype}({found}.bytes, 0)"
+        address = self._place(tensor.address(index), "I")
+        if isinstance(tensor, Constant):
+            kind = _SCALARS[carrier(tensor.dtype)]
+            first = constants.add(held(tensor.data))
+            return f"pick(({kind} const *)weights + {first}, {address})"
+        return f"pick_row({self.writer.names[tensor]}, {address}, r)"
+
+    def _place(self, index: Index, kind: str) -> str:
+        """An index that has parts of each row's own, as a vector."""
+        constants, scalar = self.writer.constants, _SCALARS[kind]
+        own = [(atom, factor) for atom, factor in index.terms if isinstance(atom, OfRow)]
+        rest = Index(tuple(t for t in index.terms if not isinstance(t[0], OfRow)), index.constant)
+        words = []
+        for atom, factor in own:
+            value = self._text(atom.value)
+            value = value if kind == "Q" else f"to_int32({value})"
+            words.append(value if factor == 1 else f"{enclosed(value)} * all(({scalar}){factor})")
+        if rest.terms or rest.constant or not words:
+            words.append(f"all(({scalar})({formula(rest, constants)}))")
+        return " + ".join(words)
+
+
+_SCALARS = {"F": "float", "D": "double", "I": "int32_t", "Q": "int64_t"}
+_OF_BOOL = {"mul": "bitwise_and", "add": "bitwise_or", "maximum": "bitwise_or",
+            "minimum": "bitwise_and", "same": "same"}  # fmt: skip
+
+
+def literal(value: Literal) -> str:
+    kind, number = carrier(value.dtype), value.number
+    if value.dtype == "bool":
+        return f"all({-int(number)})"
+    if kind in "IQ":
+        low = number == RANGES[value.dtype][0] and number < -1
+        text = f"{int(number) + 1} - 1" if low else str(int(number))
+        return f"all((int64_t)({text}))" if kind == "Q" else f"all({text})"
+    return f"all({floating(float(number), kind)})"
+
+
+def floating(number: float, kind: str) -> str:
+    """Every bit of a number: C++ reads hexadecimal ones back as they were."""
+    if math.isnan(number):
+        return "kNaN" if kind == "F" else "(double)kNaN"
+    if math.isinf(number):
+        text = "-kInfinity" if number < 0 else "kInfinity"
+        return text if kind == "F" else f"(double){text}"
+    if (
+        number == int(number)
+        and abs(number) < 1e6
+        and not (number == 0 and math.copysign(1, number) < 0)
+    ):
+        return f"{number}f" if kind == "F" else str(number)
+    if kind == "D":
+        return float(number).hex()
+    return f"{float(torch.tensor(number, dtype=torch.float32)).hex()}f"
+
+
+def formula(index: Index, constants: Constants) -> str:
+    """An index, the same for all rows, in C++."""
+    words = []
+    for atom, factor in index.terms:
+        text = _atom(atom, constants)
+        words.append(text if factor == 1 else f"{text} * {factor}")
+    if index.constant or not words:
+        words.append(str(index.constant))
+    return " + ".join(words).replace("+ -", "- ")
+
+
+def _atom(atom: object, constants: Constants) -> str:
+    if isinstance(atom, Variable):
+        return atom.name
+    if isinstance(atom, Entry):
+        return f"{constants.table(atom.table)}[{formula(atom.at, constants)}]"
+    assert isinstance(atom, Quotient | Remainder)
+    sign = "/" if isinstance(atom, Quotient) else "%"
+    return f"(({formula(atom.of, constants)}) {sign} {atom.by})"
+
+
+def enclosed(text: str) -> str:
+    """In brackets, where it is more than a name or a call."""
+    depth = 0
+    for at, letter in enumerate(text):
+        depth += (letter in "([") - (letter in ")]")
+        if depth == 0 and letter in " -~&|^" and (at or letter in "-~"):
+            return f"({text})"
+    return text
+
+
+def scaled(place: str) -> str:
+    """An element's place in an array of vectors."""
+    if place == "0":
+        return "0"
+    return f"({place}) * RV" if not place.isalnum() else f"{place} * RV"
+
+
+def loops_of(indices: Iterable[Index]) -> tuple[Variable, ...]:
+    return tuple(a for each in indices for a, _ in each.terms if isinstance(a, Variable))
+
+
+def _counted(loops: Sequence[Variable]) -> Index:
+    """The number of a step among all steps of some loops."""
+    total, size = Index(), 1
+    for loop in reversed(loops):
+        total = total + Index(((loop, size),))
+        size *= loop.extent
+    return total
+
+
+def nest(loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
+    """Loops around lines."""
+    heads = [f"for (int {v.name} = 0; {v.name} < {v.extent}; ++{v.name})" for v in loops]
+    if not heads:
+        return list(body)
+    if len(body) == 1:
+        return [*heads[:-1], f"{heads[-1]} {body[0]}"]
+    return [*heads[:-1], f"{heads[-1]} {{", *indented(body), "}"]
+
+
+def over_vectors(body: Sequence[str]) -> list[str]:
+    return ["for (int r = 0; r < RV; ++r) {", *indented(body), "}"]
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _operations(value: Value) -> int:
+    return sum(1 for each in walk(value) if isinstance(each, Call))

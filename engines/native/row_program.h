@@ -1,0 +1,161 @@
+// Artifacts of the engine `lanes`: one function on columns, which needs no library.
+#ifndef SOA_ROW_PROGRAM_H
+#define SOA_ROW_PROGRAM_H
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "opening.h"
+#include "threads.h"
+
+namespace soa_runner {
+
+// What the library says of itself; engines/lanes/source.py writes it.
+struct RowFacts {
+  int64_t version, columns, scratch, rows, arguments;
+  const char *kinds;  // a letter for each argument: n carries the rows, i items, c column, m matrix, - the same for all
+  const char *dtypes;  // a letter for each argument: the place of its dtype in kDtypes, from 'a' on
+};
+
+// Memory of a thread for what is computed in between, as much as any artifact has asked for.
+class Scratch {
+ public:
+  static char *of_this_thread(int64_t bytes) {
+    static thread_local Scratch own;
+    if (own.bytes_ < bytes) {
+      std::free(own.memory_);
+      own.bytes_ = 0;
+      own.memory_ = static_cast<char *>(std::aligned_alloc(64, static_cast<size_t>(bytes + 63) / 64 * 64));
+      if (own.memory_ == nullptr) throw std::bad_alloc();
+      own.bytes_ = bytes;
+    }
+    return own.memory_;
+  }
+  ~Scratch() { std::free(memory_); }
+
+ private:
+  char *memory_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+class RowProgram : public Artifact {
+ public:
+  using Run = void (*)(void *const *columns, const int64_t *items, int64_t begin, int64_t end, char *scratch);
+
+  static constexpr int64_t kVersion = 1;
+
+  // Null where the library is none.
+  static std::unique_ptr<RowProgram> of(void *handle, const char *device) {
+    const auto *facts = static_cast<const RowFacts *>(dlsym(handle, "soa_lanes_facts"));
+    if (facts == nullptr) return nullptr;
+    if (facts->version != kVersion) {
+      fail(SOA_OPEN_FAILED, "the artifact is of version %lld of its interface, this runner of %lld: build it again",
+           static_cast<long long>(facts->version), static_cast<long long>(kVersion));
+    }
+    if (std::strncmp(device, "cpu", 3) != 0) fail(SOA_OPEN_FAILED, "the artifact is for CPUs, found %s", device);
+    return std::unique_ptr<RowProgram>(new RowProgram(*facts, find(handle, "soa_lanes_run")));
+  }
+
+  std::unique_ptr<Bound> bind(const std::vector<Memory> &memory) override;
+
+  const RowFacts facts;
+  const Run run;
+
+ private:
+  RowProgram(const RowFacts &said, Run function) : Artifact(false), facts(said), run(function) {
+    inputs = static_cast<size_t>(facts.arguments);
+  }
+};
+
+// The columns of all arguments, as the function takes them.
+class RowArguments : public Bound {
+ public:
+  RowArguments(const RowProgram &program, const std::vector<Memory> &memory)
+      : program_(program),
+        first_(memory.size()),
+        columns_(static_cast<size_t>(program.facts.columns)),
+        items_(static_cast<size_t>(std::count(facts().kinds, facts().kinds + memory.size(), 'i'))) {
+    size_t next = 0;
+    for (size_t i = 0; i < memory.size(); ++i) {
+      first_[i] = next;
+      next += width(i, memory[i]);
+      if (next > columns_.size()) break;
+    }
+    if (next != columns_.size()) {
+      fail(SOA_BAD_ARGUMENT, "the arguments have %zu columns or more, the artifact takes %zu", next, columns_.size());
+    }
+    for (size_t i = 0; i < memory.size(); ++i) check(i, memory[i]);
+    for (size_t i = 0; i < memory.size(); ++i) put(i, memory[i]);
+  }
+
+  void replace(const std::vector<size_t> &indices, const std::vector<Memory> &memory) override {
+    for (size_t k = 0; k < indices.size(); ++k) check(indices[k], memory[k]);
+    for (size_t k = 0; k < indices.size(); ++k) put(indices[k], memory[k]);
+  }
+
+  void run(const Tiling &tiling, int, void *) override {
+    const int64_t blocks = (rows_ + facts().rows - 1) / facts().rows;
+    if (tiling.threads < 2 || blocks < 2 * tiling.threads) {
+      return program_.run(columns_.data(), items_.data(), 0, rows_, Scratch::of_this_thread(facts().scratch));
+    }
+    // A few pieces a thread, of whole blocks: which rows are together changes no bit.
+    const int64_t piece = std::max<int64_t>(1, blocks / (4 * tiling.threads)) * facts().rows;
+    in_pieces(rows_, piece, tiling.threads, [&](int64_t begin, int64_t end) {
+      program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
+    });
+  }
+
+ private:
+  const RowFacts &facts() const { return program_.facts; }
+
+  bool carries(size_t i) const { return std::strchr("ni", facts().kinds[i]) != nullptr; }
+
+  // How many columns an argument has.
+  size_t width(size_t i, const Memory &memory) const {
+    if (carries(i)) return 0;
+    return facts().kinds[i] == 'm' ? static_cast<size_t>(memory.sizes[0]) : 1;
+  }
+
+  void check(size_t i, const Memory &memory) const {
+    const char kind = facts().kinds[i];
+    const size_t dims = carries(i) || kind == 'm' ? 2 : 1;
+    const size_t dtype = static_cast<size_t>(facts().dtypes[i] - 'a');
+    const size_t until = i + 1 < first_.size() ? first_[i + 1] : columns_.size();
+    const bool fits = kind != 'm' || static_cast<size_t>(memory.sizes[0]) == until - first_[i];
+    if (memory.ndim != dims || memory.type != dtype || !fits) {
+      fail(SOA_BAD_ARGUMENT, "argument %zu: it is not the %s %s that the artifact takes", i,
+           dtype < kUnknown ? kDtypes[dtype].name : "?", kind == 'm' ? "matrix" : carries(i) ? "carrier" : "column");
+    }
+  }
+
+  void put(size_t i, const Memory &memory) {
+    const char kind = facts().kinds[i];
+    if (kind == 'n') rows_ = memory.sizes[0];
+    if (kind == 'i') items_[static_cast<size_t>(std::count(facts().kinds, facts().kinds + i, 'i'))] = memory.sizes[0];
+    const auto count = static_cast<int64_t>(width(i, memory));
+    const auto pitch = static_cast<uint64_t>(kind == 'm' ? memory.sizes[1] : 0) * kDtypes[memory.type].bytes;
+    for (int64_t f = 0; f < count; ++f) {
+      columns_[first_[i] + static_cast<size_t>(f)] = memory.data + static_cast<uint64_t>(f) * pitch;
+    }
+  }
+
+  const RowProgram &program_;
+  std::vector<size_t> first_;  // column of each argument
+  std::vector<void *> columns_;
+  int64_t rows_ = 0;
+  std::vector<int64_t> items_;  // how many each jagged collection has
+};
+
+inline std::unique_ptr<Bound> RowProgram::bind(const std::vector<Memory> &memory) {
+  return std::make_unique<RowArguments>(*this, memory);
+}
+
+}  // namespace soa_runner
+
+#endif

@@ -1,0 +1,46 @@
+"""ONNX Runtime in a process of its own, for what it may end its process at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from engines.errors import EngineError
+from engines.onnx.engine import open_session
+from engines.processes import run_isolated
+
+_LIMIT_S = 600.0
+
+
+def answers_apart(path: Path, feed: Mapping[str, Any]) -> list[Any]:
+    """The outputs of a network for arrays by the names of its inputs. Raises EngineError, also
+    where the process ends."""
+    with TemporaryDirectory(prefix="soa-onnx-") as folder:
+        given, found = Path(folder) / "given.npz", Path(folder) / "found.npz"
+        np.savez(given, *(feed.values()))
+        payload = {
+            "path": str(path.resolve()),
+            "names": [*feed],
+            "given": str(given),
+            "found": str(found),
+        }
+        outcome = run_isolated(f"{__name__}:answer", payload, Path(folder), _LIMIT_S)
+        if not outcome.ok:
+            raise EngineError(f"ONNX Runtime, in a process of its own: {outcome.error}")
+        return _read(found)
+
+
+def answer(path: str, names: list[str], given: str, found: str) -> None:
+    """What that process does: from one file of arrays to another one."""
+    session = open_session(Path(path), torch.device("cpu"), 1)
+    np.savez(found, *session.run(None, dict(zip(names, _read(Path(given)), strict=True))))
+
+
+def _read(path: Path) -> list[Any]:
+    with np.load(path) as arrays:
+        return [arrays[f"arr_{i}"] for i in range(len(arrays.files))]

@@ -1,0 +1,100 @@
+"""A function of rows, captured and compiled by `lanes`, beside eager."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines import Portable, Target, engine
+from runtime.session.session import Session
+from soa import Block, Collection, Layout, RowRange, Signature, column
+from soa.dtypes import dtype_name
+from soa.memory import read_block
+from stages.capture import capture
+
+MOST = 64
+
+
+class Function(nn.Module):
+    """`outputs` by name, each a function of all inputs."""
+
+    def __init__(self, outputs: Mapping[str, Callable[..., Tensor]]) -> None:
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(output(*inputs) for output in self.outputs.values())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A session of the artifact, and the model that it was made of."""
+
+    model: nn.Module
+    signature: Signature
+    session: Session
+
+    def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """The artifact's answers to rows, from columns."""
+        n = len(inputs[0])
+        given: dict[str, Collection] = {}
+        for bound, values in zip(self.signature.inputs, inputs, strict=True):
+            name = bound.block.collection
+            given[name] = Collection(self.signature.layouts[name], n)
+            flat = values.reshape(n, -1)
+            for k, member in enumerate(bound.block.columns):
+                given[name].tensor(member)[:n] = flat[:, k]
+        written = {
+            name: Collection(self.signature.layouts[name], n)
+            for name in self.signature.output_collections
+        }
+        self.session.run(given, written)
+        return {b.name: read_block(b, written[b.block.collection]) for b in self.signature.outputs}
+
+    def eager(self, *inputs: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            found = self.model(*inputs)
+        return dict(zip((b.name for b in self.signature.outputs), found, strict=True))
+
+
+def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Signature:
+    """A collection for each tensor of rows, its elements as columns."""
+    layouts: dict[str, Layout] = {}
+
+    def block(name: str, values: Tensor) -> Block:
+        shape = tuple(values.shape[1:])
+        names = tuple(f"{name}_{k}" for k in range(math.prod(shape)))
+        layouts[name] = Layout([column(each, dtype_name(values.dtype)) for each in names])
+        return Block(name, name, names, shape=shape if len(shape) > 1 else None)
+
+    given = [block(f"x{k}", values) for k, values in enumerate(inputs)]
+    found = [block(name, values) for name, values in outputs.items()]
+    return Signature.build(layouts, given, found, {"n": RowRange(0, MOST)})
+
+
+def compiled(
+    model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str], target: str = "cpu"
+) -> Compiled:
+    """Captured with these rows as its reference, and compiled."""
+    model = model.eval().requires_grad_(False)
+    with torch.no_grad():
+        outputs = dict(zip(names, model(*inputs), strict=True))
+    signature = signature_of(inputs, outputs)
+    arrays: dict[str, dict[str, Any]] = {}
+    for bound, values in zip(signature.inputs, inputs, strict=True):
+        flat = values.reshape(len(values), -1)
+        arrays[bound.name] = {c: flat[:, k].clone() for k, c in enumerate(bound.block.columns)}
+    folder = Path(tempfile.mkdtemp(prefix="lanes-"))
+    captured = capture(model, signature, arrays, folder, "none", nonfinite=1.0)
+    files = engine("lanes").compile(
+        Portable(captured.program, None), Target.parse(target), {}, folder
+    )
+    opened = engine("lanes").open(folder / files[0], torch.device("cpu"))
+    return Compiled(model, signature, Session(signature, opened))

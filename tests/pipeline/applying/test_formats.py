@@ -1,0 +1,383 @@
+"""Every type of Arrow in every format: each value comes back, or one line says that it cannot."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import itertools
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import awkward as ak
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import uproot
+
+import pipeline
+from pipeline.applying.columns import as_arrow
+from pipeline.applying.outputs import Rows, write
+from pipeline.errors import DataError
+from registry.store.registry import Registry
+from tests.models.mlps import FEATURES
+from tests.models.project import cli, refusal
+from tests.models.scored import columns
+
+REF = "tagger@production"
+FORMS = (".parquet", ".arrow", ".root", ".rntuple.root", ".h5", ".npz")
+_DAYS = [dt.datetime(2020, 1, 2, 3, 4, 5), dt.datetime(1969, 12, 31), dt.datetime(2262, 1, 1)] * 2
+_UNITS = ("s", "ms", "us", "ns")
+
+
+def _five(kind: Any, values: Sequence[Any]) -> Any:
+    return pa.array([*values, *values][:5], kind)
+
+
+def _extension(kind: Any, values: Sequence[Any]) -> Any:
+    return pa.ExtensionArray.from_storage(kind, _five(kind.storage_type, values))
+
+
+NUMBERS = {
+    "bool": _five(pa.bool_(), [True, False, True]),
+    **{
+        name: _five(pa.type_for_alias(name), [0, np.iinfo(name).max, np.iinfo(name).min])
+        for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    },
+    "float": _five(pa.float32(), [1.5, -np.inf, 1e-40]),
+    "double": _five(pa.float64(), [1.5, np.inf, -0.0]),
+}
+HALF = {"halffloat": _five(pa.float16(), [np.float16(1.5), np.float16(-2), np.float16(0)])}
+MOMENTS = {
+    "date32[day]": _five(pa.date32(), [each.date() for each in _DAYS]),
+    **{f"timestamp[{unit}]": _five(pa.timestamp(unit), _DAYS) for unit in _UNITS},
+    **{
+        f"duration[{unit}]": _five(pa.duration(unit), [dt.timedelta(1), dt.timedelta(0, -7)] * 2)
+        for unit in _UNITS
+    },
+}
+TEXT = {
+    str(kind): _five(kind, ["", "b\u00e9", "c" * 300])
+    for kind in (pa.string(), pa.large_string(), pa.string_view())
+}
+VECTORS = {
+    "vector": _five(pa.list_(pa.int32(), 2), [[1, 2], [3, -4], [5, 6]]),
+    "vector of bool": _five(pa.list_(pa.bool_(), 2), [[True, False], [False, False]] * 2),
+    "matrix": _five(pa.list_(pa.list_(pa.float32(), 2), 1), [[[1, 2]], [[3, 4]], [[5, 6]]]),
+}
+VECTORS_OF_MOMENTS = {
+    "vector of days": _five(pa.list_(pa.timestamp("us"), 1), [[each] for each in _DAYS])
+}
+VECTORS_OF_TEXT = {
+    "vector of text": _five(pa.list_(pa.string(), 2), [["a", "bc"], ["", "d"], ["e", "f"]])
+}
+JAGGED = {
+    f"{name} of {inner}": _five(
+        make(inner), [[NUMBERS[str(inner)][1].as_py()], [], NUMBERS[str(inner)][:3].to_pylist()]
+    )
+    for name, make in (("list", pa.list_), ("large list", pa.large_list))
+    for inner in (pa.int64(), pa.float32(), pa.bool_())
+}
+NESTED = {
+    "lists of vectors": _five(pa.list_(pa.list_(pa.int32(), 2)), [[[1, 2]], [], [[3, 4], [5, 6]]]),
+    "vectors of lists": _five(pa.list_(pa.list_(pa.int32()), 1), [[[1, 2]], [[]], [[3]]]),
+    "lists of lists": _five(pa.list_(pa.list_(pa.int32())), [[[1, 2], []], [], [[3]]]),
+    "lists of text": _five(pa.list_(pa.string()), [["a"], [], ["b", ""]]),
+}
+ANYTHING = {
+    "null": pa.nulls(5),
+    "date64[ms]": _five(pa.date64(), [each.date() for each in _DAYS]),
+    "time32[s]": _five(pa.time32("s"), [dt.time(1, 2, 3), dt.time(23)] * 2),
+    "time32[ms]": _five(pa.time32("ms"), [dt.time(1, 2, 3), dt.time(23)] * 2),
+    "time64[us]": _five(pa.time64("us"), [dt.time(1, 2, 3), dt.time(23)] * 2),
+    "time64[ns]": _five(pa.time64("ns"), [dt.time(1, 2, 3), dt.time(23)] * 2),
+    "timestamp with a zone": _five(
+        pa.timestamp("us", "Europe/Zurich"), [each.replace(tzinfo=dt.UTC) for each in _DAYS[:2]] * 2
+    ),
+    **{
+        str(kind): _five(kind, [b"ab", b"\xff\0", b"cd"])
+        for kind in (
+            pa.binary(),
+            pa.large_binary(),
+            pa.binary_view(),
+            pa.binary(2),
+        )
+    },
+    **{
+        str(kind): _five(kind, [decimal.Decimal("1.25"), decimal.Decimal("-99.99")] * 2)
+        for kind in (
+            pa.decimal32(5, 2),
+            pa.decimal64(10, 2),
+            pa.decimal128(20, 2),
+            pa.decimal256(50, 2),
+        )
+    },
+    "struct": _five(
+        pa.struct([("x", pa.int32()), ("y", pa.string())]),
+        [{"x": 1, "y": "a"}, {"x": 2, "y": ""}] * 2,
+    ),
+    "struct of lists": _five(
+        pa.struct([("x", pa.list_(pa.int8()))]), [{"x": [1, 2]}, {"x": []}] * 2
+    ),
+    "lists of structs": _five(
+        pa.list_(pa.struct([("x", pa.int32())])), [[{"x": 1}], [], [{"x": 2}, {"x": 3}]]
+    ),
+    "lists of half": _five(pa.list_(pa.float16()), [[np.float16(1)], [], [np.float16(2)]]),
+    "lists of days": _five(pa.list_(pa.timestamp("ns")), [_DAYS[:1], [], _DAYS[1:2]]),
+    "lists of decimals": _five(pa.list_(pa.decimal128(5, 2)), [[decimal.Decimal("1.25")], []] * 2),
+    "list view": _five(pa.list_view(pa.float32()), [[1], [], [2, 3]]),
+    "large list view": _five(pa.large_list_view(pa.float32()), [[1], [], [2, 3]]),
+    "map": _five(pa.map_(pa.string(), pa.int32()), [[("a", 1)], [], [("b", 2), ("c", 3)]]),
+    "uuid": _extension(pa.uuid(), [uuid.UUID(int=i).bytes for i in range(3)]),
+    "json": _extension(pa.json_(), ["{}", "1", "[2]"]),
+    "bool8": _extension(pa.bool8(), [1, 0, 1]),
+    "tensor": _extension(pa.fixed_shape_tensor(pa.float32(), [2]), [[1, 2], [3, 4], [5, 6]]),
+}
+NO_PARQUET = {
+    "interval": _five(pa.month_day_nano_interval(), [(1, 2, 3), (0, 0, 0)] * 2),
+    "run ends": pa.RunEndEncodedArray.from_arrays([2, 5], pa.array([1.5, 2.5])),
+    "sparse union": pa.UnionArray.from_sparse(
+        pa.array([0, 1, 0, 1, 0], pa.int8()), [pa.array(range(5)), pa.array([*"abcde"])]
+    ),
+    "dense union": pa.UnionArray.from_dense(
+        pa.array([0, 1, 0, 1, 0], pa.int8()),
+        pa.array([0, 0, 1, 1, 2], pa.int32()),
+        [pa.array(range(3)), pa.array([*"ab"])],
+    ),
+}
+# A dictionary is kept as its values.
+DICTIONARIES = {
+    "dictionary of text": pa.array([*"babca"]).dictionary_encode(),
+    "dictionary of numbers": pa.array([2.5, 1.5, 2.5, 2.5, 1.5]).dictionary_encode(),
+}
+TYPES = {
+    **NUMBERS, **HALF, **MOMENTS, **TEXT, **VECTORS, **VECTORS_OF_MOMENTS, **VECTORS_OF_TEXT,
+    **JAGGED, **NESTED, **ANYTHING, **NO_PARQUET, **DICTIONARIES,
+}  # fmt: skip
+_NUMERIC = {*NUMBERS, *VECTORS, "dictionary of numbers"}
+HELD = {
+    ".arrow": {*TYPES},
+    ".parquet": {*TYPES} - {*NO_PARQUET},
+    ".root": {*_NUMERIC, *TEXT, *JAGGED, "dictionary of text"},
+    ".rntuple.root": {
+        *_NUMERIC, *TEXT, *JAGGED, *NESTED, *VECTORS_OF_TEXT, "dictionary of text",
+    },
+    ".h5": {*_NUMERIC, *HALF, *TEXT, *VECTORS_OF_TEXT, "dictionary of text"},
+    ".npz": {*_NUMERIC, *HALF, *MOMENTS, *VECTORS_OF_MOMENTS},
+}  # fmt: skip
+
+
+def written(folder: Path, form: str, array: Any, *cuts: int) -> Path:
+    """A file with the column `k`, in tables that are cut there."""
+    path = folder / f"k{form}"
+    column = as_arrow(array)
+    ends = (0, *cuts, len(column))
+    tables = [pa.table({"k": column[low:high]}) for low, high in itertools.pairwise(ends)]
+    kinds = Rows(tables[0].schema, len(column), lambda: tables, lambda: "{}",
+                 ntuple=form == ".rntuple.root")  # fmt: skip
+    write(path, kinds, folder)
+    return path
+
+
+def found_in(path: Path, name: str = "k") -> list[Any]:
+    """The values of a column by the format's own library, as Python's objects."""
+    if path.suffix == ".parquet":
+        return list(pq.read_table(path)[name].to_pylist())
+    if path.suffix == ".arrow":
+        return list(pa.ipc.open_file(path).read_all()[name].to_pylist())
+    if path.suffix == ".root":
+        with uproot.open(path) as file:
+            return list(file["Events"][name].array().tolist())
+    if path.suffix == ".h5":
+        with h5py.File(path) as file:
+            text = h5py.check_string_dtype(file[name].dtype)
+            return list((file[name].asstr() if text else file[name])[:].tolist())
+    with np.load(path) as arrays:
+        values = arrays[name]
+    if values.dtype.kind not in "mM":
+        return list(values.tolist())
+    flat = pa.array(values.reshape(-1)).to_pylist()  # NumPy's nanoseconds are integers in Python
+    return flat if values.ndim == 1 else [[each] for each in flat]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_every_type_in_every_format(tmp_path: Path, name: str) -> None:
+    array, found = TYPES[name], {}
+    for form in FORMS:
+        try:
+            found[form] = found_in(written(tmp_path, form, array, 2))
+        except DataError as error:
+            assert "\n" not in str(error) and "k" in str(error)
+            assert not [*tmp_path.glob(f"k{form}")] and not [*tmp_path.glob("*.partial")]
+    assert {*found} == {form for form in FORMS if name in HELD[form]}
+    assert found == dict.fromkeys(found, array.to_pylist())
+
+
+@pytest.mark.parametrize("form", [".npz", ".h5", ".root", ".rntuple.root"])
+def test_dtypes_and_shapes_are_kept(tmp_path: Path, form: str) -> None:
+    for name in {*NUMBERS, *VECTORS, *MOMENTS} & HELD[form]:
+        path = written(tmp_path, form, TYPES[name])
+        if form == ".npz":
+            with np.load(path) as arrays:
+                values = arrays["k"]
+        elif form == ".h5":
+            with h5py.File(path) as file:
+                values = file["k"][:]
+        else:
+            with uproot.open(path) as file:
+                assert file["Events"].keys() == ["k"]
+                values = ak.to_numpy(file["Events"]["k"].array())
+        flat = TYPES[name]
+        while pa.types.is_fixed_size_list(flat.type):
+            flat = flat.flatten()
+        expected = flat.to_numpy(zero_copy_only=False)
+        assert values.dtype == expected.dtype, name
+        np.testing.assert_array_equal(values, expected.reshape(values.shape))
+        assert len(values) == 5
+
+
+# -- nulls ---------------------------------------------------------------------------------------
+
+
+def nulled(value: Any, depth: int) -> Any:
+    """With a null so deep inside; `Exception` where it is not so deep."""
+    if depth == 0:
+        return None
+    if isinstance(value, dict):
+        first = next(iter(value))
+        return {**value, first: nulled(value[first], depth - 1)}
+    if isinstance(value, list):
+        return [nulled(value[0], depth - 1), *value[1:]]
+    raise LookupError(depth)
+
+
+def with_nulls() -> dict[str, Any]:
+    """By type and depth: in the third row of five."""
+    found = {}
+    wanted = {**NUMBERS, **HALF, **MOMENTS, **TEXT, **VECTORS, **VECTORS_OF_MOMENTS,
+              **VECTORS_OF_TEXT, **JAGGED, **NESTED}  # fmt: skip
+    structs = ("struct", "struct of lists", "lists of structs")
+    for name, array in {**wanted, **{each: ANYTHING[each] for each in structs}}.items():
+        for depth in range(4):
+            rows = array.to_pylist()
+            full = next(each for each in rows if each or each == 0)
+            try:
+                rows[2] = nulled(full, depth)
+            except (LookupError, IndexError):
+                break
+            found[f"{name}, {depth}"] = pa.array(rows, array.type)
+    found["a null in a dictionary"] = pa.DictionaryArray.from_arrays(
+        pa.array([0, 0, 1, 0, 0], pa.int8()), pa.array([1.5, None])
+    )
+    found["a null in a dictionary of text"] = pa.DictionaryArray.from_arrays(
+        pa.array([0, 0, 1, 0, 0], pa.int8()), pa.array(["a", None])
+    )
+    return found
+
+
+NULLS = with_nulls()
+
+
+@pytest.mark.parametrize("name", NULLS)
+def test_nulls_are_kept_or_refused(tmp_path: Path, name: str) -> None:
+    """At any depth; not those of rows that are not written."""
+    array = NULLS[name]
+    assert found_in(written(tmp_path, ".arrow", array, 1)) == array.to_pylist()
+    vector = pa.types.is_fixed_size_list(array.type) and name.endswith(", 0")
+    inner = name in ("lists of vectors, 1", "matrix, 1")
+    if vector or inner:  # Arrow writes them to Parquet, and cannot read them
+        with pytest.raises(DataError, match=r"'k' has 1 nulls, which Parquet has not: write Arrow"):
+            written(tmp_path, ".parquet", array, 1)
+    else:
+        assert found_in(written(tmp_path, ".parquet", array, 1)) == array.to_pylist()
+    for form in (".root", ".rntuple.root", ".h5", ".npz"):
+        with pytest.raises(DataError, match="column 'k'"):
+            written(tmp_path, form, array, 1)
+        base = name.partition(",")[0]
+        if base in HELD[form]:
+            with pytest.raises(DataError, match="'k' has 1 nulls"):
+                written(tmp_path, form, array, 1)
+            rest = array[3:]
+            assert found_in(written(tmp_path, form, rest)) == rest.to_pylist()
+
+
+def test_text_with_a_nul_is_no_text_of_hdf5(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"column 'k': .*NUL"):
+        written(tmp_path, ".h5", pa.array(["a\0b"]))
+
+
+# -- by whole jobs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != ".rntuple.root"])
+@pytest.mark.parametrize("source", [".arrow", ".parquet"])
+def test_kept_columns_of_every_type(
+    tmp_path: Path, production: Registry, form: str, source: str
+) -> None:
+    """In several batches and row groups; each row group has a dictionary of its own."""
+    kept = {name: pa.concat_arrays([TYPES[name]] * 40) for name in HELD[form] & HELD[source]}
+    if "dictionary of text" in kept:
+        kept["dictionary of text"] = pa.array([f"word {i}" for i in range(200)]).dictionary_encode()
+    kept.pop("struct", None), kept.pop("struct of lists", None), kept.pop("lists of structs", None)
+    table = pa.table({**{name: columns(200)[name] for name in FEATURES}, **kept})
+    rows = tmp_path / f"rows{source}"
+    if source == ".parquet":
+        pq.write_table(table, rows, row_group_size=70)
+    else:
+        with pa.ipc.new_file(rows, table.schema) as file:
+            file.write_table(table, 70)
+    out = tmp_path / f"out{form}"
+    pipeline.apply(REF, rows, out, keep=[*kept], registry=production)
+    for name, array in kept.items():
+        assert found_in(out, name) == array.to_pylist(), name
+
+
+def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> None:
+    """Where a struct is null, so is each of its fields."""
+    rows: list[Any] = [{"x": 1, "day": _DAYS[0]}, None, {"x": None, "day": None}] * 70
+    lists: list[Any] = [[{"pt": 1.5}, {"pt": None}], None, [], [None], [{"pt": 2.5}]] * 42
+    struct = pa.array(rows, pa.struct([("x", pa.int32()), ("day", pa.timestamp("us"))]))
+    table = pa.table(
+        {
+            **{name: columns(210)[name] for name in FEATURES},
+            "s": struct,
+            "jets": pa.array(lists, pa.list_(pa.struct([("pt", pa.float32())]))),
+        }
+    )
+    pq.write_table(table, tmp_path / "rows.parquet", row_group_size=80)
+    keep = ["s.*", "jets.pt"]
+    out = tmp_path / "out.arrow"
+    pipeline.apply(REF, tmp_path / "rows.parquet", out, keep=keep, registry=production)
+    assert found_in(out, "s.x") == [row and row["x"] for row in rows]
+    assert found_in(out, "s.day") == [row and row["day"] for row in rows]
+    assert found_in(out, "jets.pt") == [
+        row if row is None else [each and each["pt"] for each in row] for row in lists
+    ]
+    with pytest.raises(DataError, match="nulls, which HDF5 has not"):
+        pipeline.apply(
+            REF, tmp_path / "rows.parquet", tmp_path / "o.h5", keep=["s.x"], registry=production
+        )
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_format_cannot_hold_leaves_nothing(
+    tmp_path: Path, production: Registry, late: bool
+) -> None:
+    """And what the line advises works at the same place: no folder is in the way."""
+    given = columns(1000)
+    vectors = [[5, 6]] * 1000
+    vectors[900 if late else 3] = [5, None]  # type: ignore[list-item]
+    table = {name: pa.array(given[name]) for name in FEATURES}
+    table["v"] = pa.array(vectors, pa.list_(pa.int32(), 2))
+    pq.write_table(pa.table(table), tmp_path / "rows.parquet", row_group_size=100)
+    out = tmp_path / "out"
+    command = ("apply", REF, tmp_path / "rows.parquet", "--registry", production.uri, "--keep", "v")
+    for form in ("npz", "h5", "root"):
+        said = refusal(*command, "--out", out, "--format", form)
+        assert "'v' has 1 nulls" in said and "write Parquet or Arrow" in said
+        assert not out.exists()
+    cli(*command, "--out", out, "--format", "parquet")
+    assert found_in(out / "rows.parquet", "v") == vectors
