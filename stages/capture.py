@@ -51,7 +51,7 @@ from stages.reference import (
     compute_reference,
     count_nonfinite,
     eager_outputs,
-    edges,
+    edge_rows,
     make_cases,
     row_major_inputs,
     too_much,
@@ -171,7 +171,7 @@ def capture(
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
     say("asking the eager model at the edges of what its inputs hold")
-    at_edges, untried = edges(model, signature, inputs, stated)
+    at_edges, untried = edge_rows(model, signature, inputs, stated)
     for each in untried:
         say(f"note: {each}")
     reference = replace(reference, edges=at_edges, notes=(*reference.notes, *untried))

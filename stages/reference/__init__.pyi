@@ -11,7 +11,7 @@ from .answers import label as label
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
-from .edges import edges as edges
+from .edges import edge_rows as edge_rows
 from .files import answers_of_windows as answers_of_windows
 from .files import more_rows as more_rows
 from .files import read_rows as read_rows

@@ -26,7 +26,7 @@ Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
 """What becomes of a column, the how manieth of its kind, and its values."""
 
 
-def edges(
+def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> tuple[tuple[Edge, ...], tuple[str, ...]]:
     """Rows at the edges with the eager model's answers, and a note for each kind at which it fails.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeline.report.versions import describe_validation
 from runtime.checked import default_tolerance
 from soa import Block, Layout, RowRange, Signature, column
-from stages.reference import Reference, edges, random_inputs
+from stages.reference import Reference, edge_rows, random_inputs
 from stages.validate import ValidationReport, validate_session
 from tests.models.building import Built, build
 
@@ -107,13 +107,13 @@ class Index(nn.Module):
 
 
 def test_integers_that_the_model_does_not_take_are_noted() -> None:
-    found, notes = edges(Index().eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}))
+    found, notes = edge_rows(Index().eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}))
     assert not any(edge.exact for edge in found)
     assert len(notes) == 1 and "integers" in notes[0]
 
 
 def test_integers_that_somebody_chose_stay_as_they_are() -> None:
     inputs = random_inputs(SIGNATURE, 1, {"k": (0, 3)})
-    found, notes = edges(Index().eval(), SIGNATURE, inputs, stated={"k"})
+    found, notes = edge_rows(Index().eval(), SIGNATURE, inputs, stated={"k"})
     assert notes == () and not any(edge.exact for edge in found)
     assert all(edge.inputs["rows"]["k"].max() <= 3 for edge in found)
