@@ -12,7 +12,8 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from engines.errors import first_line
-from engines.exported import quiet_torch
+from engines.exported import load_program, quiet_torch, why_dependent
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import itemsize
 from soa.files import digest_of
@@ -50,6 +51,7 @@ from stages.reference import (
     compute_reference,
     count_nonfinite,
     eager_outputs,
+    edge_rows,
     make_cases,
     row_major_inputs,
     too_much,
@@ -71,6 +73,13 @@ class Capture:
     torchscript: Literal["scripted", "traced"] | None
     torchscript_note: str | None
     precision: Precision = "fp32"
+    dependence: str | None = None
+    """Why rows may see each other, by the graph; empty: they do not. None: it was not asked."""
+
+    @cached_property
+    def why_dependent(self) -> str | None:
+        """The same; also of what was captured before it was asked."""
+        return dependence_of(self.dependence, self.program)
 
     @property
     def program(self) -> Path:
@@ -99,7 +108,8 @@ class Capture:
         return digest.hexdigest()
 
     def save(self) -> None:
-        data = {**vars(self), "signature": self.signature.to_dict()}
+        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data["signature"] = self.signature.to_dict()
         del data["folder"]
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
@@ -107,6 +117,12 @@ class Capture:
     def load(cls, folder: Path) -> Capture:
         data = json.loads((folder / "capture.json").read_text())
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
+
+
+def dependence_of(recorded: str | None, program: Path) -> str | None:
+    """Why the rows of a program may see each other; None: they do not. `recorded`: what a capture
+    or a manifest says of it, None in those made before there was such a record."""
+    return (why_dependent(load_program(program)) if recorded is None else recorded) or None
 
 
 def capture(
@@ -119,13 +135,15 @@ def capture(
     precision: Precision = "fp32",
     nonfinite: float = 0.0,
     more: Arrays | None = None,
+    stated: frozenset[str] = frozenset(),
 ) -> Capture:
-    """Write program.pt2, model.ts and reference.safetensors into `folder`.
+    """Write program.pt2, model.ts and reference.safetensors into `folder`, and look at the rows.
 
     `inputs` are the reference inputs, with the largest n of every row dimension; with `more` rows
-    there is more.safetensors. The program is in `precision`; the reference is the model's own, and
-    of each of its outputs the fraction `nonfinite` may be NaN or infinite. Raises CaptureError with
-    the model's line where capture fails, ReferenceDataError where the reference proves nothing.
+    there is more.safetensors. Integers of `stated` columns are never others than these. The program
+    is in `precision`; the reference is the model's own, and of each of its outputs the fraction
+    `nonfinite` may be NaN or infinite. Raises CaptureError with the model's line where capture
+    fails, ReferenceDataError where the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -148,17 +166,37 @@ def capture(
         say(f"note: {weakness}")
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
-    program = _export_convention(exportable, signature, soa_arguments)
+    program = export_convention(exportable, signature, soa_arguments)
+    dependence = _dependence(program, signature, say)
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
+    say("asking the eager model at the edges of what its inputs hold")
+    at_edges, untried = edge_rows(model, signature, inputs, stated)
+    for each in untried:
+        say(f"note: {each}")
+    reference = replace(reference, edges=at_edges, notes=(*reference.notes, *untried))
     with quiet_torch():
         _write(folder / "program.pt2", lambda buffer: torch.export.save(program, buffer))
     reference.save(folder / "reference.safetensors")
     if more is not None:
         answers_of_windows(model, signature, more).save(folder / "more.safetensors")
-    result = Capture(folder, signature, made, note, precision)
+    result = Capture(folder, signature, made, note, precision, dependence)
     result.save()
     return result
+
+
+def _dependence(program: ExportedProgram, signature: Signature, say: Callable[[str], None]) -> str:
+    """Why rows may see each other, which is said where tiles would else be tried, and refused where
+    rows are unbounded."""
+    found = why_dependent(program)
+    if found and any(rows.unbounded for rows in signature.ranges.values()):
+        raise CaptureError(
+            f"rows are unbounded, and so run in tiles, but a row may see other rows: {found}. Let "
+            "each answer come from its own row, or leave out unbounded"
+        )
+    if found and signature.tile_kinds is not None:
+        say(f"note: all rows run at once, since a row may see others: {found}")
+    return found or ""
 
 
 def example_case(signature: Signature) -> Case:
@@ -265,9 +303,10 @@ def _check_export(
     return tuple(i for i, name in enumerate(found.user_inputs) if name in mutated)
 
 
-def _export_convention(
+def export_convention(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> ExportedProgram:
+    """The program in the calling convention, exported with its arguments at an example's sizes."""
     dims = _dims(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):

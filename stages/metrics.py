@@ -6,6 +6,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,13 +63,16 @@ class Metric:
             output = output.argmax(1)
         elif takes == "class" and self.threshold is not None:
             output = output > self.threshold
-        more = [column] if takes == "all" else []
+        more = [lambda name: _own(column(name))] if takes == "all" else []
+        given = _own(self._of(labels)), _own(output)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found = function(self._of(labels), output, *more, **self.kwargs)
+                found = function(*given, *more, **deepcopy(dict(self.kwargs)))
         except Exception as error:
             said = f"{type(error).__name__}: {first_line(error)}"
+            if "read-only" in said:
+                said += "; it may not write into what it is given: let it take a copy"
             raise MetricError(f"{where} failed: {said}") from error
         try:
             number = float(found)
@@ -101,6 +105,13 @@ class Metric:
                 "of labels and outputs in sklearn.metrics; for your own write file.py:callable"
             )
         return function, "class" if takes[1] == "y_pred" and name != "log_loss" else "score"
+
+
+def _own(values: Values) -> Values:
+    """One function's copy, which it cannot change: sorted labels are those of other outputs."""
+    copy = values.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def efficiency(

@@ -113,6 +113,7 @@ def package(
             torchscript=capture.torchscript,
             torchscript_note=capture.torchscript_note,
             precision=capture.precision,
+            dependence=capture.why_dependent or "",
         ),
         torchscript="model.ts" if capture.script else None,
         targets={t: _target_record(r, f"targets/{t}") for t, r in results.items()},

@@ -1,10 +1,10 @@
 """Tiles: so many rows at a time through the same bound memory, where rows do not see each other.
 
 What a run computes in between then stays in the processor's cache however many rows there are, and
-several threads may share the tiles. A signature does not say whether a row's answer is its own, so
-the model is asked: some of the reference's rows, alone and in another order, must give the answers
-they gave among the others. That is a trial on the reference's rows, not a proof for all rows; every
-case of the reference is then validated through the tiles as well.
+several threads may share the tiles. Whether a row's answer is its own is read off the program's
+graph when it is captured (engines/exported/rows.py). A second opinion is the artifact's: some of
+the reference's rows, alone and in another order, must give the answers they gave among the others;
+and every case of the reference is then validated through the tiles as well.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from soa.signature import Signature
 from stages.benchmark import bound_call, race, seconds_of
 from stages.reference import TILES, Arrays
 
+SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
 Columns = Mapping[str, Mapping[str, torch.Tensor]]
 
 _ROWS = 256
@@ -77,7 +78,8 @@ def tiled(session: Session, rows: int) -> Session:
 def rows_are_independent(
     session: Session, inputs: Columns, tolerances: Mapping[str, Tolerance]
 ) -> bool:
-    """Whether every row's answer is its own, within the tolerances, on the reference's rows.
+    """Whether every row's answer is its own, within the tolerances, as far as the reference's rows
+    show it.
 
     `inputs[collection][column]` are rows to try with, the maximum or fewer; up to 256 are used.
     """

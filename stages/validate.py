@@ -41,6 +41,7 @@ from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
     Case,
+    Edge,
     Nonfinite,
     Reference,
     count_nonfinite,
@@ -50,12 +51,13 @@ from stages.reference import (
     read_set,
     windows,
 )
-from stages.tiles import rows_are_independent, tiled
+from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
 # in every integer type; the other is an ordinary number in most.
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
+_ROUNDING = 1e-12  # of a fraction
 
 
 NOT_TRIED = "not tried"
@@ -88,6 +90,8 @@ class ValidationReport:
     unverified: bool = False
     window: str = NOT_TRIED
     """Why windows that begin at any row are not to be bound; empty where they may."""
+    edges: tuple[str, ...] = ()
+    """The values for which the answers are not the eager model's, of which each kind is tried."""
     bits: str | None = None
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
     verdict: Verdict = "refused"
@@ -102,6 +106,11 @@ class ValidationReport:
     def windows(self) -> bool:
         """Whether windows that begin at any row may be bound."""
         return self.valid and not self.window
+
+    @property
+    def at_edges(self) -> str:
+        """Where it is not eager's, in words; empty where that is nowhere."""
+        return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -228,10 +237,8 @@ def validate_here(
         if program is None:
             known = Reference.load(Path(reference), kept)
             if tile and not rows_are_independent(session, known.inputs, limits):
-                why = "the rows see each other, so it cannot run on some of them at a time"
-                return ValidationReport.refused(name, why).to_dict()
-            if tile:
-                session = tiled(session, tile)
+                return ValidationReport.refused(name, SEE_EACH_OTHER).to_dict()
+            session = tiled(session, tile)
             report = validate_session(
                 session,
                 name,
@@ -245,6 +252,7 @@ def validate_here(
                 report = replace(report, bits=answer_bits(session, Path(reference)))
         else:
             inputs = read_set(kept, Path(reference))
+            session = tiled(session, tile)
             report = _beside_program(session, name, Path(program), inputs, limits, nonfinite)
     if keep_memory and out_of_memory(RuntimeError(report.reason or report.window)):
         raise MemoryError(report.reason)
@@ -273,7 +281,49 @@ def validate_session(
         for (rows, case), outputs in zip(parts, more.outputs, strict=True):
             say(f"at {label(case)} of the further rows")
             cases.append(_validate_case(session, rows, case, outputs, tolerances, classifiers))
-    return _judged(name, cases, tolerances, begun)
+    found = _judged(name, cases, tolerances, begun)
+    if not found.valid:
+        return found
+    differ = []
+    for edge in reference.edges:
+        say(f"at {label(edge.case)} of {edge.what}")
+        wrong, differs = _at_edge(session, edge, tolerances)
+        if wrong:
+            why = f"{edge.what} in the inputs: {wrong}"
+            return replace(found, valid=False, reason=why, seconds=time.monotonic() - begun)
+        differ += [edge.what] if differs else []
+    return replace(found, edges=tuple(differ), seconds=time.monotonic() - begun)
+
+
+def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) -> tuple[str, bool]:
+    """Why an artifact is refused at an edge; and whether its answers are not the eager model's.
+
+    What overflows does so in another step elsewhere, and shows: it refuses nothing.
+    """
+    try:
+        run = poisoned_run(session, edge.inputs, edge.case, _POISON[0], _POISON[0], guard="back")
+    except Exception as error:
+        return f"the artifact failed: {type(error).__name__}: {first_line(error)}", False
+    if run.faults:
+        return run.faults[0], False
+    differs = False
+    for name, expected in edge.outputs.items():
+        found = run.outputs[name]
+        wanted, allowed = expected.reshape(found.shape), tolerances[name]
+        if found.is_floating_point() and wanted.numel():
+            # Of large numbers sums in another order differ by a part of the largest.
+            largest = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
+            allowed = replace(allowed, atol=max(allowed.atol, allowed.rtol * float(largest)))
+        deviation = compare(found, wanted, allowed, classifier=False)
+        silent = deviation.outside - deviation.nonfinite_mismatches / max(1, deviation.elements)
+        if edge.exact and silent > max(allowed.max_outside, _ROUNDING):
+            return (
+                f"output {name!r} differs from eager, row {deviation.worst_row}: max abs deviation "
+                f"{deviation.max_abs:.3g}. If no such integers come, say which do "
+                "(reference: ranges: {column: [low, high]})"
+            ), True
+        differs |= deviation.outside > allowed.max_outside
+    return "", differs
 
 
 def _beside_program(

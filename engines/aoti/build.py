@@ -18,7 +18,7 @@ from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
 from engines.base import FACTS, Portable
 from engines.errors import EngineError, NotApplicableError
-from engines.exported import load_program, quiet_torch
+from engines.exported import bytes_for_bools, load_program, quiet_torch
 from engines.kinds import cpu_code
 from engines.target import Target
 from soa.dtypes import DTYPES
@@ -71,6 +71,7 @@ class AotiBuild:
         # Inductor folds constants only where no gradient can be asked for.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
+            bytes_for_bools(program)
             if target.device != "cpu":
                 from torch.export.passes import move_to_device_pass
 

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-import torch
 from torch.export import ExportedProgram
 
 from engines.aoti.build import TARGET, AotiBuild
 from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
 from engines.base import Portable
 from engines.errors import EngineError, NotApplicableError
-from engines.exported import load_program
+from engines.exported import load_program, placed
 from engines.native import SHIM
 from engines.target import Target
 
@@ -37,10 +36,8 @@ _FUNCTIONS = (
     "log1p", "log2", "pow", "sin", "sincos", "sinh", "tan", "tanh", "tgamma", "y0", "y1",
 )  # fmt: skip
 _MISSING = re.compile(r"undefined (?:reference to [`']|symbol: )(?:__wrap_)?(\w+)")
-_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
 # By which torch calls an operator that has no function in C.
 _DISPATCHER = ("aoti_torch_proxy_executor_call_function", "aoti_torch_new_uninitialized_tensor")
-_TORCH = str(Path(torch.__file__).parent)
 
 
 class StandaloneBuild(AotiBuild):
@@ -119,7 +116,7 @@ def _noting(dispatched: list[str]) -> Iterator[None]:
     exported: Any = FallbackKernel.export_extern_kernel_node
 
     def noting(kernel: Any) -> Any:
-        dispatched.append(_placed(str(kernel.op_overload), kernel.get_stack_traces()))
+        dispatched.append(placed(str(kernel.op_overload), kernel.get_stack_traces()))
         return exported(kernel)
 
     FallbackKernel.export_extern_kernel_node = noting  # type: ignore[method-assign]
@@ -136,12 +133,5 @@ def _said(name: str, program: ExportedProgram) -> str:
         if node.op != "call_function" or operator is None:
             continue
         if re.search(rf"(^|_){operator[1].strip('_')}(_|[fd]\d|f?$)", name):
-            return _placed(name, [node.meta.get("stack_trace") or ""])
+            return placed(name, [node.meta.get("stack_trace") or ""])
     return name
-
-
-def _placed(name: str, traces: Iterable[str]) -> str:
-    """A name with the innermost line of each trace that is not torch's own."""
-    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
-    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
-    return f"{name} ({', '.join(places)})" if places else name

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
+
+aten = torch.ops.aten
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+)')
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def insert(graph: Graph, function: Any, *args: Any, **kwargs: Any) -> Node:
@@ -33,3 +43,45 @@ def bounds(size: Any) -> tuple[int, int | None]:
 
     found = size.node.shape_env.bound_sympy(size.node.expr)
     return int(found.lower), None if found.upper is int_oo else int(found.upper)
+
+
+def bytes_for_bools(program: ExportedProgram) -> None:
+    """Let a program read its columns of bool as bytes, of which all but 0 are true, in place.
+
+    Memory may hold other bytes than 0 and 1. torch's kernels take them for true; a compiler takes
+    what it is told is bool for 0 or 1, and then computes with 2 or 255.
+    """
+    graph, signature = program.graph_module.graph, program.graph_signature
+    given = [s.arg.name for s in signature.input_specs if s.kind is InputKind.USER_INPUT]
+    written = {str(spec.target) for spec in signature.output_specs}
+    read = [
+        node
+        for node in graph.find_nodes(op="placeholder")
+        if node.name in given and node.name not in written
+        if node.meta["val"].dtype is torch.bool
+    ]
+    for node in read:
+        node.meta["val"] = node.meta["val"].to(torch.uint8)
+        slices = list(node.users) if node.meta["val"].dim() == 2 else []
+        for piece in slices:  # of a matrix, whose padding is not read
+            piece.meta["val"] = piece.meta["val"].to(torch.uint8)
+        for piece in slices or [node]:
+            with graph.inserting_after(piece):
+                number = insert(graph, aten._to_copy.default, piece, dtype=torch.float32)
+            with graph.inserting_after(number):
+                truth = insert(graph, aten.ne.Scalar, number, 0)
+            piece.replace_all_uses_with(truth, lambda user, own=number: user is not own)
+    if read and program.example_inputs is not None:
+        places = {given.index(node.name) for node in read}
+        arguments, named = program.example_inputs
+        program._example_inputs = (
+            tuple(a.to(torch.uint8) if i in places else a for i, a in enumerate(arguments)), named
+        )  # fmt: skip
+    program.graph_module.recompile()
+
+
+def placed(name: str, traces: Iterable[str]) -> str:
+    """A name with the innermost line of each trace that is not torch's own."""
+    found = [[p for p in _PLACE.findall(each) if not p[0].startswith(_TORCH)] for each in traces]
+    places = dict.fromkeys(":".join(lines[-1]) for lines in found if lines)
+    return f"{name} ({', '.join(places)})" if places else name

@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from engines.errors import NotApplicableError, first_line
-from engines.exported import load_program, quiet_torch
+from engines.exported import load_program, quiet_torch, why_dependent
 from engines.lanes.builder import Builder, NotKnown
 from engines.lanes.operators import LOWERINGS, Step, sizes
 from engines.lanes.tensors import Argument, Program, Tensor
@@ -34,6 +34,8 @@ def row_program(file: Path) -> Program:
     """Of a program.pt2 whose rows do not see each other; NotApplicableError where it has none."""
     with quiet_torch(), torch.no_grad():
         captured = load_program(file)
+        if why := why_dependent(captured):
+            raise NotApplicableError(f"a row may see other rows: {why}")
         arguments = _arguments(captured)
         try:
             exported = at_one_row(captured, arguments)

@@ -81,7 +81,11 @@ class OnnxExecutable:
         self.refusal = "the session is closed"
         self._threads = threads
         self.outputs = read_outputs(session.get_modelmeta().custom_metadata_map[OUTPUTS])
-        self.inputs = frozenset(given.name for given in session.get_inputs())
+        # The dtype that it takes where that is not the column's: bytes for bools.
+        self.inputs = {
+            given.name: "uint8" if given.type == "tensor(uint8)" else None
+            for given in session.get_inputs()
+        }
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
         tell(self)
 
@@ -175,7 +179,8 @@ class OnnxCall:
         for i in changed:
             given, name = self._arguments[i], input_name(i)
             if name in self._model.inputs:
-                kind, shape = _ELEMENT_TYPES[given.dtype], list(given.shape)
+                dtype = self._model.inputs[name] or given.dtype
+                kind, shape = _ELEMENT_TYPES[dtype], list(given.shape)
                 self._binding.bind_input(name, *self._device, kind, shape, given.address)
         for output in self._model.outputs:
             if output.argument not in changed and output.rows not in changed:

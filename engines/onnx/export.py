@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError, NotApplicableError, first_line
-from engines.exported import load_program, quiet_torch
+from engines.exported import bytes_for_bools, load_program, quiet_torch
 from engines.onnx.program import OUTPUTS, Output, copied_bytes, input_name, returning_columns
 from soa.errors import needs_extra
 
@@ -41,7 +41,9 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         import onnx_ir
         import onnxscript  # noqa: F401 - torch's exporter needs it
     with quiet_torch():
-        rewritten = returning_columns(load_program(program))
+        loaded = load_program(program)
+        bytes_for_bools(loaded)
+        rewritten = returning_columns(loaded)
         try:
             exported: Any = torch.onnx.export(
                 rewritten.program,

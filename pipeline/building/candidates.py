@@ -26,7 +26,7 @@ from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
-from stages.tiles import fastest_tile, tiled, tiles_of
+from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -136,6 +136,8 @@ def _make(
         report = _not_compiled(compiled)
     elif unbounded and target.device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
+    elif unbounded and captured.why_dependent:
+        report = ValidationReport.refused(name, f"{SEE_EACH_OTHER}: {captured.why_dependent}")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     else:
@@ -158,6 +160,8 @@ def _with_tile(
     `tiles`, by engine: it is looked for on an engine's first level, and the others take it over.
     """
     if not made.report.valid or made.target.device != "cpu" or not tiles_of(captured.signature):
+        return made
+    if captured.why_dependent:
         return made
     name = made.compiled.engine
     if name not in tiles:
@@ -229,6 +233,8 @@ def _validate(
         if not report.valid:
             verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
             work.say(f"  {what} {verdict}: {report.reason}")
+        elif report.edges:
+            work.say(f"  {what} {report.at_edges}")
         return report
 
     def load(folder: Path) -> ValidationReport:

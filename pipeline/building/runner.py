@@ -24,6 +24,7 @@ from pipeline.config import (
     reference_fingerprint,
     reference_inputs,
     source_of,
+    stated_columns,
     tolerances_of,
 )
 from registry.bundle import Bundle, SessionSettings
@@ -224,6 +225,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
                     precision=config.precision,
                     nonfinite=config.reference.nonfinite,
                     more=further_inputs(config, signature),
+                    stated=stated_columns(config, signature),
                 )
             except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
                 if not out_of_memory(error):

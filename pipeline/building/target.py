@@ -124,6 +124,7 @@ def build_candidates(
         manifest.capture.torchscript if manifest.torchscript else None,
         manifest.capture.torchscript_note,
         manifest.capture.precision,
+        manifest.capture.dependence,
     )
     key = content_key({"capture": captured.digest(), "tools": tools(), "code": code_digest()})
     recipe = recipe_of(manifest, engines)

@@ -3,6 +3,7 @@ from .assemble import metrics_fingerprint as metrics_fingerprint
 from .assemble import reference_fingerprint as reference_fingerprint
 from .assemble import reference_inputs as reference_inputs
 from .assemble import source_of as source_of
+from .assemble import stated_columns as stated_columns
 from .assemble import tolerances_of as tolerances_of
 from .gates import LimitConfig as LimitConfig
 from .gates import MetricsConfig as MetricsConfig

@@ -85,6 +85,18 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
     return check_inputs(signature, given)
 
 
+def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
+    """The input columns whose values the config says: those in `ranges`, all of a file's or a
+    factory's."""
+    if config.files.reference_file is None and config.files.reference_factory is None:
+        return frozenset(config.reference.ranges)
+    return frozenset(
+        column.name
+        for name in signature.input_collections
+        for column in signature.layouts[name].columns
+    )
+
+
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
     """The rows of the config's reference file beyond those; None where there are none."""
     file = config.files.reference_file

@@ -40,6 +40,7 @@ from serving.triton import (
 )
 from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
+from stages.capture import dependence_of
 from stages.reference import Reference
 from stages.tiles import rows_are_independent
 from stages.validate import ValidationReport, validate_session
@@ -206,6 +207,8 @@ def _why_never(opened: Opened) -> str | None:
     if not mergeable(signature):
         return "it has scalars or several row dimensions"
     manifest = bundle.manifest
+    if seen := dependence_of(manifest.capture.dependence, bundle.file(manifest.program)):
+        return f"the answer of a row may depend on the other rows: {seen}"
     inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, open_program(opened, torch.device("cpu")))
     if rows_are_independent(session, inputs, recorded_tolerances(manifest)):

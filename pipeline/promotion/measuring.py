@@ -32,8 +32,10 @@ from registry.trust import trusted
 from runtime.loader import measured_session, recorded_tolerances
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
+from stages.capture import dependence_of
 from stages.reference import Reference, proof_of, too_much
 from stages.reproduce import reproduce
+from stages.tiles import SEE_EACH_OTHER
 from stages.validate import ValidationReport, validate_candidate
 
 Say = Callable[[str], None]
@@ -122,6 +124,8 @@ def revalidate(
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
     report = _validated(opened, target, engine_name)
+    if report.reason:
+        say(f"{engine_name} on {target} is refused: {report.reason}")
     if candidate.windows and report.window and report.valid:
         return replace(report, valid=False, reason=report.window, worst={})
     return report
@@ -152,6 +156,9 @@ def _validated(
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
         held_files(opened, target, engine_name) as held,
     ):
+        program = held.file(manifest.program)
+        if candidate.tile and (seen := dependence_of(manifest.capture.dependence, program)):
+            return ValidationReport.refused(engine_name, f"{SEE_EACH_OTHER}: {seen}")
         return validate_candidate(
             engine_name,
             held.file(candidate.files[0]),
@@ -163,9 +170,9 @@ def _validated(
             _VALIDATION_LIMIT_S,
             Target.parse(target).torch_device,
             manifest.capture.precision,
-            program=held.file(manifest.program) if beside else None,
+            program=program if beside else None,
             nonfinite=nonfinite,
-            tile=0 if beside else candidate.tile or 0,  # as production runs it
+            tile=candidate.tile or 0,
         )
 
 

@@ -101,6 +101,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
             )  # fmt: skip
     yield table
     yield from (f"{report.engine}: {report.reason}" for report in reports if report.reason)
+    yield from (f"{report.engine} {report.at_edges}" for report in reports if report.edges)
 
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
@@ -129,6 +130,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
     yield version.ref if version else str(bundle.path)
+    dependence = manifest.capture.dependence
     source = "not in a git repository"
     if provenance.git_commit is not None:
         changed = " with changes" if provenance.git_dirty else ""
@@ -143,6 +145,7 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
+        "dependence": "none: a row's answer is its own" if dependence == "" else dependence,
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),

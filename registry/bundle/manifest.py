@@ -88,6 +88,9 @@ class Capture(Record):
     torchscript: Literal["scripted", "traced"] | None = None
     torchscript_note: str | None = None
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    dependence: str | None = None
+    """Why rows may see each other, by the program's graph; empty: they do not. None: not asked, in
+    versions made before that was."""
 
 
 class Worst(Record):

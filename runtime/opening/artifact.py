@@ -57,10 +57,11 @@ def open_artifact(
 
 
 def open_program(opened: Opened, device: torch.device) -> Executable:
-    """The portable program on torch's own kernels: the reference of test mode."""
-    program = _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
-    unbounded = [rows for rows in opened.signature.ranges.values() if rows.unbounded]
-    return in_tiles(program, opened.signature, unbounded[0].max // 2 if unbounded else 0)
+    """The portable program on torch's own kernels, on all rows at once: the reference of test mode.
+
+    Never in tiles, so that it shows where an artifact should not run so.
+    """
+    return _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
 
 
 def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:

@@ -62,7 +62,7 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
     before, after = _Steps(graph, "before"), _Steps(graph, "after")
     rows = {t.name: _flat(before, t) for t in wire.inputs}
     places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
-    taken = {given.name for given in graph.input}
+    taken = {given.name: given.type.tensor_type.elem_type for given in graph.input}
     held = argument_columns(signature)
     for i, argument in enumerate(signature.arguments):
         if (name := _INNER + input_name(i)) not in taken:
@@ -78,6 +78,8 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
             before.add("Gather", [places[key][0], before.ints([places[key][1]])], axis=1)
             for key in held[i]
         ]
+        if argument.dtype == "bool":  # an artifact takes bytes, one of an older version bools
+            columns = [before.add("Cast", [column], to=taken[name]) for column in columns]
         if argument.kind == "matrix":
             joined = before.add("Concat", columns, axis=1)
             before.add("Transpose", [joined], into=name, perm=[1, 0])

@@ -13,8 +13,9 @@ import torch
 
 from soa.block import Plan
 from soa.dtypes import torch_dtype
-from soa.signature import BoundBlock, Signature
+from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError
+from stages.model.padding import begin_and_end, wrong_offsets
 
 
 class SoaProgram(torch.nn.Module):
@@ -42,12 +43,31 @@ class SoaProgram(torch.nn.Module):
             inputs.append(self._read(i, bound, arguments[at : at + count], rows[bound.rows]))
             at += count
         outputs = outputs_in_order(self.model(*inputs), signature)
+        wrong = self._rows_without_answer(inputs, rows)
         for i, (bound, value) in enumerate(zip(signature.outputs, outputs, strict=True)):
             count = _count(bound.plan)
             place = len(signature.inputs) + i
+            for dim, where in wrong:
+                value = without_answer(value, where, by_row=dim == bound.rows and not bound.rowless)
             self._write(place, bound, value, arguments[at : at + count], rows[bound.rows])
             at += count
         return ()
+
+    def _rows_without_answer(
+        self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
+    ) -> list[tuple[str, torch.Tensor]]:
+        """Where the offsets of jagged inputs are wrong, (n,) for the rows of a dimension.
+
+        What a model makes of such a row, with its mask or without, looks like any other answer.
+        """
+        found = []
+        for collection in self.signature.jagged:
+            for bound, given in zip(self.signature.inputs, inputs, strict=True):
+                if bound.block.collection == offsets_of(collection):
+                    begin, end = begin_and_end(given)
+                    count = rows[self.signature.rows_of[collection]]
+                    found.append((bound.rows, wrong_offsets(begin, end, count)))
+        return found
 
     def _read(
         self, i: int, bound: BoundBlock, given: Sequence[torch.Tensor], n: int
@@ -108,6 +128,20 @@ class TracedProgram(torch.nn.Module):
     def forward(self, *arguments: torch.Tensor) -> torch.Tensor:
         self.program(*arguments)
         return arguments[0]
+
+
+def without_answer(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
+    """NaN in the rows that have no answer, or in all if it is not `by_row` and there are any.
+
+    Integers have -1, without a sign the largest, and bools are false.
+    """
+    number = torch.nan if value.is_floating_point() else -1
+    if value.dtype is torch.bool:
+        number = 0
+    elif not value.dtype.is_signed:
+        number = torch.iinfo(value.dtype).max
+    where = where.view(-1, *[1] * (value.dim() - 1)) if by_row else where.any()
+    return value.masked_fill(where, number)
 
 
 def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:

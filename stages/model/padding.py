@@ -37,8 +37,8 @@ class Padded(InFront):
     """A model of padded rows that takes items and offsets. The plan has an entry for each of its
     inputs: a block as it is, by its place, or made of jagged ones.
 
-    Whatever the offsets hold, nothing outside the items is read. A row whose offsets are not
-    0 <= begin <= end <= m has no right answer: its floating-point features are NaN.
+    Whatever the offsets hold, nothing outside the items is read: a row whose offsets are wrong has
+    none. Its answer is taken from it where outputs are written (convention.py).
     """
 
     steps: torch.Tensor
@@ -52,25 +52,32 @@ class Padded(InFront):
         return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.plan]
 
     def padded(self, one: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        offsets = inputs[one.offsets]
-        begin, end = (offsets.select(1, k).to(torch.int64).unsqueeze(1) for k in (0, 1))
+        begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[one.offsets]))
         index = begin + self.steps[: one.length]
         exists = index < end
         if one.items is None:
             mask = _kept(exists.to(torch_dtype(one.dtype)))
             return mask.view(-1, *(one.shape or (1, one.length)))
         items = inputs[one.items]
-        count, flat = items.shape[0], items.flatten(1)
-        # Behind the items lie a row of `value`, for the places without an item, and one of NaN.
-        # So padding is one gather of rows, in front of which a linear layer may move (aoti-folded).
-        absent = [one.value, torch.nan] if items.is_floating_point() else [one.value]
-        rows = torch.cat([flat, *(flat.new_full((1, flat.shape[1]), value) for value in absent)])
-        wrong = (begin < 0) | (end < begin) | (end > count)
-        index = torch.where(exists, index, count)
-        found = rows[_kept(torch.where(wrong, count + len(absent) - 1, index))]
+        flat, count = items.flatten(1), items.shape[0]
+        exists = exists & ~wrong_offsets(begin, end, count)
+        # Behind the items lies a row of `value`, for the places without an item. So padding is one
+        # gather of rows, in front of which a linear layer may move (aoti-folded).
+        rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
+        found = rows[_kept(torch.where(exists, index, count))]
         if one.shape is not None:
             return found.squeeze(2) if len(one.shape) == 1 else found
         return found.transpose(1, 2).contiguous().view(-1, *items.shape[1:], one.length)
+
+
+def begin_and_end(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two columns of a block of offsets (n, 2), in 64 bits."""
+    return offsets.select(1, 0).to(torch.int64), offsets.select(1, 1).to(torch.int64)
+
+
+def wrong_offsets(begin: torch.Tensor, end: torch.Tensor, count: int) -> torch.Tensor:
+    """Where they are not 0 <= begin <= end <= count, the number of items there are."""
+    return (begin < 0) | (end < begin) | (end > count)
 
 
 def _kept(values: torch.Tensor) -> torch.Tensor:

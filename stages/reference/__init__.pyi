@@ -1,6 +1,7 @@
 from .answers import TILES as TILES
 from .answers import Arrays as Arrays
 from .answers import Case as Case
+from .answers import Edge as Edge
 from .answers import Reference as Reference
 from .answers import check_inputs as check_inputs
 from .answers import compute_reference as compute_reference
@@ -10,6 +11,7 @@ from .answers import label as label
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
+from .edges import edge_rows as edge_rows
 from .files import answers_of_windows as answers_of_windows
 from .files import more_rows as more_rows
 from .files import read_rows as read_rows

@@ -32,23 +32,57 @@ Case = dict[str, int]
 
 
 @dataclass(frozen=True)
+class Edge:
+    """Rows with values of one kind, `what`, and the model's outputs; `exact`: any other answer is
+    wrong, else it is said."""
+
+    what: str
+    exact: bool
+    inputs: Arrays
+    case: Case
+    outputs: dict[str, torch.Tensor]
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What is stored, in memory of its own."""
+        found = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
+        found |= {f"output/{name}": value for name, value in self.outputs.items()}
+        return {name: value.clone() for name, value in found.items()}
+
+    def put(self, name: str, value: torch.Tensor) -> None:
+        """A stored tensor: `input/<collection>/<column>` or `output/<block>`."""
+        kind, where, *column = name.split("/")
+        if kind == "input":
+            self.inputs.setdefault(where, {})["/".join(column)] = value
+        else:
+            self.outputs[where] = value
+
+
+@dataclass(frozen=True)
 class Reference:
     """`inputs[collection][column]` with max rows, and per case the model's outputs by block.
 
     Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: as the model gave them.
-    `notes` say what it does not show.
+    `notes` say what it does not show. `edges` are rows of their own; older references have none.
     """
 
     inputs: Arrays
     cases: tuple[Case, ...]
     outputs: tuple[dict[str, torch.Tensor], ...]
     notes: tuple[str, ...] = ()
+    edges: tuple[Edge, ...] = ()
 
     def save(self, path: Path) -> None:
         tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
-        metadata = {"cases": json.dumps(list(self.cases)), "notes": json.dumps(self.notes)}
+        for i, edge in enumerate(self.edges):
+            tensors |= {f"edge/{i}/{name}": value for name, value in edge.tensors().items()}
+        kinds = [[edge.what, edge.exact, edge.case] for edge in self.edges]
+        metadata = {
+            "cases": json.dumps(list(self.cases)),
+            "notes": json.dumps(self.notes),
+            "edges": json.dumps(kinds),
+        }
         # Not save_file: its error on a full disk is no OSError.
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, metadata))
 
@@ -62,19 +96,24 @@ class Reference:
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
             outputs: dict[str, dict[str, torch.Tensor]] = {str(i): {} for i in range(len(cases))}
+            kinds = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
+            edges = {str(i): Edge(*kind[:2], {}, kind[2], {}) for i, kind in enumerate(kinds)}
             for (kind, where, name), value in tensors.items():
                 if kind == "input":
                     inputs.setdefault(where, {})[name] = value
+                elif kind == "edge":
+                    edges[where].put(name, value)
                 else:
                     outputs[where][name] = value
         except (KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
-        found = cls(inputs, tuple(cases), tuple(outputs.values()), notes)
+        found = cls(inputs, tuple(cases), tuple(outputs.values()), notes, tuple(edges.values()))
         return found if signature is None else found._of(signature, path)
 
     def _of(self, signature: Signature, path: Path) -> Reference:
         """Itself, once everything in it is what a signature needs."""
-        for case, outputs in zip(self.cases, self.outputs, strict=True):
+        edges = [(edge.case, edge.outputs) for edge in self.edges]
+        for case, outputs in (*zip(self.cases, self.outputs, strict=True), *edges):
             ranges = signature.ranges
             good = case.keys() == set(signature.dims) and all(
                 0 <= n <= ranges[dim].proven for dim, n in case.items()
@@ -84,7 +123,11 @@ class Reference:
                 good &= value is not None and value.shape == bound.shape(case[bound.rows])
             if not good:
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
-        return replace(self, inputs=check_inputs(signature, self.inputs))
+        checked = tuple(
+            replace(edge, inputs=check_inputs(signature, edge.inputs, edge.case))
+            for edge in self.edges
+        )
+        return replace(self, inputs=check_inputs(signature, self.inputs), edges=checked)
 
 
 def read_tensors(

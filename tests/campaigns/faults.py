@@ -596,6 +596,48 @@ FAULTS = (
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
     Fault(
+        "the number of rows may be used as a value",
+        "    if call.counted and kind not in (_compared, _where):",
+        "    if False:",
+        ("test_rows_that_see_each_other_are_not_let_through",),
+    ),
+    Fault(
+        "sums along the rows do not count as dependence",
+        '        raise Mixed(ACROSS)\n    if not call.given.get("keepdim"):',
+        '        pass\n    if not call.given.get("keepdim"):',
+        ("test_rows_that_see_each_other_are_not_let_through",),
+    ),
+    Fault(
+        "lanes takes a model whose rows see each other",
+        "        if why := why_dependent(captured):\n            raise EngineError",
+        "        if why := None:\n            raise EngineError",
+        ("test_a_model_whose_rows_see_each_other_is_refused",),
+    ),
+    Fault(
+        "a compiler reads bool columns as they are",
+        "            bytes_for_bools(program)\n",
+        "",
+        ("test_every_byte_but_0_is_true",),
+    ),
+    Fault(
+        "a row with wrong offsets gets an answer",
+        "    return value.masked_fill(where, number)\n",
+        "    return value\n",
+        ("test_a_row_with_wrong_offsets_has_no_answer_of_any_type",),
+    ),
+    Fault(
+        "other answers to integers of any size are let through",
+        "        if edge.exact and silent > max(allowed.max_outside, _ROUNDING):",
+        "        if False:",
+        ("test_integers_of_any_size_have_the_models_answers",),
+    ),
+    Fault(
+        "what differs from eager at the edges is not said",
+        "        differ += [edge.what] if differs else []\n",
+        "",
+        ("test_floats_that_differ_from_eager_are_said",),
+    ),
+    Fault(
         "an exporter's copy is taken for its memory",
         "if flags & _IS_COPIED:",
         "if False:",

@@ -52,6 +52,52 @@ def test_names_of_scikit_learn(
     assert value(function, LABELS, output, **more) == pytest.approx(expected)
 
 
+WRITERS = """
+import torch
+
+def sorts(labels, outputs, column):
+    outputs.sort()
+    return outputs[0]
+
+def sorts_labels(labels, outputs, column):
+    labels[:] = 0
+    return 1
+
+def sorts_a_column(labels, outputs, column):
+    column("mass").sort()
+    return 1
+
+def through_torch(labels, outputs, column):
+    for each in (labels, outputs, column("mass")):
+        torch.from_numpy(each).zero_()
+    return 1
+
+def keeps(labels, outputs, column, edges):
+    edges.append(1)
+    return len(edges)
+"""
+
+
+@pytest.mark.parametrize("name", ["sorts", "sorts_labels", "sorts_a_column"])
+def test_a_function_cannot_change_what_others_see(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WRITERS)
+    labels, scores, mass = LABELS.copy(), SCORES.copy(), SCORES.copy()
+    metric = Metric("m", f"{tmp_path}/own.py:{name}", "y", "truth")
+    with pytest.raises(MetricError, match="read-only"):
+        metric.value(labels, scores, lambda _: mass)
+    Metric("m", f"{tmp_path}/own.py:through_torch", "y", "truth").value(
+        labels, scores, lambda _: mass
+    )
+    assert np.array_equal(labels, LABELS)
+    assert np.array_equal(scores, SCORES) and np.array_equal(mass, SCORES)
+
+
+def test_a_function_gets_the_same_arguments_each_time(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(WRITERS)
+    metric = Metric("m", f"{tmp_path}/own.py:keeps", "y", "truth", kwargs={"edges": [0]})
+    assert [metric.value(LABELS, SCORES, no_column) for _ in range(2)] == [2, 2]
+
+
 def test_a_class_of_several() -> None:
     flavours = np.array([4, 0, 5, 5])
     assert value("roc_auc", flavours, SCORES, signal=5) == 0.75

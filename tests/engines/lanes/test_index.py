@@ -50,9 +50,7 @@ def places() -> list[dict[Variable, int]]:
 
 factors = st.integers(-12, 24)
 sums = st.builds(
-    lambda own, rest: Index(
-        tuple((v, f) for v, f in zip(VARIABLES, own, strict=True) if f), rest
-    ),
+    lambda own, rest: Index(tuple((v, f) for v, f in zip(VARIABLES, own, strict=True) if f), rest),
     st.tuples(factors, factors, factors),
     st.integers(-50, 50),
 )

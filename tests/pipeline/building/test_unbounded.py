@@ -10,13 +10,24 @@ import pytest
 import pipeline
 from pipeline.config import load_config
 from registry import Bundle
+from registry.store.registry import Registry
+from runtime.errors import DeviationError
 from soa.errors import SoaPipelineError
-from tests.models.project import TARGET, Project, refusal, require_right, resealed, write_project
+from tests.models.project import (
+    TARGET,
+    Project,
+    cli,
+    refusal,
+    require_right,
+    resealed,
+    write_project,
+)
 
 ROWS = "n: {max: 1000, typical: [1000]}"
 UNBOUNDED = (ROWS, "n: {max: 200, typical: [200], unbounded: true}")
-# Subtracts what the rows have in common.
-COUPLED = """
+# One subtracts what the rows have in common. The other is another from 150 rows on, which a trial
+# on parts of 256 rows may see or not, and one on the 100 rows of a tile never.
+MODELS = """
 
 class _Coupled(PointwiseFirst):
     def forward(self, x):
@@ -24,8 +35,17 @@ class _Coupled(PointwiseFirst):
         return found - 0.5 * found.mean(0, keepdim=True)
 
 
+class _Rare(PointwiseFirst):
+    def forward(self, x):
+        return super().forward(x) * (1 + x.shape[0] // 150)
+
+
 def coupled(hidden=48):
     return _Coupled(0, hidden)
+
+
+def rare(hidden=48):
+    return _Rare(0, hidden)
 """
 
 
@@ -51,7 +71,7 @@ def test_every_candidate_has_a_tile_below_half_of_what_it_was_compiled_for(bundl
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 200, 201, 5000])
 @pytest.mark.parametrize("engine", ["onnxruntime", "torchscript", "exported"])
 def test_any_n_runs(bundle: Bundle, engine: str, n: int) -> None:
-    """Test mode compares each answer with the program's, which runs in tiles too."""
+    """Test mode compares each answer with the program's, which runs on all rows at once."""
     require_right(pipeline.load(bundle.path, mode="test", engine_name=engine), n=n)
 
 
@@ -78,18 +98,57 @@ def test_memory_is_the_limit(bundle: Bundle) -> None:
         binding(701)
 
 
-def test_rows_that_see_each_other_have_no_such_artifact(project: Project, tmp_path: Path) -> None:
+def other_model(project: Project, factory: str, *changes: tuple[str, str]) -> Path:
+    """A config of one of the `MODELS`, which the portable program runs."""
     model = project.folder / "model.py"
-    (project.folder / "coupled.py").write_text(model.read_text() + COUPLED)
-    factory = next(line for line in project.config.read_text().splitlines() if "factory:" in line)
-    config = project.variant(
-        "coupled.yaml",
-        UNBOUNDED,
-        (factory, factory.replace("model.py:talkative", "coupled.py:coupled")),
+    (project.folder / "others.py").write_text(model.read_text() + MODELS)
+    line = next(line for line in project.config.read_text().splitlines() if "factory:" in line)
+    return project.variant(
+        f"{factory}.yaml",
+        (line, line.replace("model.py:talkative", f"others.py:{factory}")),
         ("[aoti, torchscript, exported]", "[exported]"),
+        *changes,
     )
+
+
+@pytest.mark.parametrize("factory", ["coupled", "rare"])
+def test_rows_that_see_each_other_have_no_such_artifact(
+    project: Project, factory: str, tmp_path: Path
+) -> None:
+    config = other_model(project, factory, UNBOUNDED)
     said = refusal("run", config, "--work", tmp_path, "--registry", project.registry)
-    assert "see each other" in said
+    assert "unbounded" in said and "others.py:" in said
+    assert not list(tmp_path.glob("compile/*"))  # before any work on candidates
+
+
+def test_where_rows_see_each_other_nothing_runs_in_tiles_and_test_mode_shows_what_would(
+    project: Project, tmp_path: Path
+) -> None:
+    config = other_model(project, "rare", (ROWS, "n: {max: 200, typical: [200]}"))
+    bundle = Bundle.open(project.run(config)["bundle"])
+    assert "others.py:" in (bundle.manifest.capture.dependence or "")
+    assert not [step for step in bundle.manifest.provenance.seconds if step.startswith("tiles")]
+
+    def by_trial(_: Path, manifest: dict[str, Any]) -> None:
+        """As a version that was made when there was a trial alone."""
+        del manifest["capture"]["dependence"]
+        for candidate in manifest["targets"][TARGET]["candidates"].values():
+            candidate["tile"] = 64
+
+    def for_any_n(folder: Path, manifest: dict[str, Any]) -> None:
+        by_trial(folder, manifest)
+        manifest["signature"]["rows"]["n"]["unbounded"] = True
+
+    session = pipeline.load(resealed(bundle, tmp_path / "any", for_any_n).path, mode="test")
+    few, many = ([session.collection(name, n) for name in ("jets", "tags")] for n in (100, 700))
+    session.run(*few)
+    with pytest.raises(DeviationError):
+        session.run(*many)
+    # Nor is it promoted.
+    version = Registry(project.registry).register(resealed(bundle, tmp_path / "old", by_trial))
+    said = cli("promote", version.ref, "--to", "staging", "--registry", project.registry, code=1)
+    assert "tolerance: " in said.output
+    assert "see each other" in said.output and "others.py:" in said.output
 
 
 def test_a_least_n_above_one_cannot_be_unbounded(project: Project) -> None:

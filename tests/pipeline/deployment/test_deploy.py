@@ -137,6 +137,23 @@ def test_requests_that_would_gain_nothing_run_alone(
     assert list(config.dynamic_batching.preferred_batch_size) == [32]
 
 
+def test_requests_whose_rows_may_see_each_other_run_alone(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """By what the graph showed, though a trial on the reference's rows would see nothing."""
+
+    def dependent(_: Path, manifest: dict[str, Any]) -> None:
+        assert manifest["capture"]["dependence"] == ""
+        manifest["capture"]["dependence"] = "aten.amax.default works across the rows (model.py:7)"
+
+    version = registry.register(resealed(jets.bundle, tmp_path / "dependent", dependent))
+    registry.promote(version, "production", PASSED)
+    where = ("--registry", registry.uri, "--out", tmp_path / "a")
+    assert "(model.py:7)" in refusal("deploy", version.ref, *where, "--merge")
+    assert "(model.py:7)" in cli("deploy", version.ref, *where).stdout
+    assert config_of(tmp_path / "a").max_batch_size == 0
+
+
 def test_merging_is_refused_or_forgone_as_asked(promoted: Registry, tmp_path: Path) -> None:
     where = ("--registry", promoted.uri, "--out", tmp_path / "a")
     said = refusal("deploy", "jets", *where, "--merge", "--requests", "blocks")

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from runtime.checked.comparison import Tolerance
 from soa import Block, Layout, RowRange, Signature, column
-from soa.layout import Storage
+from soa.dtypes import torch_dtype
+from soa.layout import Column, Storage
 from soa.signature import offsets_layout
 from stages.errors import CaptureError
+from stages.model.convention import SoaProgram
 from stages.model.expressions import Expression, Features, Operation
 from stages.model.padding import Padded, Padding
 from stages.model.precision import in_precision
@@ -102,24 +104,26 @@ WRONG = [(-1, 2), (2, 1), (0, 4), (5, 9), (-(2**63), 2**63 - 1), (2**63 - 1, -(2
 
 
 @pytest.mark.parametrize("begin, end", WRONG)
-def test_a_row_with_wrong_offsets_has_no_answer_and_spoils_no_other(begin: int, end: int) -> None:
+def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, end: int) -> None:
     items = torch.tensor([[1.0], [2.0], [3.0]])
     offsets = torch.tensor([[0, 2], [begin, end], [2, 3]])
     model = Padded(Echo(), [Padding(1, 2, 0)])
     (found,) = model(items, offsets)
-    assert found[1].isnan().all()
-    assert found[[0, 2]].tolist() == [[[1, 2]], [[3, 0]]]
+    assert found.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
     with pytest.raises(CaptureError):  # a reference has none
         by_rows(model)(items, offsets)
-    (whole,) = Padded(Echo(), [Padding(1, 2, 0)])(items.long(), offsets)
-    assert whole[1].tolist() == [[0, 0]]
+    (whole,) = model(items.long(), offsets)
+    assert whole.tolist() == found.tolist()
 
 
 # -- inside an artifact ----------------------------------------------------------------------------
 
 
 class Sets(nn.Module):
-    """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum, and a maximum, over those there are."""
+    """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum, and a maximum, over those there are.
+
+    Padding is nowhere in the answer: `torch.where` takes it out, as docs/config.md says.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +133,8 @@ class Sets(nn.Module):
     def forward(self, jets: Tensor, exists: Tensor, energy: Tensor) -> Tensor:
         there = exists.unsqueeze(1)
         each = torch.relu(self.each(jets))
-        pooled = [torch.where(there, each, 0.0).sum(dim=2), (each * there).amax(dim=2)]
+        each = torch.where(there, each, 0.0)
+        pooled = [each.sum(dim=2), each.amax(dim=2)]
         found: Tensor = self.last(torch.cat([*pooled, energy], dim=1))
         return found
 
@@ -276,3 +281,61 @@ def test_reference_rows_are_consistent_at_every_size() -> None:
         assert len(begin) == len(end) == rows
         assert ((begin >= 0) & (begin <= end) & (end <= items)).all()
         assert end[0] - begin[0] == min(LENGTH + 1, items)
+
+
+class Masked(nn.Module):
+    """What the mask leaves: the first item, how many, whether any, and a mean over all rows."""
+
+    def forward(self, jets: Tensor, exists: Tensor) -> tuple[Tensor, ...]:
+        kept = torch.where(exists.unsqueeze(1), jets, 0.0)
+        count = exists.sum(1)
+        return kept[:, 0, 0], count, count.to(torch.uint8), count > 0, kept.mean()
+
+
+def test_a_row_with_wrong_offsets_has_no_answer_of_any_type() -> None:
+    answers = {"first": "float32", "count": "int32", "small": "uint8", "some": "bool"}
+    given_to = Signature.build(
+        {
+            "jets": Layout([column("pt", "float32")], 1, "columns"),
+            "jets_offsets": offsets_layout(),
+            "scores": Layout([column(name, dtype) for name, dtype in answers.items()]),
+            "whole": Layout([Column("mean", "float32", "scalar")]),
+        },
+        [Block("jets", "jets", ("pt",)), Block("at", "jets_offsets", ("begin", "end"))],
+        [*(Block(name, "scores", (name,)) for name in answers), Block("mean", "whole", ("mean",))],
+        {"n": RowRange(0, 70), "jet": RowRange(0, 500)},
+        {"jets": "jet"},
+        jagged={"jets": LENGTH},
+    )
+    program = SoaProgram(
+        Padded(Masked(), [Padding(1, LENGTH, 0), Padding(1, LENGTH, None, 0.0, (LENGTH,), "bool")]),
+        given_to,
+    )
+
+    def found(spans: list[tuple[int, int]]) -> dict[str, list[Any]]:
+        at = torch.tensor(spans)
+        memory = {name: torch.zeros(2, dtype=torch_dtype(dtype)) for name, dtype in answers.items()}
+        memory |= {"mean": torch.zeros(1), "pt": torch.arange(1.0, 21.0)}
+        memory |= {"begin": at[:, 0].clone(), "end": at[:, 1].clone()}
+        carriers = {"n": torch.zeros(2, 0), "jet": torch.zeros(20, 0)}
+        program(
+            *(
+                carriers[a.rows]
+                if a.kind == "carrier"
+                else memory[a.column].unsqueeze(0)
+                if a.kind == "matrix"
+                else memory[a.column]
+                for a in given_to.arguments
+            )
+        )
+        return {name: memory[name].tolist() for name in (*answers, "mean")}
+
+    right = found([(3, 5), (2, 2)])
+    assert right == {
+        "first": [4, 0], "count": [2, 0], "small": [2, 0], "some": [True, False],
+        "mean": [pytest.approx(9 / (2 * LENGTH))],
+    }  # fmt: skip
+    for wrong in [(20, 0), (5, 2), (-3, -3), (21, 21), *WRONG[-2:]]:
+        got = found([(3, 5), wrong])
+        assert got["first"][0] == 4 and np.isnan(got["first"][1]) and np.isnan(got["mean"][0])
+        assert (got["count"], got["small"], got["some"]) == ([2, -1], [2, 255], [True, False])

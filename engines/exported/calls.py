@@ -1,0 +1,129 @@
+"""One call of an operator in a graph, as the analysis of rows sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from engines.exported.graph import sizes
+from engines.exported.places import Rows, Value, together
+
+Answer = Value | tuple[Value, ...]
+
+# Arguments that are sizes: the number of rows there is no use of it as a value.
+_SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_sizes"])
+_BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # by `start` and `end`
+
+
+class Call:
+    """Its arguments by their names in the schema, and what is known of those that are tensors.
+
+    `reads` takes pairs: the symbol of a number of rows, and that of the items which are theirs.
+    """
+
+    def __init__(
+        self, node: Node, values: Mapping[Node, Answer], reads: set[tuple[Any, Any]]
+    ) -> None:
+        self.node, self.values, self.reads = node, values, reads
+        schema = getattr(node.target, "_schema", None)
+        arguments = schema.arguments if schema is not None else ()
+        self.given: dict[str, Any] = {each.name: each.default_value for each in arguments}
+        self.given |= dict(zip(self.given, node.args, strict=False)) | node.kwargs
+
+    @property
+    def name(self) -> str:
+        """`sum` of `aten.sum.dim_IntList`; empty for what is no operator of ATen."""
+        target: Any = self.node.target
+        ours = isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+        return str(target._opname) if ours else ""
+
+    @cached_property
+    def shapes(self) -> list[tuple[Any, ...]]:
+        """Of each tensor that it gives."""
+        return shapes_of(self.node)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.shapes[0]
+
+    def number(self, name: str) -> Any:
+        """A number that is given; where it is reckoned from numbers of rows, the expression."""
+        return number(self.given.get(name))
+
+    def value(self, name: str = "self") -> Value:
+        """Of a tensor; of a number, and where nothing is given, that it depends on no row."""
+        given = self.given.get(name)
+        found = self.values.get(given) if isinstance(given, Node) else None
+        return found if isinstance(found, Value) else Value()
+
+    def rows(self, name: str = "self") -> Rows | None:
+        return self.value(name).rows
+
+    def sizes(self, name: str = "self") -> tuple[Any, ...]:
+        return sizes(self.given[name])
+
+    def rank(self, name: str = "self") -> int:
+        return len(self.sizes(name))
+
+    def dim(self, name: str = "dim", rank: int | None = None) -> int:
+        """A dimension, counted from the left."""
+        return int(self.given[name]) % (self.rank() if rank is None else rank)
+
+    def dims(self, rank: int) -> list[int]:
+        """The dimensions that it works along; all where none is given."""
+        given = self.given.get("dim", self.given.get("dims"))
+        listed = [given] if isinstance(given, int) else given
+        return [dim % rank for dim in listed] if listed else list(range(rank))
+
+    @cached_property
+    def tensors(self) -> dict[Node, Value]:
+        """Every tensor that is given, in order."""
+        nodes: list[Node] = []
+        torch.fx.node.map_arg(list(self.given.values()), lambda node: nodes.append(node))
+        found = ((node, self.values.get(node)) for node in nodes)
+        return {node: value for node, value in found if isinstance(value, Value)}
+
+    @cached_property
+    def most(self) -> int:
+        """The rank of the tensor with most dimensions."""
+        return max((len(sizes(node)) for node in self.tensors), default=0)
+
+    def broadcast(self) -> Rows | None:
+        """The rows of all tensors, once these have the shape of the largest."""
+        return together(
+            value.rows and value.rows.moved(self.most - len(sizes(node)))
+            for node, value in self.tensors.items()
+        )
+
+    @cached_property
+    def counted(self) -> list[Any]:
+        """Numbers of rows, and what is reckoned from them, where no size stands."""
+        nodes: list[Any] = []
+        sizes = _SIZES | ({"start", "end"} if self.name in _BOUNDED else set())
+        for name, given in self.given.items():
+            if name not in sizes:
+                torch.fx.node.map_arg(given, lambda node: nodes.append(number(node)))
+        return [each for each in nodes if not isinstance(each, Node | int | float)]
+
+
+def shapes_of(node: Node) -> list[tuple[Any, ...]]:
+    """Of each tensor that a node gives; empty for what gives none."""
+    value = node.meta.get("val")
+    return [
+        tuple(s.node.expr if isinstance(s, torch.SymInt) else s for s in each.shape)
+        for each in (value if isinstance(value, tuple | list) else [value])
+        if isinstance(each, torch.Tensor)
+    ]
+
+
+def number(argument: Any) -> Any:
+    """An argument; of a number that is reckoned from sizes, its value or its expression."""
+    value = argument.meta.get("val") if isinstance(argument, Node) else argument
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        expression = value.node.expr
+        return int(expression) if getattr(expression, "is_Integer", False) else expression
+    return value if isinstance(value, int | float) else argument

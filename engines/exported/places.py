@@ -1,0 +1,191 @@
+"""Where the rows lie in a tensor, and what is known of numbers that pick rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch.fx import Node
+
+# What an operator may do to rows, after its name.
+ACROSS = "works across the rows"
+COUNT = "takes the number of rows as a value"
+NUMBER = "takes the number of a row as a value"
+SOME = "takes some of the rows"
+WITH_OTHERS = "puts rows together with other rows"
+
+
+class Mixed(Exception):
+    """Rows may see each other; the text says what an operator does to them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Dimension `dim` has `outer * n * inner` places: place (o * n + row) * inner + i, then `tail`
+    more that belong to no row. `n` is the symbol of the number of rows.
+
+    An element depends on its own row, and on nothing else that is given.
+    """
+
+    n: Any
+    dim: int
+    outer: int = 1
+    inner: int = 1
+    tail: int = 0
+
+    @property
+    def extent(self) -> Any:
+        return self.outer * self.inner * self.n + self.tail
+
+    def fit(self, shape: Sequence[Any]) -> bool:
+        """Whether a tensor of this shape may have them so: no other dimension counts rows."""
+        return all(
+            size == self.extent if dim == self.dim else isinstance(size, int)
+            for dim, size in enumerate(shape)
+        )
+
+    def at(self, dim: int) -> Rows:
+        return replace(self, dim=dim)
+
+    def moved(self, by: int) -> Rows:
+        return self.at(self.dim + by)
+
+    def without(self, dims: Sequence[int]) -> Rows:
+        """Once these dimensions are gone."""
+        if self.dim in dims:
+            raise Mixed(SOME)
+        return self.moved(-sum(dim < self.dim for dim in dims))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Integers that are `base + step * row + c`, with c from `least` to `most`.
+
+    `base` is a column of the inputs, with a number for each row.
+    """
+
+    least: int
+    most: int
+    step: int = 0
+    base: Node | None = None
+
+    def plus(self, other: Numbers) -> Numbers | None:
+        if self.base and other.base:
+            return None
+        least, most = self.least + other.least, self.most + other.most
+        return Numbers(least, most, self.step + other.step, self.base or other.base)
+
+    def times(self, other: Numbers) -> Numbers | None:
+        """By one known number; None for all else."""
+        if other.least != other.most or other.step or self.base or other.base:
+            return None
+        ends = sorted((other.least * self.least, other.least * self.most))
+        return Numbers(ends[0], ends[1], other.least * self.step)
+
+    def stay_in_their_row(self, rows: Rows) -> bool:
+        """Whether these are places of `rows` that belong to the number's own row."""
+        stretch = rows.outer == 1 and self.step == rows.inner and self.base is None
+        return stretch and 0 <= self.least <= self.most < rows.inner
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is known of a tensor. Without `rows` it depends on no row, nor on their number.
+
+    `padded`: a matrix that goes on behind its rows; only a slice of it is rows.
+    `below`: a truth that holds only where this index is an item of its row.
+    `own`: an index of an item of its row, or of what lies behind the items of this number.
+    """
+
+    rows: Rows | None = None
+    numbers: Numbers | None = None
+    padded: bool = False
+    below: Node | None = None
+    own: Any = None
+
+    @property
+    def numbered(self) -> bool:
+        """Whether it tells which row it is."""
+        return self.numbers is not None and self.numbers.step != 0
+
+    def placed(self, rows: Rows | None) -> Value:
+        """The same elements, with the rows there."""
+        return replace(self, rows=rows, below=None)
+
+
+def uniform(shape: Sequence[Any]) -> Rows | None:
+    """The rows of a tensor that has the same in each of them; None where its shape counts none."""
+    counts = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
+    if not counts:
+        return None
+    factor, symbol = shape[counts[0]].as_coeff_Mul()
+    if len(counts) > 1 or not symbol.is_Symbol or not factor.is_Integer:
+        raise Mixed("makes a size of the number of rows")
+    return Rows(symbol, counts[0], inner=int(factor))
+
+
+def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
+    """Where rows are once a tensor has another shape, its elements in the same order."""
+    if tuple(before) == tuple(after):
+        return rows
+    counts = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
+    if len(counts) == 1 and not rows.tail:
+        (dim,) = counts
+        outer = _quotient([*before[: rows.dim], rows.outer], after[:dim])
+        inner = _quotient([rows.inner, *before[rows.dim + 1 :]], after[dim + 1 :])
+        if outer and inner:
+            return Rows(rows.n, dim, outer, inner)
+    raise Mixed("cuts rows into other pieces")
+
+
+def _quotient(sizes: Sequence[int], others: Sequence[int]) -> int:
+    """The product of `sizes` by that of `others`; 0 where it is no whole number."""
+    product, by = math.prod(sizes), math.prod(others)
+    return product // by if by and product % by == 0 else 0
+
+
+def together(found: Iterable[Rows | None]) -> Rows | None:
+    """The one place of all that have rows."""
+    places = {rows for rows in found if rows is not None}
+    if len(places) > 1:
+        raise Mixed(WITH_OTHERS)
+    return next(iter(places), None)
+
+
+def picked(
+    given: Value, rank: int, chosen: Mapping[int, Value], into: Rows | None, index_rank: int
+) -> Value:
+    """What indices along dimensions pick of a tensor of this rank.
+
+    `into` are the rows of the indices together, of `index_rank` dimensions. These come in the place
+    of the dimensions, or in front where these are not side by side.
+    """
+    dims = sorted(chosen)
+    place = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    into = into and into.moved(place)
+    rows = given.rows
+    if given.numbered or any(
+        index.numbered for dim, index in chosen.items() if rows is None or dim != rows.dim
+    ):
+        raise Mixed(NUMBER)
+    if rows is None:
+        return Value(into)
+    if rows.dim in chosen:
+        _require_own(rows, chosen[rows.dim])
+        return Value(into)
+    left = [dim for dim in range(rank) if dim not in chosen].index(rows.dim)
+    return Value(together([rows.at(left + (index_rank if left >= place else 0)), into]))
+
+
+def _require_own(rows: Rows, index: Value) -> None:
+    """That each row picks places of its own, or items of its own."""
+    own = False
+    if index.rows is not None and not index.rows.tail:
+        if index.rows.n == rows.n:
+            own = index.numbers is not None and index.numbers.stay_in_their_row(rows)
+        else:
+            own = index.own == rows.n and (rows.outer, rows.inner) == (1, 1)
+    if not own:
+        raise Mixed("picks rows by an index")

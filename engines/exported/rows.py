@@ -1,0 +1,138 @@
+"""Whether the rows of a program see each other, read off its graph.
+
+The row dimension is followed through every operator: of each value it is known where its rows lie
+(places.py). An operator that works across rows, picks some of them, or takes their number for more
+than a size makes them dependent, and so does one that is not known (kinds.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+
+from engines.exported.calls import Answer, Call, shapes_of
+from engines.exported.graph import placed, sizes
+from engines.exported.kinds import answers
+from engines.exported.places import Mixed, Numbers, Rows, Value, uniform
+
+_DIMENSIONS = "there are several row dimensions, and nothing says which items belong to which row"
+
+
+def why_dependent(program: ExportedProgram) -> str | None:
+    """Why a row's answer may depend on other rows or on their number; None: it does not.
+
+    `program` is in the calling convention, with any number of rows. Where there are items and
+    offsets (jagged inputs), a row's items count as its own, if they are read only from its begin
+    to its end. The sentence names the operator and the model's line.
+    """
+    return _Walk(program).why_dependent()
+
+
+class _Walk:
+    """Through the graph, operator by operator, with what is known of each value."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self.program = program
+        self.values: dict[Node, Answer] = {}
+        self.counts: set[Any] = set()
+        """The symbols of the numbers of rows."""
+        self.reads: set[tuple[Any, Any]] = set()
+        """Rows, and the items that are theirs by offsets."""
+
+    def why_dependent(self) -> str | None:
+        for node in self.program.graph.nodes:
+            try:
+                self.visit(node)
+            except Mixed as why:
+                if node.op != "call_function":
+                    return str(why)
+                named = f"{node.target} {why}"
+                return placed(named, [node.meta.get("stack_trace") or ""])
+        return None
+
+    def visit(self, node: Node) -> None:
+        if node.op == "placeholder":
+            self.values[node] = self.given(node)
+        elif node.op == "output":
+            self.require_answers(node)
+        elif node.target is operator.getitem:
+            source, number = node.args
+            self.values[node] = self.values[source][number]  # type: ignore[index]
+        elif shapes_of(node):
+            found = answers(Call(node, self.values, self.reads))
+            self.require_shapes(node, found)
+            self.values[node] = found if len(found) > 1 or _several(node) else found[0]
+
+    def given(self, node: Node) -> Value:
+        """An argument in the calling convention, a weight, or a constant."""
+        spec = next(
+            each
+            for each in self.program.graph_signature.input_specs
+            if getattr(each.arg, "name", None) == node.name
+        )
+        if spec.kind is not InputKind.USER_INPUT:
+            return Value(numbers=_range_of(self.constant(str(spec.target))))
+        shape = sizes(node)
+        if len(shape) == 2 and shape[1] == 0:
+            if isinstance(shape[0], int):
+                raise Mixed(f"the program is for {shape[0]} rows, and no other number")
+            self.counts.add(shape[0])
+        elif len(shape) == 2 and isinstance(shape[0], int) and not isinstance(shape[1], int):
+            return Value(padded=True)
+        whole = shape and not isinstance(shape[0], int) and _is_whole(node)
+        return Value(uniform(shape), Numbers(0, 0, base=node) if whole else None)
+
+    def constant(self, name: str) -> Any:
+        return self.program.state_dict.get(name, self.program.constants.get(name))
+
+    def require_shapes(self, node: Node, found: tuple[Value, ...]) -> None:
+        """That the rows that were found of a value are those that its shape has."""
+        for value, shape in zip(found, shapes_of(node), strict=True):
+            if value.padded:
+                continue
+            if value.rows is None:
+                good = all(isinstance(size, int) for size in shape)
+            else:
+                good = value.rows.n in self.counts and value.rows.fit(shape)
+            if not good:
+                raise Mixed("gives a shape in which rows are not found")
+
+    def require_answers(self, node: Node) -> None:
+        """That what is written is one answer for each row, of one row dimension."""
+        found: set[Any] = set()
+        written: Any = node.args[0]
+        for spec, each in zip(self.program.graph_signature.output_specs, written, strict=True):
+            answer = self.values[each]
+            if spec.kind is not OutputKind.USER_INPUT_MUTATION or not isinstance(answer, Value):
+                raise Mixed("the program is not in the calling convention")
+            if answer.numbered:
+                raise Mixed("an answer is the number of its row")
+            rows = answer.rows
+            if rows is not None and rows != Rows(rows.n, 1 if answer.padded else 0):
+                raise Mixed("an output has not one answer for each row")
+            found |= {rows.n} if rows is not None else set()
+        if len(found) > 1 or any(reader not in found for reader, _ in self.reads):
+            raise Mixed(_DIMENSIONS)
+
+
+def _several(node: Node) -> bool:
+    return isinstance(node.meta["val"], tuple | list)
+
+
+def _is_whole(node: Node) -> bool:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return not dtype.is_floating_point and dtype is not torch.bool
+
+
+def _range_of(constant: Any) -> Numbers | None:
+    """From the least to the largest of a constant of integers."""
+    if not isinstance(constant, torch.Tensor) or not constant.numel():
+        return None
+    if constant.is_floating_point() or constant.is_complex() or constant.dtype is torch.bool:
+        return None
+    return Numbers(int(constant.min()), int(constant.max()))

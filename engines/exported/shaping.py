@@ -1,0 +1,199 @@
+"""What operators that make or move elements do to rows: new tensors, other shapes, parts, joins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engines.exported.calls import Answer, Call, number
+from engines.exported.places import (
+    ACROSS,
+    COUNT,
+    NUMBER,
+    SOME,
+    WITH_OTHERS,
+    Mixed,
+    Numbers,
+    Rows,
+    Value,
+    together,
+    uniform,
+    viewed,
+)
+
+_END = (None, 2**63 - 1)  # of a slice that goes to the end
+
+
+# -- new tensors -----------------------------------------------------------------------------------
+
+
+def filled(call: Call) -> Value:
+    """The same for every row, whatever is in it."""
+    like = call.rows()
+    return Value(like if like is not None and like.fit(call.shape) else uniform(call.shape))
+
+
+def counting(call: Call) -> Value:
+    """`arange`: the numbers of the rows, or of the places in each."""
+    start, end, step = call.number("start") or 0, call.number("end"), call.number("step") or 1
+    rows = uniform(call.shape)
+    if rows is None:
+        whole = isinstance(start, int) and isinstance(step, int) and call.shape[0] > 0
+        ends = sorted((start, start + step * (call.shape[0] - 1)))
+        return Value(numbers=Numbers(ends[0], ends[1]) if whole else None)
+    if start != 0 or step != 1 or end != rows.extent:
+        raise Mixed(NUMBER)
+    return Value(rows, Numbers(0, rows.inner - 1, step=rows.inner))
+
+
+# -- other shapes of the same elements -------------------------------------------------------------
+
+
+def reshaped(call: Call) -> Value:
+    value = call.value()
+    return value.placed(value.rows and viewed(value.rows, call.sizes(), call.shape))
+
+
+def squeezed(call: Call) -> Value:
+    """Rows may be one, and then their dimension would go."""
+    rows = call.rows()
+    if rows is not None and rows.outer * rows.inner == 1 and rows.dim in call.dims(call.rank()):
+        raise Mixed(COUNT)
+    return reshaped(call)
+
+
+def permuted(call: Call) -> Value:
+    value = call.value()
+    order = [dim % call.rank() for dim in call.given["dims"]]
+    return value.placed(value.rows and value.rows.at(order.index(value.rows.dim)))
+
+
+def transposed(call: Call) -> Value:
+    value, rank = call.value(), call.rank()
+    rows = value.rows
+    if rows is not None and rank > 1:
+        one, other = (call.given.get(f"dim{i}", i - 2) % rank for i in (0, 1))
+        rows = rows.at({one: other, other: one}.get(rows.dim, rows.dim))
+    return value.placed(rows)
+
+
+def expanded(call: Call) -> Value:
+    """What is the same for all rows may be repeated for each."""
+    value = call.value()
+    rows = value.rows and value.rows.moved(len(call.shape) - call.rank())
+    return value.placed(rows or uniform(call.shape))
+
+
+def repeated(call: Call) -> Value:
+    value, repeats = call.value(), [number(each) for each in call.given["repeats"]]
+    rows = value.rows
+    if rows is None:
+        return value.placed(uniform(call.shape))
+    rows = rows.moved(len(repeats) - call.rank())
+    if rows.tail or not isinstance(repeats[rows.dim], int):
+        raise Mixed(COUNT)
+    return value.placed(replace(rows, outer=rows.outer * repeats[rows.dim]))
+
+
+def interleaved(call: Call) -> Value:
+    """Each place so many times, one after the other."""
+    rows, repeats = call.rows(), call.number("repeats")
+    if rows is None:
+        return Value()
+    if not isinstance(repeats, int) or call.given["dim"] is None or rows.tail:
+        raise Mixed(COUNT)
+    return Value(replace(rows, inner=rows.inner * repeats) if rows.dim == call.dim() else rows)
+
+
+def sliced(call: Call) -> Value:
+    value, dim, rows = call.value(), call.dim(), call.rows()
+    start, end, step = (call.number(name) for name in ("start", "end", "step"))
+    from_first = start in (None, 0) and step == 1
+    if value.padded:
+        if dim != 1 or not from_first or not getattr(end, "is_Symbol", False):
+            raise Mixed("reads behind the rows")
+        return Value(Rows(end, 1))
+    if rows is None or dim != rows.dim:
+        if not all(isinstance(each, int | None) for each in (start, end)):
+            raise Mixed(COUNT)
+        return value.placed(rows)
+    if from_first and (end in _END or end == rows.extent):
+        return value
+    if from_first and rows.tail and end in (-rows.tail, rows.extent - rows.tail):
+        return value.placed(replace(rows, tail=0))
+    raise Mixed(SOME)
+
+
+def selected(call: Call) -> Answer:
+    """`select`, and `unbind`, which selects each."""
+    value = call.value()
+    found = value.placed(value.rows and value.rows.without([call.dim()]))
+    return (found,) * len(call.shapes)
+
+
+def split(call: Call) -> Answer:
+    value = call.value()
+    if value.rows is not None and value.rows.dim == call.dim():
+        raise Mixed(SOME)
+    return (value.placed(value.rows),) * len(call.shapes)
+
+
+def diagonal(call: Call) -> Value:
+    rows = call.rows()
+    return Value(rows and rows.without([call.dim("dim1"), call.dim("dim2")]))
+
+
+def unfolded(call: Call) -> Value:
+    """Windows along a dimension, which get a dimension of their own at the end."""
+    rows = call.rows()
+    if rows is not None and rows.dim == call.dim("dimension"):
+        raise Mixed(ACROSS)
+    return Value(rows)
+
+
+# -- several tensors in one ------------------------------------------------------------------------
+
+
+def joined(call: Call) -> Value:
+    """`cat`: side by side; along the rows, only what belongs to none behind them."""
+    parts = [call.values[node] for node in call.given["tensors"]]
+    values = [part for part in parts if isinstance(part, Value)]
+    rows = together(value.rows for value in values)
+    if rows is None or call.dim(rank=len(call.shape)) != rows.dim:
+        return Value(rows)
+    first, *others = values
+    if rows.outer > 1 or first.rows is None or any(value.rows for value in others):
+        raise Mixed(WITH_OTHERS)
+    behind = call.shape[rows.dim] - rows.extent
+    return first.placed(replace(rows, tail=rows.tail + int(behind)))
+
+
+def stacked(call: Call) -> Value:
+    rows = call.broadcast()
+    return Value(rows and rows.moved(int(call.dim(rank=len(call.shape)) <= rows.dim)))
+
+
+def put_in(call: Call) -> Value:
+    """A slice, or one place, of a tensor replaced."""
+    into, source, dim = call.value(), call.value("src"), call.dim()
+    if into.padded:
+        end = call.number("end")
+        if dim != 1 or call.number("start") not in (None, 0) or source.rows != Rows(end, 1):
+            raise Mixed("writes elsewhere than to the rows")
+        return replace(source, padded=True)
+    rows = source.rows
+    if rows is not None and call.rank("src") < call.rank():
+        rows = rows.moved(int(dim <= rows.dim))
+    found = together([into.rows, rows])
+    if found is not None and (found.dim == dim or not into.rows or not rows):
+        raise Mixed(SOME)
+    return Value(found)
+
+
+def edged(call: Call) -> Value:
+    """`pad`, from the last dimension on."""
+    rows, pad = call.rows(), call.given["pad"]
+    if rows is not None:
+        at = 2 * (call.rank() - 1 - rows.dim)
+        if any(pad[at : at + 2]):
+            raise Mixed("pads the rows")
+    return Value(rows)

@@ -1,0 +1,390 @@
+"""Rows on the graph: none that see each other are let through, and those that do not are known.
+
+An export takes a second: `make campaigns` tries all models of tests/models/apart.py, programs drawn
+at random, and the networks of configs/ and benchmarks/unseen.py; the suite tries some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from benchmarks.unseen import SHAPES, write_configs
+from engines.exported import why_dependent
+from pipeline.config import load_config, source_of
+from soa import Block, Layout, RowRange, Signature, column
+from soa.signature import offsets_layout
+from stages.capture import convention_arguments, example_case, export_convention
+from stages.errors import CaptureError
+from stages.model import Padded, Padding, build_model
+from stages.reference.answers import random_inputs
+from tests.models.apart import DEPENDENT, INDEPENDENT, WIDTH, Function, Layers, answer
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+# One of each kind that is light to export.
+SOME = (
+    "sum_of_rows", "sum_of_everything", "softmax", "flipped", "first", "last", "repeated_twice",
+    "strided", "row_named_by_a_value", "bins", "gram", "convolved_rows", "rare_number_of_rows",
+    "row_number", "position", "noise",
+    "pointwise", "assigned", "repeated", "columns_times", "own_row_by_number", "neighbours_of_flat",
+)  # fmt: skip
+
+
+def some_and_all(names: Iterable[str]) -> list[Any]:
+    return [n if n in SOME else pytest.param(n, marks=pytest.mark.long) for n in names]
+
+
+def program_of(model: nn.Module, signature: Signature) -> ExportedProgram:
+    inputs, case = random_inputs(signature, 1, {}), example_case(signature)
+    return export_convention(
+        model.eval().requires_grad_(False), signature, convention_arguments(signature, inputs, case)
+    )
+
+
+def functions_as_program(functions: Mapping[str, Function]) -> ExportedProgram:
+    """One program, with an output for each function."""
+    names = tuple(f"x{i}" for i in range(WIDTH))
+    signature = Signature.build(
+        {
+            "rows": Layout([column(name, "float32") for name in names]),
+            "answers": Layout([column(name, "float32") for name in functions], 1, "columns"),
+        },
+        [Block("x", "rows", names)],
+        [Block(name, "answers", (name,)) for name in functions],
+        {"n": RowRange(8, 10_000)},
+    )
+    return program_of(Layers(dict(functions)), signature)
+
+
+def with_output(program: ExportedProgram, number: int) -> ExportedProgram:
+    """One of its outputs, and what leads to it."""
+    graph = torch.fx.Graph()
+    copies: dict[Any, Any] = {}
+    graph.graph_copy(program.graph, copies)
+    outputs: Any = program.graph.output_node().args[0]
+    graph.output((copies[outputs[number]],))
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    signature = SimpleNamespace(
+        input_specs=program.graph_signature.input_specs,
+        output_specs=[program.graph_signature.output_specs[number]],
+    )
+    parts = {"state_dict": program.state_dict, "constants": program.constants}
+    return cast(ExportedProgram, SimpleNamespace(graph=graph, graph_signature=signature, **parts))
+
+
+@cache
+def programs(some: bool) -> dict[str, ExportedProgram]:
+    """Exported together, which takes a third of the time."""
+    every = {**DEPENDENT, **INDEPENDENT}
+    functions = {name: f for name, f in every.items() if (name in SOME) is some}
+    whole = functions_as_program(functions)
+    return {name: with_output(whole, i) for i, name in enumerate(functions)}
+
+
+def differ(function: Function, n: int, scale: float) -> bool:
+    """Whether rows have another answer where they are not among n."""
+    layers = Layers({}).eval()
+    x = scale * torch.randn(n, WIDTH, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        whole, part = answer(layers, function, x), answer(layers, function, x[5:20])
+    return not torch.allclose(whole[5:20], part, atol=1e-4, rtol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", some_and_all(DEPENDENT))
+def test_rows_that_see_each_other_are_not_let_through(name: str) -> None:
+    said = why_dependent(programs(name in SOME)[name])
+    assert said is not None
+    assert "aten." in said and "apart.py:" in said
+
+
+@pytest.mark.parametrize("name", some_and_all(DEPENDENT))
+def test_they_do_see_each_other(name: str) -> None:
+    """As eager torch has it; `unknown` does not, and nobody says so."""
+    tries = ((40, 1.0), (40, 5.0), (6000, 1.0))
+    assert any(differ(DEPENDENT[name], *each) for each in tries) or name == "unknown"
+
+
+@pytest.mark.parametrize("name", some_and_all(INDEPENDENT))
+def test_rows_that_do_not_see_each_other_are_known(name: str) -> None:
+    assert why_dependent(programs(name in SOME)[name]) is None
+    assert not differ(INDEPENDENT[name], 40, 1.0)
+
+
+# -- jagged rows, and several row dimensions -------------------------------------------------------
+
+LENGTH = 4
+
+
+class Jagged(nn.Module):
+    """What functions make of items (m, 2), offsets (n, 2) and the padded items (n, 2, LENGTH)."""
+
+    def __init__(self, functions: Iterable[Callable[[Tensor, Tensor, Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.functions = list(functions)
+        self.padding = Padded(nn.Identity(), [Padding(1, LENGTH, 0)])
+
+    def forward(self, items: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        (padded,) = self.padding.prepare([items, offsets])
+        return tuple(function(items, offsets, padded) for function in self.functions)
+
+
+JAGGED: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
+    "what the padding gives": (True, lambda items, offsets, padded: padded.sum((1, 2))),
+    "how many there are": (True, lambda items, offsets, padded: 1.0 * offsets.diff(dim=1)[:, 0]),
+    "the mean of all items": (False, lambda items, offsets, padded: padded[:, 0, 0] - items.mean()),
+    "a softmax of all items": (
+        False,
+        lambda items, offsets, padded: Padded(nn.Identity(), [Padding(1, LENGTH, 0)]).prepare(
+            [items.softmax(0), offsets]
+        )[0].sum((1, 2)),
+    ),
+    "the first item": (False, lambda items, offsets, padded: padded[:, 0, 0] + items[0, 0]),
+    "the item behind its own": (
+        False,
+        lambda items, offsets, padded: items[offsets[:, 1].clamp(max=items.shape[0] - 1), 0],
+    ),
+    "how many items there are in all": (
+        False,
+        lambda items, offsets, padded: padded[:, 0, 0] * items.shape[0],
+    ),
+    "other rows": (False, lambda items, offsets, padded: padded[:, 0, 0].cumsum(0)),
+}  # fmt: skip
+
+
+def jagged_signature(outputs: Sequence[str]) -> Signature:
+    return Signature.build(
+        {
+            "jets": Layout([column("pt", "float32"), column("eta", "float32")], 1, "columns"),
+            "jets_offsets": offsets_layout(),
+            "scores": Layout([column(name, "float32") for name in outputs], 1, "columns"),
+        },
+        [
+            Block("jets", "jets", ("pt", "eta")),
+            Block("jets_offsets", "jets_offsets", ("begin", "end")),
+        ],
+        [Block(name, "scores", (name,)) for name in outputs],
+        {"n": RowRange(2, 70), "jet": RowRange(2, 500)},
+        {"jets": "jet"},
+        jagged={"jets": LENGTH},
+    )
+
+
+@pytest.fixture(scope="module")
+def jagged() -> dict[str, ExportedProgram]:
+    outputs = [f"a{i}" for i in range(len(JAGGED))]
+    whole = program_of(Jagged(f for _, f in JAGGED.values()), jagged_signature(outputs))
+    return {name: with_output(whole, i) for i, name in enumerate(JAGGED)}
+
+
+@pytest.mark.parametrize("name", JAGGED)
+def test_items_belong_to_rows_by_offsets_alone(
+    name: str, jagged: dict[str, ExportedProgram]
+) -> None:
+    assert (why_dependent(jagged[name]) is None) is JAGGED[name][0]
+
+
+class OneEach(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + 1, y + 1
+
+
+def test_several_row_dimensions_without_offsets() -> None:
+    names = ("x", "y", "u", "v")
+    signature = Signature.build(
+        {name: Layout([column(name, "float32")]) for name in names},
+        [Block("x", "x", ("x",)), Block("y", "y", ("y",))],
+        [Block("u", "u", ("u",)), Block("v", "v", ("v",))],
+        {"n": RowRange(0, 70), "m": RowRange(0, 90)},
+        {"x": "n", "u": "n", "y": "m", "v": "m"},
+    )
+    said = why_dependent(program_of(OneEach(), signature))
+    assert said is not None and "row dimensions" in said
+
+
+# -- programs drawn at random ----------------------------------------------------------------------
+
+Factors = list[list[int]]
+"""The sizes that each dimension is a product of; ROWS stands for the number of rows."""
+ROWS = -1
+
+
+class Drawn(nn.Module):
+    """Steps on (n, 2 * 3), which know by themselves whether they keep rows apart."""
+
+    def __init__(self, drawn: Sequence[tuple[str, int, int]]) -> None:
+        super().__init__()
+        self.drawn = drawn
+        self.apart = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n, self.factors, self.apart = x.shape[0], [[ROWS], [2, 3]], True
+        for name, first, second in self.drawn:
+            x = getattr(self, name)(x, first % x.dim(), second)
+        (dim,) = [d for d, factors in enumerate(self.factors) if ROWS in factors]
+        at = self.factors[dim].index(ROWS)
+        pieces = [self.size(part) for part in (self.factors[dim][:at], self.factors[dim][at + 1 :])]
+        whole = x.reshape(*x.shape[:dim], pieces[0], self.n, pieces[1], *x.shape[dim + 1 :])
+        return torch.tanh(whole.movedim(dim + 1, 0).flatten(1).sum(1))
+
+    def size(self, factors: Sequence[int]) -> int:
+        found = 1
+        for factor in factors:
+            found = found * (self.n if factor == ROWS else factor)
+        return found
+
+    def across(self, *dims: int) -> None:
+        """A step works along these dimensions."""
+        self.apart = self.apart and not any(ROWS in self.factors[dim] for dim in dims)
+
+    def turned(self, x: Tensor, dim: int, by: int) -> Tensor:
+        order = [*range(dim, x.dim()), *range(dim)]
+        self.factors = [self.factors[d] for d in order]
+        return x.permute(order)
+
+    def merged(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if dim + 1 < x.dim():
+            self.factors[dim : dim + 2] = [self.factors[dim] + self.factors[dim + 1]]
+            x = x.flatten(dim, dim + 1)
+        return x
+
+    def cut(self, x: Tensor, dim: int, by: int, swapped: bool = False) -> Tensor:
+        factors = self.factors[dim]
+        if len(factors) > 1:
+            at = 1 + by % (len(factors) - 1)
+            pieces = [factors[:at], factors[at:]]
+            if swapped:
+                other = next((piece for piece in pieces if ROWS not in piece), [])
+                self.apart &= ROWS not in factors or self.size(other) == 1
+                pieces.reverse()
+            self.factors[dim : dim + 1] = pieces
+            x = x.reshape(*x.shape[:dim], *map(self.size, pieces), *x.shape[dim + 1 :])
+        return x
+
+    def cut_the_other_way(self, x: Tensor, dim: int, by: int) -> Tensor:
+        return self.cut(x, dim, by, swapped=True)
+
+    def centred(self, x: Tensor, dim: int, by: int) -> Tensor:
+        self.across(dim)
+        return x - x.mean(dim, keepdim=True)
+
+    def running(self, x: Tensor, dim: int, by: int) -> Tensor:
+        self.across(dim)
+        return x.cumsum(dim).tanh()
+
+    def flipped(self, x: Tensor, dim: int, by: int) -> Tensor:
+        self.across(dim)
+        return x + 2 * x.flip(dim)
+
+    def in_order(self, x: Tensor, dim: int, by: int) -> Tensor:
+        self.across(dim)
+        return x.gather(dim, x.argsort(dim))
+
+    def product(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if x.dim() > 1:
+            self.across(-1, -2)
+            x = (x @ x.mT @ x).tanh()
+        return x
+
+    def weighted(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if ROWS not in self.factors[-1]:
+            x = x @ torch.linspace(-1, 1, 3 * self.size(self.factors[-1])).view(-1, 3)
+            self.factors[-1] = [3]
+        return x
+
+    def some(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if ROWS not in self.factors[dim]:
+            x = x.index_select(dim, torch.tensor([self.size(self.factors[dim]) - 1, 0]))
+            self.factors[dim] = [2]
+        return x
+
+    def one(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if ROWS not in self.factors[dim]:
+            x = x.select(dim, by % self.size(self.factors[dim]))
+            del self.factors[dim]
+        return x
+
+    def again(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if by % 2:
+            self.factors[dim] = [2, *self.factors[dim]]
+            return x.repeat(*[2 if d == dim else 1 for d in range(x.dim())])
+        self.factors[dim] = [*self.factors[dim], 2]
+        return x.repeat_interleave(2, dim)
+
+    def by_number(self, x: Tensor, dim: int, by: int) -> Tensor:
+        if self.factors[dim][0] == ROWS:
+            x = x.index_select(dim, torch.arange(x.shape[dim])) + 1
+        return x
+
+
+STEPS = (
+    "turned", "merged", "cut", "cut_the_other_way", "centred", "running", "flipped", "in_order",
+    "product", "weighted", "some", "one", "again", "by_number",
+)  # fmt: skip
+DRAWN = st.lists(
+    st.tuples(st.sampled_from(STEPS), st.integers(0, 7), st.integers(0, 7)), min_size=1, max_size=6
+)
+
+
+@pytest.mark.long
+@settings(
+    max_examples=100, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
+)  # an example takes a second, and shrinking some minutes
+@given(DRAWN)
+def test_drawn_programs(drawn: list[tuple[str, int, int]]) -> None:
+    names = tuple(f"x{i}" for i in range(WIDTH))
+    signature = Signature.build(
+        {
+            "rows": Layout([column(name, "float32") for name in names]),
+            "answers": Layout([column("y", "float32")]),
+        },
+        [Block("x", "rows", names)],
+        [Block("y", "answers", ("y",))],
+        {"n": RowRange(8, 10_000)},
+    )
+    model = Drawn(drawn)
+    x = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(3))
+    whole, part, apart = model(x), model(x[5:20]), model.apart
+    try:
+        said = why_dependent(program_of(model, signature))
+    except CaptureError:
+        reject()
+    assert (said is None) is apart, said
+    if apart:
+        torch.testing.assert_close(whole[5:20], part, atol=1e-4, rtol=1e-3)
+
+
+# -- the networks that there are -------------------------------------------------------------------
+
+NETWORKS = ["demo", "hzz", "nanoaod", *sorted(p.stem for p in (CONFIGS / "zoo").glob("*.yaml"))]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*NETWORKS, *SHAPES])
+def test_networks(name: str, tmp_path: Path) -> None:
+    paths = [*CONFIGS.rglob("*.yaml"), *write_configs(tmp_path)]
+    config = load_config(next(path for path in paths if path.stem == name))
+    said = why_dependent(program_of(build_model(source_of(config)), config.signature()))
+    if name == "edge_gnn":  # a graph is one event
+        assert said is not None and "edge_gnn.py:" in said
+    else:
+        assert said is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["particlenet", "particlenet_raw"])
+def test_particlenet(name: str) -> None:
+    pytest.importorskip("weaver", reason="ParticleNet is weaver-core's")
+    config = load_config(CONFIGS / f"{name}.yaml")
+    source = replace(source_of(config), weights=None)
+    assert why_dependent(program_of(build_model(source), config.signature())) is None

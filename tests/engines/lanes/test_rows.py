@@ -1,0 +1,41 @@
+"""Rows that see each other have no program for one row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from torch import Tensor, nn
+
+from engines import EngineError, Portable, Target, engine
+from soa import Block, Layout, RowRange, Signature, column
+from stages.capture import capture
+from stages.reference import random_inputs
+
+SIGNATURE = Signature.build(
+    {"rows": Layout([column("x", "float32")]), "answers": Layout([column("y", "float32")])},
+    [Block("x", "rows", ("x",))],
+    [Block("y", "answers", ("y",))],
+    {"n": RowRange(0, 100)},
+)
+
+
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0, keepdim=True)
+
+
+class ManyOrFew(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + x.shape[0] // 90)
+
+
+@pytest.mark.parametrize("model", [Centred(), ManyOrFew()])
+def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path: Path) -> None:
+    """At one row a mean of all rows is the row itself, and n is a constant."""
+    made = capture(model.eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path, "none")
+    assert made.why_dependent is not None
+    with pytest.raises(EngineError) as refused:
+        engine("lanes").compile(Portable(made.program, None), Target.parse("cpu"), {}, tmp_path)
+    assert made.why_dependent in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "network.so").exists()

@@ -1,0 +1,62 @@
+"""Bytes of bool columns that are neither 0 nor 1: true in every engine, as in eager torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from soa import Block, Layout, RowRange, Signature, column
+from tests.models.building import ENGINES, Built, build
+
+FLAGS, ANSWERS = (
+    ("a", "b"),
+    {"same": "bool", "other": "bool", "number": "int64", "chosen": "float32"},
+)
+LAYOUT = [*(column(name, "bool") for name in FLAGS), column("x", "float32"), column("c", "bool")]
+SIGNATURE = Signature.build(
+    {
+        "given": Layout(LAYOUT),
+        "found": Layout([column(name, dtype) for name, dtype in ANSWERS.items()], 1, "columns"),
+    },
+    [
+        Block("flags", "given", FLAGS),  # a matrix
+        Block("mixed", "given", ("x", "c"), "float32"),  # columns
+    ],
+    [Block(name, "found", (name,)) for name in ANSWERS],
+    {"n": RowRange(0, 100)},
+)
+BYTES = torch.tensor([0, 1, 2, 255, 128, 3, 0], dtype=torch.uint8)
+
+
+class Flags(nn.Module):
+    def forward(self, flags: Tensor, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        a, b, x, c = flags[:, 0], flags[:, 1], mixed[:, 0], mixed[:, 1]
+        number = 2 * a.to(torch.int64) + b.to(torch.int64)
+        return a, a.logical_not() & b, number, torch.where(b, x, -x) + 10 * c
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    engines = tuple(name for name in ENGINES if name != "aoti-autotune")
+    return build(Flags(), SIGNATURE, tmp_path_factory.mktemp("bools"), engines)
+
+
+@pytest.mark.parametrize("engine", ["aoti", "torchscript", "onnxruntime", "exported"])
+@pytest.mark.parametrize("n", [4, 37])  # fewer than a vector of the processor has, and more
+def test_every_byte_but_0_is_true(built: Built, engine: str, n: int) -> None:
+    session = built.session(engine)
+    given, found = session.collection("given", n), session.collection("found", n)
+    raw = {name: BYTES.roll(i).repeat(8)[:n] for i, name in enumerate((*FLAGS, "c"))}
+    for name, values in raw.items():
+        given.tensor(name).view(torch.uint8).copy_(values)
+    given.tensor("x").copy_(torch.arange(n) + 1.0)
+    session.run(given, found)
+    truth = {name: values != 0 for name, values in raw.items()}
+    mixed = torch.stack([torch.arange(n) + 1.0, truth["c"].float()], dim=1)
+    expected = Flags()(torch.stack([truth[name] for name in FLAGS], dim=1), mixed)
+    for name, wanted in zip(ANSWERS, expected, strict=True):
+        got = found.tensor(name)
+        if wanted.dtype is torch.bool:
+            got, wanted = got.view(torch.uint8), wanted.to(torch.uint8)
+        assert got.tolist() == wanted.tolist(), name

@@ -1,0 +1,119 @@
+"""The reference at the edges of what columns hold, and what validation makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pipeline.report.versions import describe_validation
+from runtime.checked import default_tolerance
+from soa import Block, Layout, RowRange, Signature, column
+from stages.reference import Reference, edge_rows, random_inputs
+from stages.validate import ValidationReport, validate_session
+from tests.models.building import Built, build
+
+SIGNATURE = Signature.build(
+    {
+        "rows": Layout([column("x", "float32"), column("k", "int8")], 1, "columns"),
+        "answers": Layout([column("y", "float32"), column("m", "int32")], 1, "columns"),
+    },
+    [Block("x", "rows", ("x",)), Block("k", "rows", ("k",))],
+    [Block("y", "answers", ("y",)), Block("m", "answers", ("m",))],
+    {"n": RowRange(0, 100)},
+)
+
+
+@dataclass(eq=False)
+class Limited(nn.Module):
+    """The numbers themselves, up to a limit."""
+
+    x: float = torch.inf
+    k: int = 127
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return x.clamp(max=self.x) + 0, k.clamp(-self.k - 1, self.k).to(torch.int32)
+
+
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(Limited(), SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",))
+
+
+def judged(eager: Built, folder: Path, **limits: float) -> ValidationReport:
+    """An artifact of another model, which gives the same answers to ordinary numbers."""
+    other = build(Limited(**limits), SIGNATURE, folder, ("exported",))  # type: ignore[arg-type]
+    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in SIGNATURE.outputs}
+    reference = Reference.load(eager.capture.reference, SIGNATURE)
+    return validate_session(other.session("exported"), "exported", reference, tolerances)
+
+
+def test_integers_of_any_size_have_the_models_answers(eager: Built, tmp_path: Path) -> None:
+    report = judged(eager, tmp_path, k=100)
+    assert not report.valid and report.reason is not None
+    assert "'m'" in report.reason and "ranges" in report.reason
+
+
+def test_floats_that_differ_from_eager_are_said(eager: Built, tmp_path: Path) -> None:
+    report = judged(eager, tmp_path, x=1e18)
+    assert report.valid
+    assert len(report.edges) == 4  # infinity, and three sizes of numbers
+    assert report.edges[0] == "infinity" and all("numbers" in each for each in report.edges[1:])
+    assert ValidationReport.from_dict(report.to_dict()) == report
+    text = "\n".join(p for p in describe_validation("t", [report]) if isinstance(p, str))
+    assert report.at_edges in text and "infinity" in text
+
+
+def test_what_agrees_everywhere_says_nothing(eager: Built, tmp_path: Path) -> None:
+    report = judged(eager, tmp_path)
+    assert report.valid and report.edges == () and report.at_edges == ""
+
+
+def test_every_kind_of_value_is_there(eager: Built) -> None:
+    reference = Reference.load(eager.capture.reference, SIGNATURE)
+    values = {edge.what: edge.inputs["rows"]["x"].numpy() for edge in reference.edges}
+    assert np.isnan(values["NaN"]).all()  # of a single column
+    assert (values["infinity"] == np.inf).any() and (values["-infinity"] == -np.inf).any()
+    assert np.signbit(values["-0.0"]).any() and not values["-0.0"].any()
+    small = np.abs(values["denormal numbers"])
+    assert (small[small > 0] < np.finfo(np.float32).tiny).all() and small.any()
+    largest = [np.abs(v).max() for v in values.values()]
+    assert np.isclose(max(v for v in largest if np.isfinite(v)), np.finfo(np.float32).max)
+    (whole,) = [edge for edge in reference.edges if edge.exact]
+    found = whole.inputs["rows"]["k"]
+    assert found.min() == -128 and found.max() == 127 and len(found.unique()) > 8
+    for edge in reference.edges:
+        wanted = Limited()(edge.inputs["rows"]["x"][:, None], edge.inputs["rows"]["k"][:, None])
+        for name, value in zip(("y", "m"), wanted, strict=True):
+            assert torch.equal(edge.outputs[name].nan_to_num(7), value.nan_to_num(7))
+
+
+class Index(nn.Module):
+    """It takes integers of one range only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 1)
+
+    def forward(self, x: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        return x + self.table(k.long()[:, 0]), k.to(torch.int32)
+
+
+def test_integers_that_the_model_does_not_take_are_noted() -> None:
+    found, notes = edge_rows(Index().eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}))
+    assert not any(edge.exact for edge in found)
+    assert len(notes) == 1 and "integers" in notes[0]
+
+
+def test_integers_that_somebody_chose_stay_as_they_are() -> None:
+    inputs = random_inputs(SIGNATURE, 1, {"k": (0, 3)})
+    found, notes = edge_rows(Index().eval(), SIGNATURE, inputs, stated={"k"})
+    assert notes == () and not any(edge.exact for edge in found)
+    assert all(edge.inputs["rows"]["k"].max() <= 3 for edge in found)
