@@ -118,7 +118,7 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> Exporte
 
         def forward(self, *arguments: torch.Tensor) -> Any:
             with traceback.preserve_node_meta():  # the model's lines
-                return torch.fx.Interpreter(self.inner).run(*arguments)
+                return _Reshaping(self.inner).run(*arguments)
 
     items = dict.fromkeys(given.items for given in arguments if given.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
@@ -131,6 +131,15 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> Exporte
         )
         decomposed: ExportedProgram = exported.run_decompositions(_decompositions())
         return decomposed
+
+
+class _Reshaping(torch.fx.Interpreter):
+    """Steps of one row may differ from those of many: `view` would refuse some that it takes."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.view.default:
+            target = torch.ops.aten.reshape.default
+        return super().call_function(target, args, kwargs)
 
 
 def _example(given: Given, sizes: Mapping[Any, int]) -> torch.Tensor:

@@ -187,12 +187,12 @@ def softmax(build: Builder, step: Step, x: Tensor, dim: int, *_: Any) -> Tensor:
     less = build.map("sub", [x, most], shape, step.dtype)
     powers = build.map("exp", [less], shape, step.dtype, 9)
     summed = reduced(build, "sum", powers, dim, step.dtype, True)
-    if step.name == "_softmax":
-        share = build.map("div", [1.0, summed], summed.shape, step.dtype, 4)
-        found = build.map("mul", [powers, share], shape, step.dtype)
-    else:
+    if step.name == "_log_softmax":
         logarithm = build.map("log", [summed], summed.shape, step.dtype, 12)
         found = build.map("sub", [less, logarithm], shape, step.dtype)
+    else:
+        share = build.map("div", [1.0, summed], summed.shape, step.dtype, 4)
+        found = build.map("mul", [powers, share], shape, step.dtype)
     return reshape(build, step, found)
 
 

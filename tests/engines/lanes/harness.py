@@ -48,7 +48,7 @@ class Compiled:
         for bound, values in zip(self.signature.inputs, inputs, strict=True):
             name = bound.block.collection
             given[name] = Collection(self.signature.layouts[name], n)
-            flat = values.reshape(n, -1)
+            flat = values.reshape(n, math.prod(values.shape[1:]))
             for k, member in enumerate(bound.block.columns):
                 given[name].tensor(member)[:n] = flat[:, k]
         written = {

@@ -1,0 +1,290 @@
+"""Random programs of the operators, compiled by `lanes`, beside eager torch.
+
+    python -m tests.engines.lanes.programs --programs 3000
+
+A program starts from numbers that float32 holds exactly (quarters), NaN and infinities among them.
+What jumps (comparisons, floor, orders) is applied only to numbers that are still exact, so that
+rounding alone never makes two right answers differ. `--seed` repeats a run; a program that fails
+is printed with its seed and its steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tests.engines.lanes.harness import MOST, Function, compiled
+
+F = torch.nn.functional
+_LARGEST = 240  # elements of a row that a step may make
+_RELATIVE = 1e-4  # of the largest number of an output
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tensor of the program, by its place; whether its numbers are exact."""
+
+    value: Tensor
+    exact: bool
+
+
+Apply = Callable[..., Tensor]
+
+
+@dataclass
+class Program:
+    """Steps, each a function of earlier tensors; called as the model."""
+
+    seed: int
+    steps: list[tuple[Apply, tuple[int, ...]]] = field(default_factory=list)
+    titles: list[str] = field(default_factory=list)
+
+    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
+        made = [x, index]
+        for step, places in self.steps:
+            made.append(step(*(made[p] for p in places)))
+        return made[-1].float().flatten(1) if made[-1].dim() > 1 else made[-1].float()
+
+
+UNARY_EXACT: dict[str, Apply] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "relu": torch.relu,
+    "half": lambda a: a * 0.5,
+    "plus": lambda a: 1 - a,
+    "floor": torch.floor,
+    "round": torch.round,
+    "clamp": lambda a: a.clamp(-2, 3),
+    "positive": lambda a: (a > 0).float(),
+    "missing": lambda a: torch.where(a.isnan(), 1.0, a),
+}
+UNARY: dict[str, Apply] = {
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "exp": lambda a: torch.exp(a.clamp(-4, 4)),
+    "log1p": lambda a: torch.log1p(a.abs()),
+    "sqrt": lambda a: torch.sqrt(a.abs() + 1),
+    "atan": torch.atan,
+    "erf": torch.erf,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "softplus": F.softplus,
+}
+BINARY_EXACT: dict[str, Apply] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "where": lambda a, b: torch.where(a > b, a * 2, b),
+    "equal": lambda a, b: (a == b).float(),
+}
+BINARY: dict[str, Apply] = {
+    "mul": lambda a, b: a * b.clamp(-3, 3),
+    "div": lambda a, b: a / (1 + b.abs()),
+    "atan2": lambda a, b: torch.atan2(a, b.abs() + 1),
+}
+
+
+class _Writer:
+    """Draws the steps of one program."""
+
+    def __init__(self, seed: int, examples: Sequence[Tensor]) -> None:
+        self.draw = random.Random(seed)
+        self.program = Program(seed)
+        self.made = [Made(examples[0], True), Made(examples[1], True)]
+
+    def write(self, steps: int) -> Program:
+        kinds = (self.unary, self.binary, self.view, self.reduce, self.select, self.product)
+        while len(self.program.steps) < steps:
+            self.draw.choices(kinds, (4, 4, 5, 3, 3, 2))[0]()
+        return self.program
+
+    def add(self, title: str, step: Apply, places: tuple[int, ...], exact: bool) -> None:
+        """Unless it fails, or makes too much."""
+        with torch.no_grad():
+            value = step(*(self.made[p].value for p in places))
+        if value[0].numel() > _LARGEST or value.dim() < 2:
+            return
+        self.program.steps.append((step, places))
+        self.program.titles.append(f"{title}{list(places)} -> {list(value.shape[1:])}")
+        self.made.append(Made(value, exact and all(self.made[p].exact for p in places)))
+
+    def place(self, exact: bool = False, dims: int = 1) -> int | None:
+        """One of the last tensors of rows of floating-point numbers."""
+        fit = [
+            p
+            for p, made in enumerate(self.made)
+            if p != 1 and (made.exact or not exact) and made.value.dim() > dims
+        ]
+        return self.draw.choice(fit[-4:]) if fit else None
+
+    def unary(self) -> None:
+        exact = self.draw.random() < 0.5
+        title, step = self.draw.choice(list((UNARY_EXACT if exact else UNARY).items()))
+        place = self.place(exact)
+        if place is not None:
+            self.add(title, step, (place,), exact)
+
+    def binary(self) -> None:
+        exact = self.draw.random() < 0.5
+        title, step = self.draw.choice(list((BINARY_EXACT if exact else BINARY).items()))
+        one = self.place(exact)
+        if one is None:
+            return
+        shape = self.made[one].value.shape
+        fit = [
+            p
+            for p, made in enumerate(self.made)
+            if p != 1 and made.value.shape == shape and (made.exact or not exact)
+        ]
+        self.add(title, step, (one, self.draw.choice(fit)), exact)
+
+    def view(self) -> None:
+        place = self.place()
+        assert place is not None
+        shape = self.made[place].value.shape[1:]
+        dim = self.draw.randrange(len(shape)) + 1
+        size, count = shape[dim - 1], math.prod(shape)
+        divisor = self.draw.choice([d for d in range(1, count + 1) if count % d == 0])
+        order = [0, *(d + 1 for d in self.draw.sample(range(len(shape)), len(shape)))]
+        first = self.draw.randrange(size)
+        choices: dict[str, Apply] = {
+            "permute": lambda a: a.permute(order),
+            "reshape": lambda a: a.reshape(a.shape[0], divisor, count // divisor),
+            "slice": lambda a: a.narrow(dim, first, size - first),
+            "steps": lambda a: a.transpose(0, dim)[::2].transpose(0, dim),
+            "flip": lambda a: a.flip(dim),
+            "roll": lambda a: a.roll(first + 1, dim),
+            "cat": lambda a: torch.cat([a, a.narrow(dim, 0, first + 1)], dim),
+            "stack": lambda a: torch.stack([a, a * 2], dim),
+            "pad": lambda a: F.pad(a, (1, 2), value=0.5),
+            "repeat": lambda a: a.repeat_interleave(2, dim=dim),
+            "expand": lambda a: a.unsqueeze(dim).expand(
+                -1, *shape[: dim - 1], 2, *shape[dim - 1 :]
+            ),
+        }
+        title = self.draw.choice(list(choices))
+        self.add(title, choices[title], (place,), True)
+
+    def reduce(self) -> None:
+        exact = self.draw.random() < 0.6
+        place = self.place(exact, 1 if self.draw.random() < 0.3 else 2)
+        if place is None:
+            return
+        dims = self.made[place].value.dim()
+        dim, keep = self.draw.randrange(1, dims), dims == 2
+        sure: dict[str, Apply] = {
+            "sum": lambda a: a.sum(dim, keepdim=keep),
+            "amax": lambda a: a.amax(dim, keepdim=True).expand_as(a),
+            "amin": lambda a: a.amin(dim, keepdim=keep),
+            "cumsum": lambda a: a.cumsum(dim),
+            "sort": lambda a: a.sort(dim).values,
+            "topk": lambda a: a.topk((a.shape[dim] + 1) // 2, dim, largest=False).values,
+            "argmax": lambda a: a.argmax(dim, keepdim=keep).float(),
+            "order": lambda a: torch.sort(a, dim=dim, stable=True).indices.float(),
+            "any": lambda a: (a > 1).any(dim, keepdim=keep).float(),
+        }
+        rounded: dict[str, Apply] = {
+            "mean": lambda a: a.mean(dim, keepdim=keep),
+            "softmax": lambda a: a.softmax(dim),
+            "log softmax": lambda a: a.log_softmax(dim),
+            "norm": lambda a: F.normalize(a, dim=dim, eps=1.0),
+            "logsumexp": lambda a: a.logsumexp(dim, keepdim=keep),
+        }
+        choices = sure if exact else rounded
+        title = self.draw.choice(list(choices))
+        self.add(title, choices[title], (place,), exact)
+
+    def select(self) -> None:
+        place = self.place()
+        assert place is not None
+        shape = self.made[place].value.shape
+        dim = self.draw.randrange(1, len(shape))
+        size = shape[dim]
+        some = torch.tensor([self.draw.randrange(size) for _ in range(3)])
+        table = torch.arange(10.0).reshape(5, 2)
+        choices: dict[str, tuple[Apply, tuple[int, ...]]] = {
+            "index_select": (lambda a: a.index_select(dim, some), (place,)),
+            "index_add": (lambda a: a.index_add(dim, some, a.narrow(dim, 0, 1).expand(
+                *(-1 if d != dim else 3 for d in range(a.dim())))), (place,)),
+            "embedding": (lambda i: F.embedding(i, table), (1,)),
+            "gather": (lambda a, i: a.flatten(1).gather(1, i % math.prod(a.shape[1:])), (place, 1)),
+            "scatter_add": (lambda a, i: torch.zeros_like(a).flatten(1).scatter_add(
+                1, i % math.prod(a.shape[1:]), i.float()), (place, 1)),
+            "compare": (lambda i: (i.unsqueeze(1) == i.unsqueeze(2)).float(), (1,)),
+        }  # fmt: skip
+        title = self.draw.choice(list(choices))
+        step, places = choices[title]
+        self.add(title, step, places, True)
+
+    def product(self) -> None:
+        place = self.place()
+        assert place is not None
+        shape = self.made[place].value.shape
+        generator = torch.Generator().manual_seed(self.draw.randrange(1 << 30))
+        weights = torch.randn(5, shape[-1], generator=generator) / math.sqrt(shape[-1])
+        choices: dict[str, Apply] = {"linear": lambda a: F.linear(a, weights)}
+        if len(shape) == 3:
+            kernel = torch.randn(4, shape[1], 3, generator=generator) / math.sqrt(3 * shape[1])
+            choices["conv"] = lambda a: F.conv1d(a, kernel, padding=1)
+            choices["pairs"] = lambda a: torch.tanh(a) @ torch.tanh(a).transpose(1, 2)
+            choices["pool"] = lambda a: F.max_pool1d(a, 2, ceil_mode=True)
+        title = self.draw.choice(list(choices))
+        self.add(title, choices[title], (place,), False)
+
+
+def examples(seed: int) -> list[Tensor]:
+    """Quarters with NaN and infinities in the last rows, and small integers."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-12, 13, (MOST, 5, 4), generator=generator) / 4
+    for row, value in zip(range(-6, 0), (math.nan, math.inf, -math.inf) * 2, strict=True):
+        x[row, row % 5, :: 1 + row % 2] = value
+    return [x, torch.randint(0, 5, (MOST, 6), generator=generator)]
+
+
+def agrees(found: Tensor, wanted: Tensor) -> bool:
+    wanted = wanted.reshape(found.shape)
+    same = (found == wanted) | (found.isnan() & wanted.isnan())
+    largest = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
+    off = (found - wanted).abs().nan_to_num(math.inf)
+    return bool((same | (off <= _RELATIVE * (1 + largest))).all())
+
+
+def wrong(seeds: range, steps: int = 10) -> Iterator[Program]:
+    """Of a program for each seed, all in one library: those whose answers are not eager's."""
+    inputs = examples(seeds.start)
+    programs = [_Writer(seed, inputs).write(steps) for seed in seeds]
+    outputs = {f"y{k}": program for k, program in enumerate(programs)}
+    library = compiled(Function(outputs), inputs, list(outputs))
+    for n in (MOST, 3):
+        rows = [each[:n] for each in inputs]
+        found, wanted = library(*rows), library.eager(*rows)
+        yield from (p for k, p in outputs.items() if not agrees(found[k], wanted[k]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--programs", type=int, default=3000)
+    parser.add_argument("--steps", type=int, default=12, help="of each program")
+    parser.add_argument("--together", type=int, default=20, help="programs in one library")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    begun, failed = time.monotonic(), 0
+    for first in range(given.seed, given.seed + given.programs, given.together):
+        for program in wrong(range(first, first + given.together), given.steps):
+            failed += 1
+            print(f"program {program.seed}: " + "; ".join(program.titles), flush=True)
+    print(f"{given.programs} programs, {failed} wrong, {time.monotonic() - begun:.0f} s")
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

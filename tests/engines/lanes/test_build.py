@@ -1,0 +1,120 @@
+"""What building and calling meet: compilers that fail, indices that lead nowhere, rows that act
+otherwise when they are alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines import EngineError, NotApplicableError
+from engines.lanes import compilers
+from tests.engines.lanes.harness import MOST, Compiled, Function, compiled
+
+
+class Small(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.tanh(x) * 3,)
+
+
+def build() -> Compiled:
+    return compiled(Small(), [torch.randn(MOST, 2)], ["y"])
+
+
+def script(folder: Path, text: str) -> str:
+    file = folder / "compiler"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"g\+\+"):
+        build()
+
+
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = "echo 'network.cpp:1: error: no space left on device' >&2; exit 1"
+    monkeypatch.setenv("CXX", script(tmp_path, said))
+    with pytest.raises(EngineError, match="no space left") as caught:
+        build()
+    assert not isinstance(caught.value, NotApplicableError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compiler_that_hangs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", script(tmp_path, "exec sleep 60"))
+    monkeypatch.setattr(compilers, "_TIMEOUT_S", 0.3)
+    with pytest.raises(EngineError, match="within"):
+        build()
+
+
+def test_flags_of_the_environment_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(MOST, 2)
+    before = build()(x)["y"]
+    monkeypatch.setenv("CXXFLAGS", "-ffast-math -O0")
+    assert torch.equal(build()(x)["y"], before)
+
+
+@pytest.mark.parametrize("name", ["g++", "clang++"])
+def test_every_compiler_gives_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any((Path(folder) / name).exists() for folder in os.environ["PATH"].split(":")):
+        pytest.skip(f"{name} is not here")
+    x = torch.linspace(-9, 9, 2 * MOST).reshape(MOST, 2)
+    before = build()(x)["y"]
+    monkeypatch.setenv("CXX", name)
+    assert torch.equal(build()(x)["y"], before)
+
+
+@pytest.fixture(scope="module")
+def looked_up() -> Iterator[Compiled]:
+    table = torch.arange(1.0, 7.0).reshape(6, 1)
+    outputs: dict[str, Callable[..., Tensor]] = {
+        "embedded": lambda x, i: nn.functional.embedding(i, table),
+        "gathered": lambda x, i: x.gather(1, i),
+        "scattered": lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0),
+    }
+    given = [torch.ones(MOST, 6), torch.randint(0, 6, (MOST, 2))]
+    yield compiled(Function(outputs), given, list(outputs))
+
+
+@pytest.mark.parametrize("index", [-1, 6, 1 << 40, -(1 << 63), (1 << 63) - 1])
+def test_an_index_that_leads_nowhere_stays_within_the_memory(
+    looked_up: Compiled, index: int
+) -> None:
+    places = torch.tensor([[0, 5]]).repeat(9, 1)
+    places[4, 1] = index
+    found = looked_up(torch.ones(9, 6), places)
+    for name, wanted in looked_up.eager(torch.ones(8, 6), places[[0, 1, 2, 3, 5, 6, 7, 8]]).items():
+        others = torch.cat([found[name][:4], found[name][5:]])
+        assert torch.equal(others, wanted.reshape(others.shape))  # no other row has changed
+
+
+def test_no_rows(looked_up: Compiled) -> None:
+    found = looked_up(torch.ones(0, 6), torch.zeros(0, 2, dtype=torch.int64))
+    assert {name: len(answer) for name, answer in found.items()} == dict.fromkeys(found, 0)
+
+
+@pytest.mark.parametrize(
+    "which", [lambda x: x - x[:1], lambda x: x.cumsum(0), lambda x: x * x.shape[0]]
+)
+def test_rows_that_see_each_other(which: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(NotApplicableError, match="see other rows"):
+        compiled(Function({"y": which}), [torch.randn(MOST, 3)], ["y"])
+
+
+class Determinant(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor]:
+        return (torch.linalg.det(x),)
+
+
+def test_the_model_s_line_of_what_has_no_code() -> None:
+    with pytest.raises(NotApplicableError, match=r"test_build\.py:\d+"):
+        compiled(Determinant(), [torch.randn(MOST, 3, 3)], ["y"])
