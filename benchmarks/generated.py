@@ -21,8 +21,7 @@ from torch.export import ExportedProgram
 from benchmarks.row_major import exported_rows
 from benchmarks.table import console
 from benchmarks.zoo import asked
-from engines.aoti.build import settings_for
-from engines.aoti.folding import fold_linear
+from engines.aoti.build import AotiBuild, settings_for
 from engines.exported import load_program, quiet_torch
 from engines.target import host_targets
 from pipeline.config import load_config
@@ -49,7 +48,7 @@ def main(configs: list[Path]) -> None:
             )  # fmt: skip
             folded = load_program(captured.program)
             with quiet_torch(), torch.no_grad():
-                fold_linear(folded)
+                AotiBuild().rewritten(folded)
             model = build_model(source_of(config)).eval()
             found = {
                 "as captured": calls(load_program(captured.program), Path(place)),

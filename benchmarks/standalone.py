@@ -24,7 +24,7 @@ from soa.errors import SoaPipelineError
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.reference.answers import Reference
 
-ENGINES = ("aoti", "aoti-autotune", "aoti-folded", "onnxruntime", "aoti-standalone")
+ENGINES = ("lanes", "aoti", "onnxruntime", "aoti-standalone")
 SIZES = (1, 10, 100, 1000)
 _SECONDS = 3.0
 

@@ -35,6 +35,9 @@ WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("opt
 # Those whose artifacts are opened and run without torch.
 WITHOUT_TORCH = tuple(n for n, f in _FOUND.items() if not f.settings.get("torch", True))
 
+# Engines that are gone: what opens the artifacts that they made.
+RETIRED = {"aoti-autotune": "aoti", "aoti-folded": "aoti"}
+
 FACTS = "facts.json"
 """A file an artifact may hold: what its engine records for the manifest, names and plain values."""
 
@@ -82,8 +85,10 @@ class Engine(ABC):
     name: ClassVar[str] = ""
     anywhere: ClassVar[bool] = False
     """Whether `compile` needs no device of the target: its artifact is portable."""
-    times_code: ClassVar[bool] = False
-    """Whether `compile` chooses by time: then nothing else is compiled beside it."""
+    cuts_rows: ClassVar[bool] = False
+    """Whether a call goes through its rows in small blocks by itself: tiles gain nothing."""
+    in_place_of: ClassVar[str] = ""
+    """Where nobody names engines, it is built only where the engine of that name gave nothing."""
 
     def __init_subclass__(
         cls,
@@ -131,6 +136,7 @@ def close(executable: Executable | None) -> None:
 @known_options()
 def engine(name: str) -> Engine:
     """The engine of that name; raises EngineError if it is unknown or its library is missing."""
+    name = RETIRED.get(name, name)
     if name not in _FOUND:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(ENGINES)}")
     made: Engine = _FOUND[name].load()()

@@ -57,8 +57,9 @@ def test_an_engine_opens_in_one_module() -> None:
     assert set().union(*asked.values()) == {
         "anywhere",
         "compile",
+        "cuts_rows",
+        "in_place_of",
         "portable_file",
-        "times_code",
     }
 
 

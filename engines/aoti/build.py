@@ -17,13 +17,11 @@ from engines.aoti.engine import needs_proxy_executor
 from engines.aoti.folding import fold_linear
 from engines.aoti.hoisting import hoist_linear
 from engines.base import FACTS, Portable
-from engines.errors import EngineError, NotApplicableError
+from engines.errors import EngineError
 from engines.exported import bytes_for_bools, load_program, quiet_torch
 from engines.kinds import cpu_code
 from engines.target import Target
 from soa.dtypes import DTYPES
-
-aten = torch.ops.aten
 
 TARGET = "target.txt"
 WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
@@ -31,25 +29,17 @@ _ALIGNMENT = 64  # of each tensor in weights.bin
 # Where set, Inductor packs weights in layouts of its own, inside the library.
 _PACKS = ("max_autotune", "freezing")
 _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
-_CONVOLUTIONS = frozenset(
-    [
-        aten.conv1d.default, aten.conv1d.padding, aten.conv2d.default, aten.conv2d.padding,
-        aten.conv3d.default, aten.conv3d.padding, aten.convolution.default,
-    ]
-)  # fmt: skip
 
 
 class AotiBuild:
-    """How `aoti` compiles; the other engines change the settings, or the program before that."""
+    """How `aoti` compiles; another engine changes the settings, or the program before that."""
 
     preset: ClassVar[Mapping[str, Any]] = {}
     """Settings of Inductor that come before the user's options."""
 
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        """What an engine changes in the program, in place, and the settings that go with it.
-
-        Raises EngineError where it has nothing to change that another engine would not.
-        """
+        """What an engine changes in the program, in place, and the settings that go with it."""
+        hoist_linear(program)
         fold_linear(program)
         return {}
 
@@ -90,28 +80,6 @@ class AotiBuild:
             return _build(program, settings, out)
 
 
-class AutotunedBuild(AotiBuild):
-    """Inductor chooses its products by time."""
-
-    preset: ClassVar[Mapping[str, Any]] = {"max_autotune": True}
-
-
-class FoldedBuild(AotiBuild):
-    """Freezing only where there is a convolution, whose weights it packs."""
-
-    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        hoisted = hoist_linear(program)
-        super().rewritten(program)
-        if any(node.target in _CONVOLUTIONS for node in program.graph.nodes):
-            return {"freezing": True}
-        if not hoisted:
-            raise NotApplicableError(
-                "nothing to fold: the program has no convolution, and no linear layer behind a "
-                "gather or a repeat; aoti makes the same"
-            )
-        return {}
-
-
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's settings for a target, where the user's options do not say otherwise."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
@@ -149,7 +117,7 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str
 
     With the constants inside the library each process pays for a private copy of them; this one
     flat file every process of a node maps read-only. `weights.bin` holds each tensor's memory;
-    `weights.txt` says where, one line a tensor, for engines/native/artifact.h::
+    `weights.txt` says where, one line a tensor, for engines/native/torch_code.h::
 
         NAME DTYPE ITEMSIZE OFFSET NDIM SIZES... STRIDES...
     """

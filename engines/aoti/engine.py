@@ -1,6 +1,6 @@
 """The engines of AOTInductor: native code for one target, opened from its unpacked files.
 
-They are candidates beside each other, since none wins everywhere. What builds is in build.py and
+What builds is in build.py and
 standalone.py; this file imports no torch, so that a process that only runs a model need not.
 """
 
@@ -54,37 +54,11 @@ class AotiEngine(Engine, engine="aoti", order=10):
             ) from error
 
 
-class AutotunedEngine(AotiEngine, engine="aoti-autotune", order=11):
-    """Inductor's own matrix products, timed while it compiles.
-
-    Without a call into the BLAS library tiny events take half the time, while large ones may take
-    more. It compiles longer, and processes do not share the packed weights.
-    """
-
-    times_code = True
-
-    def build(self) -> AotiBuild:
-        from engines.aoti.build import AutotunedBuild
-
-        return AutotunedBuild()
-
-
-class FoldedEngine(AotiEngine, engine="aoti-folded", order=12):
-    """A program with less to compute: linear layers move in front of the gathers that feed them.
-
-    Where there are convolutions, Inductor freezes the program too: batch norms and activations go
-    into the convolutions, whose weights are packed inside the library. Rounding differs, and a
-    packed convolution costs tens of microseconds however few its rows are.
-    """
-
-    def build(self) -> AotiBuild:
-        from engines.aoti.build import FoldedBuild
-
-        return FoldedBuild()
-
-
 class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=False):
-    """A process that opens its artifacts needs no torch."""
+    """A process that opens its artifacts needs no torch, as those of `lanes`, which is faster where
+    it is applicable, but for single rows of large networks."""
+
+    in_place_of = "lanes"
 
     def build(self) -> AotiBuild:
         from engines.aoti.standalone import StandaloneBuild

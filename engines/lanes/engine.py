@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
-    anywhere = True
+    cuts_rows = True
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engines.base import engine
+from engines.base import DEFAULT_ENGINES, engine
 from engines.processes import side_by_side
 from engines.target import Target, host_runs
 from pipeline.building.cache import StageCache, content_key
@@ -67,6 +67,11 @@ class Recipe:
     benchmark_s: float = 10.0
     """For the race of all candidates at all sizes, about."""
 
+    @property
+    def by_default(self) -> bool:
+        """Whether nobody named the engines."""
+        return self.engines == DEFAULT_ENGINES
+
 
 @dataclass(frozen=True)
 class _Made:
@@ -84,8 +89,9 @@ def build_targets(
 ) -> dict[str, TargetResult]:
     """Every candidate of each target with its verdict, and the race of the valid ones.
 
-    Candidates are compiled and validated side by side; what times code runs alone. Targets of one
-    device race together. `key` stands for all that a result depends on besides the recipe.
+    Candidates are compiled and validated side by side, those first that others stand in for.
+    Targets of one device race together. `key` stands for all that a result depends on besides the
+    recipe.
     """
 
     def make(target: Target, name: str) -> _Made:
@@ -97,12 +103,22 @@ def build_targets(
 
     pairs = [(target, name) for target in targets for name in recipe.engines]
     found: dict[tuple[Target, str], _Made] = {}
-    with side_by_side() as pool:
-        at_work = {p: pool.submit(make, *p) for p in pairs if not engine(p[1]).times_code}
-        found |= {pair: future.result() for pair, future in at_work.items()}
-    found |= {pair: make(*pair) for pair in pairs if pair not in at_work}
+
+    def wanted(target: Target, name: str) -> bool:
+        first = found.get((target, engine(name).in_place_of))
+        return first is None or first.report.verdict not in ("valid", "unverified")
+
+    first = {engine(name).in_place_of for name in recipe.engines} if recipe.by_default else set()
+    for several in (first, set(recipe.engines) - first):
+        with side_by_side() as pool:
+            at_work = {p: pool.submit(make, *p) for p in pairs if p[1] in several and wanted(*p)}
+            found |= {pair: future.result() for pair, future in at_work.items()}
     tiles: dict[str, int] = {}
-    made = {pair: _with_tile(work, captured, recipe, found[pair], tiles) for pair in pairs}
+    made = {
+        pair: _with_tile(work, captured, recipe, found[pair], tiles)
+        for pair in pairs
+        if pair in found
+    }
     results: dict[str, TargetResult] = {}
     for device in dict.fromkeys(target.torch_device for target in targets):
         here = [target for target in targets if target.torch_device == device]
@@ -111,7 +127,7 @@ def build_targets(
         ]
         timed = _benchmark(work, captured, recipe, racing, key) if racing else {}
         for target in here:
-            mine = {name: made[target, name] for name in recipe.engines}
+            mine = {name: made[target, name] for name in recipe.engines if (target, name) in made}
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
@@ -161,7 +177,7 @@ def _with_tile(
     """
     if not made.report.valid or made.target.device != "cpu" or not tiles_of(captured.signature):
         return made
-    if captured.why_dependent:
+    if captured.why_dependent or engine(made.compiled.engine).cuts_rows:
         return made
     name = made.compiled.engine
     if name not in tiles:

@@ -62,7 +62,7 @@ class Padded(InFront):
         flat, count = items.flatten(1), items.shape[0]
         exists = exists & ~wrong_offsets(begin, end, count)
         # Behind the items lies a row of `value`, for the places without an item. So padding is one
-        # gather of rows, in front of which a linear layer may move (aoti-folded).
+        # gather of rows, in front of which a linear layer may move.
         rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), one.value)])
         found = rows[_kept(torch.where(exists, index, count))]
         if one.shape is not None:

@@ -38,7 +38,7 @@ class Flags(nn.Module):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    engines = tuple(name for name in ENGINES if name != "aoti-autotune")
+    engines = ENGINES
     return build(Flags(), SIGNATURE, tmp_path_factory.mktemp("bools"), engines)
 
 

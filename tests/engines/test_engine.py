@@ -16,6 +16,7 @@ import torch
 from engines import ENGINES, EngineError, Portable, Target, engine
 from engines.aoti.build import TARGET, AotiBuild, settings_for
 from engines.base import FACTS, Engine
+from runtime.session.session import Session
 from tests.models.building import ENGINES as BUILT
 from tests.models.building import Built
 
@@ -42,6 +43,16 @@ def test_only_the_engine_asked_for_is_imported() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+@pytest.mark.parametrize("name", ["aoti-autotune", "aoti-folded"])
+def test_artifacts_of_engines_that_are_gone_still_open(mlp: Built, name: str) -> None:
+    assert name not in ENGINES
+    given, written = mlp.collections({"n": 33})
+    again, other = mlp.collections({"n": 33})
+    mlp.session("aoti").run(given, written)
+    Session(mlp.signature, engine(name).open(mlp.files["aoti"], CPU)).run(again, other)
+    assert torch.equal(written["tags"].memory()[0], other["tags"].memory()[0])
 
 
 def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:

@@ -20,8 +20,7 @@ from tests.models.signatures import Problem, problems
 from tests.soa.strategies import ROWS, values_of
 
 EXACT = Tolerance(0.0, 0.0)
-# aoti-autotune is aoti with other matrix products: what it makes of plans is the same.
-NAMES = tuple(name for name in ENGINES if name != "aoti-autotune")
+NAMES = tuple(ENGINES)
 
 
 @pytest.fixture(scope="module")

@@ -309,13 +309,13 @@ def test_compiler_that_fails_is_one_failed_candidate(
 def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
     heavy: Built, empty: Registry
 ) -> None:
-    """Nothing broke and no answer is off: there is nothing that aoti-folded could fold."""
+    """Nothing broke and no answer is off: tensorrt builds for GPUs."""
     project = heavy.project
-    config = project.variant("folded.yaml", ("[exported]", "[aoti-folded, exported]"))
+    config = project.variant("tensorrt.yaml", ("[exported]", "[tensorrt, exported]"))
     at = ("--registry", empty.uri)
     said = cli("run", config, "--work", project.work, *at)
-    assert f"aoti-folded for {TARGET} is not applicable: nothing to fold" in said.stderr
-    candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["aoti-folded"]
+    assert f"tensorrt for {TARGET} is not applicable: " in said.stderr
+    candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["tensorrt"]
     assert candidate.status == "not applicable"
     reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
     assert [each["verdict"] for each in reports if not each["valid"]] == ["not applicable"]

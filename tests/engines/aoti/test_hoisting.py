@@ -1,22 +1,12 @@
-"""Layers in front of gathers, and frozen convolutions: less to compute, the same answers."""
+"""Layers in front of gathers: less to compute, the same answers."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from engines import EngineError, Portable, Target, engine
 from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
-from engines.exported.archive import load_program
-from runtime.checked.comparison import Tolerance
-from soa import Block, Layout, RowRange, Signature, column, eigen
-from stages.reference.answers import Reference
-from stages.validate import validate_session
-from tests.models.building import Built, build
 
 aten = torch.ops.aten
 LINEAR = aten.linear.default
@@ -136,44 +126,3 @@ def test_what_is_kept() -> None:
     before = str(program.graph)
     assert hoist_linear(program) == 0
     assert str(program.graph) == before
-
-
-PARTICLES = Layout([eigen(f"f{i}", "float32", 9) for i in range(6)])
-SCORES = Layout([column(name, "float32") for name in ("a", "b", "c")])
-
-
-@pytest.fixture(scope="module")
-def neighbours(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    torch.manual_seed(1)
-    signature = Signature.build(
-        {"points": PARTICLES, "scores": SCORES},
-        [Block("x", "points", tuple(c.name for c in PARTICLES.columns), shape=(6, 9))],
-        [Block("y", "scores", ("a", "b", "c"))],
-        {"n": RowRange(0, 100, ())},
-    )
-    return build(Neighbours(), signature, tmp_path_factory.mktemp("folded"), ("aoti-folded",))
-
-
-def test_a_frozen_artifact_is_valid(neighbours: Built) -> None:
-    report = validate_session(
-        neighbours.session("aoti-folded"),
-        "aoti-folded",
-        Reference.load(neighbours.capture.reference),
-        {"y": Tolerance(1e-5, 1e-4)},
-    )
-    assert report.reason is None
-
-
-def test_the_batch_norm_is_inside_the_convolution(neighbours: Built) -> None:
-    program = load_program(neighbours.capture.program)
-    means = [key for key in program.state_dict if key.endswith("running_mean")]
-    assert means  # the portable program has it as it was
-    assert not (neighbours.files["aoti-folded"].parent / "weights.bin").exists()
-
-
-def test_a_program_with_nothing_to_fold_is_refused(mlp: Built, tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="nothing to fold: the program has no convolution"):
-        engine("aoti-folded").compile(
-            Portable(mlp.capture.program, None), Target.parse("cpu"), {}, tmp_path
-        )
-    assert list(tmp_path.iterdir()) == []
