@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.target import Target
+from engines import ENGINES, Target, engine
 from pipeline.building import candidates
 from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
@@ -18,7 +18,7 @@ from stages.reference.answers import random_inputs
 from tests.models.building import mlp_signature
 
 TARGET = Target.parse("cpu/x86-64-v3")
-BOTH = ("lanes", "aoti-standalone")
+BOTH = ("lanes", "exported")
 
 
 class OfRows(nn.Module):
@@ -43,14 +43,26 @@ def built(model: nn.Module, folder: Path, engines: tuple[str, ...]) -> dict[str,
     return {name: report.verdict for name, report in found.reports.items()}
 
 
-def test_standalone_is_built_where_lanes_gave_nothing(
+@pytest.fixture(autouse=True)
+def in_place_of_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`exported`, which takes no time to build."""
+    monkeypatch.setattr(type(engine("exported")), "in_place_of", "lanes")
+
+
+def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "DEFAULT_ENGINES", BOTH)
     assert built(OfRows(), tmp_path / "a", BOTH) == {"lanes": "valid"}
     found = built(OfAllRows(), tmp_path / "b", BOTH)
-    assert found == {"lanes": "not applicable", "aoti-standalone": "valid"}
+    assert found == {"lanes": "not applicable", "exported": "valid"}
 
 
 def test_both_are_built_where_they_are_named(tmp_path: Path) -> None:
     assert built(OfRows(), tmp_path, BOTH) == dict.fromkeys(BOTH, "valid")
+
+
+def test_what_stands_in_for_another() -> None:
+    assert {n: engine(n).in_place_of for n in ENGINES if n != "exported"} == {
+        n: "lanes" if n == "aoti-standalone" else "" for n in ENGINES if n != "exported"
+    }
