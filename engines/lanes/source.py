@@ -8,7 +8,7 @@ from pathlib import Path
 
 from engines.lanes.plan import Plan
 from engines.lanes.tensors import Argument, Program
-from engines.lanes.text import Constants, Text
+from engines.lanes.text import Constants, Writer
 from soa.dtypes import DTYPES, itemsize
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     """The C++ of a plan for some widths, the widest first."""
     constants = Constants()
     blocks = [
-        (width, Text(plan, constants, width.registers, width.vectors).body()) for width in widths
+        (width, Writer(plan, constants, width.registers, width.vectors).body()) for width in widths
     ]
     parts = [_HEAD, *(_array("int", name, entries) for entries, name in constants.tables.items())]
     parts += [_block(width, body) for width, body in blocks]

@@ -86,7 +86,7 @@ def held(data: torch.Tensor) -> torch.Tensor:
     return data.to(to[carrier(dtype)])
 
 
-class Text:
+class Writer:
     """Writes the steps of a plan for a number of registers."""
 
     def __init__(self, plan: Plan, constants: Constants, registers: int, vectors: int) -> None:
@@ -269,7 +269,7 @@ class Text:
 class Names:
     """Text of values, with a name for what is used twice or would be long."""
 
-    def __init__(self, text: Text, known: Mapping[Tensor, str] | None = None) -> None:
+    def __init__(self, text: Writer, known: Mapping[Tensor, str] | None = None) -> None:
         self.writer, self.known = text, known or {}
         self.lines: list[str] = []
         self._found: dict[Value, str] = {}

@@ -221,7 +221,7 @@ FAULTS = (
     ),
     Fault(
         "a promotion does not judge tiles again",
-        "            tile=0 if beside else candidate.tile or 0,",
+        "            tile=candidate.tile or 0,",
         "            tile=0,",
         ("test_rows_are_judged_again_as_production_takes_them",),
     ),
@@ -609,8 +609,8 @@ FAULTS = (
     ),
     Fault(
         "lanes takes a model whose rows see each other",
-        "        if why := why_dependent(captured):\n            raise EngineError",
-        "        if why := None:\n            raise EngineError",
+        "        if why := why_dependent(captured):\n            raise NotApplicableError",
+        "        if why := None:\n            raise NotApplicableError",
         ("test_a_model_whose_rows_see_each_other_is_refused",),
     ),
     Fault(

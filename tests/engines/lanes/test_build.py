@@ -102,14 +102,6 @@ def test_no_rows(looked_up: Compiled) -> None:
     assert {name: len(answer) for name, answer in found.items()} == dict.fromkeys(found, 0)
 
 
-@pytest.mark.parametrize(
-    "which", [lambda x: x - x[:1], lambda x: x.cumsum(0), lambda x: x * x.shape[0]]
-)
-def test_rows_that_see_each_other(which: Callable[[Tensor], Tensor]) -> None:
-    with pytest.raises(NotApplicableError, match="see other rows"):
-        compiled(Function({"y": which}), [torch.randn(MOST, 3)], ["y"])
-
-
 class Determinant(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor]:
         return (torch.linalg.det(x),)
