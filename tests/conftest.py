@@ -106,11 +106,11 @@ def jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> proje
 
 @pytest.fixture(scope="session")
 def bare_jets(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> projects.Built:
-    """The project of `jets`, with artifacts of aoti and of aoti-standalone."""
+    """The project of `jets`, with artifacts of aoti and of lanes."""
     from tests.models import project
 
     def make(folder: Path) -> None:
-        engines = ("[aoti, torchscript, exported]", "[aoti, aoti-standalone]")
+        engines = ("[aoti, torchscript, exported]", "[aoti, lanes]")
         project.build(project.write_project(folder, config=project.CONFIG.replace(*engines)))
 
     folder = made_once(tmp_path_factory, "bare-jets", make)

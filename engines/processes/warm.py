@@ -12,12 +12,12 @@ import ctypes
 import importlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from multiprocessing.connection import wait  # unlike select, of any number of open files
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ class Warm:
         """The exit code of the job's child, negative for a signal, or NOT_BEGUN; None after
         `timeout_s`."""
         assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], timeout_s)[0]:
+        if not wait([self._process.stdout.fileno()], timeout_s):
             return None
         line = self._process.stdout.readline()
         return int(line) if line else self._process.wait() or NOT_BEGUN
@@ -171,7 +171,7 @@ def _serve(idle_s: float, *imported: str) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     asked = sys.stdin.fileno()
-    while select.select([asked], [], [], idle_s)[0]:
+    while wait([asked], idle_s):
         line = sys.stdin.readline()
         if not line:
             break
@@ -183,8 +183,7 @@ def _serve(idle_s: float, *imported: str) -> None:
             sys.stdout.flush()
             os._exit(code)  # at once: an ordinary end takes half a second to free all of torch
         ended = os.pidfd_open(pid)
-        ready = select.select([asked, ended], [], [])[0]
-        if ended not in ready:  # who asked is no more
+        if ended not in wait([asked, ended]):  # who asked is no more
             os.killpg(0, signal.SIGKILL)
         os.close(ended)
         os.write(1, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import select
 import signal
 from collections.abc import Callable
+from multiprocessing.connection import wait
 
 
 def in_a_child(what: Callable[[], object]) -> str:
@@ -24,7 +24,7 @@ def in_a_child(what: Callable[[], object]) -> str:
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as words:
-        if not select.select([words], [], [], 60)[0]:
+        if not wait([words.fileno()], 60):
             os.kill(child, signal.SIGKILL)
         said = words.read() or "it hangs, or died"
     os.waitpid(child, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -147,6 +148,20 @@ def test_torch_is_imported_again_only_for_what_it_may_read(
     assert parent("PIPELINE_SOMETHING", "more") == first
     assert parent("A_SETTING", "two") != first
     assert parent("A_SETTING", "one") == first  # it was kept
+
+
+def test_a_parent_with_many_open_files(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4096 if hard == resource.RLIM_INFINITY else min(hard, 4096)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        warm._end_all()  # so that one is started
+        assert run(tmp_path / "made", "add", a=2, b=3).value == 5
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_threads_have_children_at_the_same_time(tmp_path: Path) -> None:
