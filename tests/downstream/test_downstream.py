@@ -458,14 +458,18 @@ def test_the_fortran_example(fortran: Path, project: Path, jets: Built) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
 
 
+@pytest.mark.long  # it builds the library without libtorch
 def test_programs_without_libtorch(
     project: Path,
     bare_jets: Built,
     fortran: Path,
     tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     if "x86-64-v3" not in host_cpu_levels():
         pytest.skip("the artifact is for x86-64-v3")
+    prefix = cplusplus.installed(tmp_path_factory, shim=True)
+    env = {"LD_LIBRARY_PATH": str(prefix / "lib")}
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["chosen"] = "aoti"  # which this program cannot run
@@ -473,10 +477,10 @@ def test_programs_without_libtorch(
     folder = resealed(bare_jets.bundle, tmp_path / "chosen", edit).path
     session = pipeline.load(folder, mode="test", engine_name="lanes")
     for n in (1, 40, 999):
-        origin, *bits = score(project, folder, "test", "any_version", n=n)
+        origin, *bits = score(project, folder, "test", "any_version", n=n, env=env)
         assert origin.endswith(" lanes") and bits == computed(session, n)
-        assert n != 40 or printed_by_fortran(run(fortran, folder, n, 6, 3)) == bits
-    done = run(project / "threads", folder, 64, 40)
+        assert n != 40 or printed_by_fortran(run(fortran, folder, n, 6, 3, env=env)) == bits
+    done = run(project / "threads", folder, 64, 40, env=env)
     different, _, libtorch, before, after = map(int, done.stdout.split())
     assert (different, libtorch) == (0, 0), done.stderr
     assert before < 40_000 and after - before < 64 * 1024  # kB
