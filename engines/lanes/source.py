@@ -46,16 +46,7 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
 
 
 _HEAD = """\
-#include <stdint.h>
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#else
-#include <immintrin.h>
-#endif
-#define INLINE static inline __attribute__((always_inline))
-#define INLINE_MEMBER inline __attribute__((always_inline))
-#define ALWAYS_INLINE __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 64")
+#include "prelude.h"
 
 asm(".section .rodata\\n.balign 64\\n.hidden soa_lanes_weights\\n.global soa_lanes_weights\\n"
     "soa_lanes_weights: .incbin \\"weights.bin\\"\\n.text\\n");

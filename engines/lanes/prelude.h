@@ -1,0 +1,12 @@
+// What comes before lanes.h, functions.h and kernels.h, which are included once for each width, inside a
+// namespace of its own.
+#include <stdint.h>
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
+#define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
+#define ALWAYS_INLINE __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 64")
