@@ -95,6 +95,8 @@ def test_an_index_that_leads_nowhere_stays_within_the_memory(
     for name, wanted in looked_up.eager(torch.ones(8, 6), places[[0, 1, 2, 3, 5, 6, 7, 8]]).items():
         others = torch.cat([found[name][:4], found[name][5:]])
         assert torch.equal(others, wanted.reshape(others.shape))  # no other row has changed
+    assert found["embedded"][4, 1].isnan() and found["gathered"][4, 1].isnan()
+    assert found["scattered"][4].sum() == 1
 
 
 def test_no_rows(looked_up: Compiled) -> None:

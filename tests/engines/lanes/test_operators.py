@@ -252,7 +252,9 @@ def special(dtype: torch.dtype) -> Tensor:
     return torch.stack([first, other], 1).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)]
+)
 def test_of_one_number(dtype: torch.dtype) -> None:
     agree(UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128)  # pow of double precision
 
@@ -264,7 +266,15 @@ def test_of_two_numbers() -> None:
     agree(BINARY, [values, other], 4)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.int64,
+        torch.int8,
+        pytest.param(torch.int32, marks=pytest.mark.long),
+        pytest.param(torch.uint8, marks=pytest.mark.long),
+    ],
+)
 def test_integers(dtype: torch.dtype) -> None:
     limit = torch.iinfo(dtype)
     ends = [0, 1, limit.max, limit.min, limit.max - 1, limit.min + 1, 5, 7]
