@@ -327,7 +327,8 @@ def run(folder: Path, faults: Sequence[Fault], jobs: int) -> list[Seen]:
 
     begun = time.monotonic()
     checks = list(dict.fromkeys(check for fault in faults for check in fault.seen_by))
-    if red := copies.queue[0].red(checks, made):
+    first = copies.queue[0]
+    if red := first.red(first.red(checks, made), made):  # once more without the others beside it
         raise SystemExit(f"without any fault these are red: {', '.join(red)}")
     took = f"{time.monotonic() - begun:.0f} s, {copies.queue[0].cpu:.0f} s of a core"
     print(f"{len(checks)} checks are green without a fault: {took}", file=sys.stderr)
