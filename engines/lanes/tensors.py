@@ -227,7 +227,8 @@ def as_index(value: Value) -> Index:
     """A row's own number as an index; a constant one is a constant."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
-    if isinstance(value, Read) and isinstance(value.tensor, Constant):
+    of_row = isinstance(value, Read) and any(each.of_row for each in value.index)
+    if isinstance(value, Read) and isinstance(value.tensor, Constant) and not of_row:
         table = tuple(int(each) for each in value.tensor.data.flatten().tolist())
         return entry(table, flat(value.index, value.tensor.shape))
     return Index(((OfRow(value, *(value.bounds or RANGES["int64"])), 1),))

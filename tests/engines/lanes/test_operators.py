@@ -144,6 +144,9 @@ SELECTIONS: Table = {
     "index_select": lambda x, i: x.index_select(1, torch.tensor([2, 0, 5, 5])),
     "by constants": lambda x, i: x[:, torch.tensor([2, 0]), torch.tensor([1, -1])],
     "embedding": lambda x, i: F.embedding(i, WEIGHTS),
+    "a table by a table": lambda x, i: torch.tensor([3, 0, 5, 1])[
+        torch.tensor([1, 0, 2, 3, 3, 0])[i]
+    ],
     "weights by two": lambda x, i: WEIGHTS[i, i % 3],
     "scatter": lambda x, i: torch.zeros_like(x[:, :, 0]).scatter(1, i, x[:, :5, 1]),
     "scatter_add": lambda x, i: x[:, :, 0].scatter_add(1, i, x[:, :5, 1]),
