@@ -44,6 +44,8 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.registry.campaigns.kill --lease 4 --kills 0
 	$(BIN)/python -m tests.engines.native.sanitize
 	$(BIN)/python -m tests.engines.native.ulps
+	$(BIN)/python -m tests.engines.lanes.ulps 97
+	$(BIN)/python -m tests.engines.lanes.programs
 	$(BIN)/python -m tests.campaigns.planted --jobs $(WORKERS)
 	$(BIN)/python -m tests.serving.campaigns.faults
 	$(BIN)/python -m tests.campaigns.first_model

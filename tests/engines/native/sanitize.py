@@ -1,7 +1,7 @@
 """The native code under sanitizers: `python -m tests.engines.native.sanitize`.
 
 Under AddressSanitizer with UndefinedBehaviorSanitizer and LeakSanitizer, then under
-ThreadSanitizer: the runner (stress.cpp), on a small artifact with torch and on one without, which
+ThreadSanitizer: the runner (stress.cpp), on a small artifact with torch and on two without, which
 are compiled first; what stands in for torch, its operators (operators.cpp) and functions
 (functions.cpp). libtorch is not instrumented: what happens inside it is not seen, what it calls
 (malloc, mutexes) and the code of this repository are.
@@ -130,7 +130,7 @@ def main() -> int:
         folder = Path(scratch)
         print("compiling a small model ...", flush=True)
         signature = building.mlp_signature(5000)
-        engines = ("aoti", "aoti-standalone")
+        engines = ("aoti", "aoti-standalone", "lanes")
         made = building.build(mlps.PointwiseFirst(), signature, folder, engines)
         for name, parts in SANITIZERS.items():
             title = " and ".join(parts)

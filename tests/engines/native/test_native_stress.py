@@ -13,9 +13,10 @@ from tests.engines.native import sanitize
 from tests.models.building import Built
 
 
-def test_the_runner_keeps_its_promises(mlp: Built, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["aoti", "lanes"])
+def test_the_runner_keeps_its_promises(mlp: Built, engine: str, tmp_path: Path) -> None:
     if sanitize.compiler() is None:
         pytest.skip("there is no C++ compiler")
-    done = sanitize.run(sanitize.build(tmp_path, None), mlp.files["aoti"], 40)
+    done = sanitize.run(sanitize.build(tmp_path, None), mlp.files[engine], 40)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 wrong" in done.stdout
