@@ -39,6 +39,7 @@ class AotiBuild:
 
     def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
         """What an engine changes in the program, in place, and the settings that go with it."""
+        bytes_for_bools(program)
         hoist_linear(program)
         fold_linear(program)
         return {}
@@ -61,7 +62,6 @@ class AotiBuild:
         # Inductor folds constants only where no gradient can be asked for.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
-            bytes_for_bools(program)
             if target.device != "cpu":
                 from torch.export.passes import move_to_device_pass
 

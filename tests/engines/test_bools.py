@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from engines.aoti.build import AotiBuild
+from engines.exported import load_program
 from soa import Block, Layout, RowRange, Signature, column
 from tests.models.building import ENGINES, Built, build
 
@@ -40,6 +42,15 @@ class Flags(nn.Module):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     engines = ENGINES
     return build(Flags(), SIGNATURE, tmp_path_factory.mktemp("bools"), engines)
+
+
+def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
+    """It would take each byte for 0 or 1; on some processors the answers then have others."""
+    program = load_program(built.capture.program)
+    outputs = {str(spec.target) for spec in program.graph_signature.output_specs}
+    AotiBuild().rewritten(program)
+    read = [n for n in program.graph.find_nodes(op="placeholder") if n.name not in outputs]
+    assert not [n for n in read if n.meta["val"].dtype is torch.bool]
 
 
 @pytest.mark.parametrize("engine", ["aoti", "torchscript", "onnxruntime", "exported"])
