@@ -29,6 +29,9 @@ ENGINES: tuple[str, ...] = tuple(_FOUND)
 # The candidates where nobody names any.
 DEFAULT_ENGINES = tuple(n for n, found in _FOUND.items() if found.settings.get("default", True))
 
+# The candidates of a version for work in progress: one is built in seconds, or its stand-in is.
+QUICK_ENGINES = ("lanes", "exported")
+
 # Those that a config may give options to.
 WITH_OPTIONS = tuple(n for n, found in _FOUND.items() if found.settings.get("options", True))
 
@@ -88,7 +91,8 @@ class Engine(ABC):
     cuts_rows: ClassVar[bool] = False
     """Whether a call goes through its rows in small blocks by itself: tiles gain nothing."""
     in_place_of: ClassVar[str] = ""
-    """Where nobody names engines, it is built only where the engine of that name gave nothing."""
+    """Where nobody names engines, it is built only where the engine of that name gave nothing: that
+    one was faster at every size of every network that benchmarks/RESULTS.md tells of."""
 
     def __init_subclass__(
         cls,

@@ -30,6 +30,7 @@ class _Script:
 
 class TorchScriptEngine(Engine, engine="torchscript", order=40, options=False):
     anywhere = True
+    in_place_of = "lanes"
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path

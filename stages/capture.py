@@ -1,8 +1,8 @@
 """Capture: from a model to one portable program in the calling convention.
 
-First the model itself is exported on row-major tensors with dynamic row counts; that is where a
-model that keeps state, bakes n in, or cannot be exported is refused, with its own line. Then
-the same model is exported inside the calling convention, and scripted or traced inside it.
+The model is exported inside the calling convention, with dynamic row counts, and scripted or traced
+inside it. Where that is refused, the bare model is exported on row-major tensors, so that a model
+that keeps state, bakes n in, or cannot be exported is refused with its own line.
 """
 
 from __future__ import annotations
@@ -149,25 +149,24 @@ def capture(
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
-    say("exporting the model")
     taken = in_precision(as_torch(model), precision)
     exportable = _exportable(taken, arguments)
-    if written := _check_export(exportable, signature, arguments):
+    if written := checked.written:
         taken, exportable = Copied(taken, written), Copied(exportable, written)
         names = ", ".join(repr(signature.inputs[i].name) for i in written)
         say(f"note: the model writes into {names}: in the graph it gets copies of its own")
+    say("exporting in the calling convention")
+    soa_arguments = convention_arguments(signature, inputs, example)
+    program = _exported(exportable, signature, arguments, soa_arguments)
+    dependence = _dependence(program, signature, say)
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
-    reference = compute_reference(model, signature, inputs, cases, (example, checked))
+    reference = compute_reference(model, signature, inputs, cases, (example, checked.answers))
     if refusal := too_much(count_nonfinite(signature, reference), nonfinite):
         raise ReferenceDataError(refusal)
     reference = replace(reference, notes=weaknesses(model, signature, reference))
     for weakness in reference.notes:
         say(f"note: {weakness}")
-    say("exporting in the calling convention")
-    soa_arguments = convention_arguments(signature, inputs, example)
-    program = export_convention(exportable, signature, soa_arguments)
-    dependence = _dependence(program, signature, say)
     say("scripting")
     made, note = _torchscript(taken, signature, arguments, soa_arguments, route, folder)
     say("asking the eager model at the edges of what its inputs hold")
@@ -229,11 +228,22 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """What the eager model answers, and the inputs that it writes into, by their places."""
+
+    answers: dict[str, torch.Tensor]
+    written: tuple[int, ...]
+
+
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
-) -> dict[str, torch.Tensor]:
+) -> _Checked:
+    given: list[torch.Tensor] = []
+
     def ask() -> dict[str, torch.Tensor]:
-        return eager_outputs(model, signature, [a.clone() for a in arguments], case)
+        given[:] = [a.clone() for a in arguments]
+        return eager_outputs(model, signature, given, case)
 
     try:
         answers, again = ask(), ask()
@@ -258,7 +268,8 @@ def _check_eager(
                 f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
                 "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
             )
-    return answers
+    # torch counts the writes into a tensor, and into all views of it.
+    return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
 
 
 def _dims(signature: Signature) -> dict[str, Any]:
@@ -270,13 +281,31 @@ def _dims(signature: Signature) -> dict[str, Any]:
     }
 
 
+def _exported(
+    model: torch.nn.Module,
+    signature: Signature,
+    arguments: list[torch.Tensor],
+    soa_arguments: list[torch.Tensor],
+) -> ExportedProgram:
+    """The program in the calling convention; where it is refused, by the model's own line."""
+    try:
+        program = export_convention(model, signature, soa_arguments)
+    except CaptureError:
+        _check_export(model, signature, arguments)  # a clearer reason, where it has one
+        raise
+    found = program.graph_signature
+    if any(
+        "MUTATION" in s.kind.name and s.target not in found.user_inputs for s in found.output_specs
+    ):
+        _check_export(model, signature, arguments)
+        raise CaptureError("the model writes into its own state: an artifact keeps none")
+    return program
+
+
 def _check_export(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
-) -> tuple[int, ...]:
-    """Export the bare model with every row count dynamic; refuse it with its own line.
-
-    Returns the inputs that it writes into, by their places.
-    """
+) -> None:
+    """Export the bare model with every row count dynamic; refuse it with its own line."""
     dims = _dims(signature)
     shapes: tuple[Any, ...] = tuple(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
@@ -300,7 +329,6 @@ def _check_export(
             f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
             "artifact keeps no state; use the out-of-place operation"
         )
-    return tuple(i for i, name in enumerate(found.user_inputs) if name in mutated)
 
 
 def export_convention(

@@ -50,6 +50,7 @@ class _Program:
 
 class ExportedEngine(Engine, engine="exported", order=60, options=False):
     anywhere = True
+    in_place_of = "lanes"
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path

@@ -42,6 +42,7 @@ _NOWHERE = torch.zeros(16)
 
 class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     anywhere = True
+    in_place_of = "lanes"
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path

@@ -23,7 +23,13 @@ from typing import Any
 
 from engines.processes.child import command, search_path
 
-_IMPORTED = ("torch._inductor.compile_fx", "torch._inductor.package", "torch.onnx", "onnxscript")
+_IMPORTED = (
+    "torch._inductor.compile_fx",
+    "torch._inductor.package",
+    "torch._export.serde.serialize",
+    "torch.onnx",
+    "onnxscript",
+)
 _IDLE_S = 60.0
 # Variables that torch does not read when it is imported: no reason to import it again.
 _READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
@@ -99,10 +105,22 @@ _busy: dict[Warm, threading.Event | None] = {}  # with what stops the thread tha
 _thread = threading.local()
 
 
+def expect_jobs(count: int) -> None:
+    """Start processes for jobs that are to come soon: they import while something else is done."""
+    environment = _kept(os.environ)
+    for _ in range(count - sum(warm.environment == environment for warm in _idle)):
+        _idle.append(Warm(environment))
+
+
+def _kept(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of a job that its process must have had when it imported."""
+    kept = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
+    return {**kept, "PYTHONPATH": _PATH}
+
+
 def begin(job: Mapping[str, Any]) -> Warm:
     """A process at work on a job. RuntimeError in a thread that is stopped."""
-    environment = {k: v for k, v in job["environment"].items() if not k.startswith(_READ_LATER)}
-    environment["PYTHONPATH"] = _PATH
+    environment = _kept(job["environment"])
     for warm in list(_idle):
         if warm.environment != environment:
             continue  # it ends by itself

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engines.base import DEFAULT_ENGINES, engine
+from engines.base import DEFAULT_ENGINES, QUICK_ENGINES, engine
 from engines.processes import side_by_side
 from engines.target import Target, host_runs
 from pipeline.building.cache import StageCache, content_key
@@ -70,7 +70,7 @@ class Recipe:
     @property
     def by_default(self) -> bool:
         """Whether nobody named the engines."""
-        return self.engines == DEFAULT_ENGINES
+        return self.engines in (DEFAULT_ENGINES, QUICK_ENGINES)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def build_targets(
 ) -> dict[str, TargetResult]:
     """Every candidate of each target with its verdict, and the race of the valid ones.
 
-    Candidates are compiled and validated side by side, those first that others stand in for.
+    Candidates are compiled and validated side by side. Where nobody named the engines, those that
+    only stand in for another one come last, and only where that one gave no valid artifact.
     Targets of one device race together. `key` stands for all that a result depends on besides the
     recipe.
     """
@@ -108,8 +109,8 @@ def build_targets(
         first = found.get((target, engine(name).in_place_of))
         return first is None or first.report.verdict not in ("valid", "unverified")
 
-    first = {engine(name).in_place_of for name in recipe.engines} if recipe.by_default else set()
-    for several in (first, set(recipe.engines) - first):
+    last = {n for n in recipe.engines if recipe.by_default and engine(n).in_place_of}
+    for several in (set(recipe.engines) - last, last):
         with side_by_side() as pool:
             at_work = {p: pool.submit(make, *p) for p in pairs if p[1] in several and wanted(*p)}
             found |= {pair: future.result() for pair, future in at_work.items()}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
+from engines.processes import expect_jobs
 from engines.target import Target, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.cache import StageCache, content_key, unchanged
@@ -64,16 +65,21 @@ def run(
     registry: Registry | None = None,
     work: Path | None = None,
     say: Say = lambda text: None,
+    quick: bool = False,
 ) -> RunResult:
     """Build, validate, package and register what a config describes.
 
-    `work` holds the stages' results (by default `pipeline-work` in the working folder). Stages are
-    keyed by content, so an unchanged run does nothing, and one that was interrupted goes on where
-    it stopped. Raises the typed error of the stage that refused.
+    `quick` is for work in progress: whatever engines the config names, one is built, the first of
+    `QUICK_ENGINES` that is applicable, and it is timed briefly. `work` holds the stages' results
+    (by default `pipeline-work` in the working folder). Stages are keyed by content, so an unchanged
+    run does nothing, and one that was interrupted goes on where it stopped. Raises the typed error
+    of the stage that refused.
     """
     begun = time.monotonic()
     path = Path(config_path)
     config = load_config(path)
+    if quick:
+        config = config.quick()
     store = registry or Registry()
     progress = Work(StageCache(work or Path("pipeline-work")), say)
     root, key = progress.cache.root, _keys(config)
@@ -209,6 +215,7 @@ def _capture(config: Config, work: Work, key: str) -> tuple[Capture, dict[str, s
 
     def build(folder: Path) -> Capture:
         with work.step("capture"):
+            expect_jobs(min(len(config.engines), len(os.sched_getaffinity(0)), 2))
             signature = config.signature()
 
             def say(text: str) -> None:

@@ -28,7 +28,10 @@ def _work_option(text: str) -> Callable[[Any], Any]:
 @command()
 @click.argument("config", type=click.Path(dir_okay=False))
 @_work_option("; keep it, and re-runs are quick.")
-def run(config: str, work: Path, registry: Registry) -> Answer:
+@click.option(
+    "--quick", is_flag=True, help="Build one engine alone, in seconds: for work in progress."
+)
+def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     """Build, validate, package and register the model that CONFIG describes.
 
     An unchanged re-run does no work. One interrupted by Ctrl-C goes on where it stopped.
@@ -36,7 +39,7 @@ def run(config: str, work: Path, registry: Registry) -> Answer:
     from pipeline.building import run as run_pipeline
 
     with redirect_stdout(sys.stderr):  # the user's own factories may print
-        result = run_pipeline(config, registry, work, say)
+        result = run_pipeline(config, registry, work, say, quick)
     targets = result.bundle.manifest.targets
     data = {
         "version": result.version.ref,

@@ -24,7 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from engines.base import DEFAULT_ENGINES, ENGINES, WITH_OPTIONS
+from engines.base import DEFAULT_ENGINES, ENGINES, QUICK_ENGINES, WITH_OPTIONS
 from pipeline.config.gates import GatesConfig
 from pipeline.config.wording import (
     Identifier,
@@ -295,6 +295,9 @@ class Files:
     """By metric, the callable of the user's own, written as a factory is."""
 
 
+_QUICK_BENCHMARK_S = 1.0
+
+
 class Config(Part):
     """What a config file says, every key with its default; docs/config.md explains them."""
 
@@ -320,6 +323,11 @@ class Config(Part):
     def files(self) -> Files:
         """The files that the config names, as absolute paths; empty unless it was loaded."""
         return self._files
+
+    def quick(self) -> Config:
+        """The same for work in progress: one engine, and a short race. Its digest is another."""
+        compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
+        return self.model_copy(update={"engines": QUICK_ENGINES, "compile": compiled})
 
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
