@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engines.base import DEFAULT_ENGINES, QUICK_ENGINES, engine
+from engines.base import engine
 from engines.processes import side_by_side
 from engines.target import Target, host_runs
 from pipeline.building.cache import StageCache, content_key
@@ -66,11 +66,8 @@ class Recipe:
     """The eager model to race against; None where its source is not here."""
     benchmark_s: float = 10.0
     """For the race of all candidates at all sizes, about."""
-
-    @property
-    def by_default(self) -> bool:
-        """Whether nobody named the engines."""
-        return self.engines in (DEFAULT_ENGINES, QUICK_ENGINES)
+    by_default: bool = False
+    """Whether nobody named the engines."""
 
 
 @dataclass(frozen=True)

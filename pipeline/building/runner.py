@@ -173,6 +173,7 @@ def _build(
         classifiers,
         lambda: build_model(source_of(config)),
         config.compile.benchmark_s,
+        by_default=not config.names_engines,
     )
     results = build_targets(work, captured, _targets(config), recipe, captured_key)
 

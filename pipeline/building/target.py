@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from engines.base import ENGINES
+from engines.base import DEFAULT_ENGINES, ENGINES
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from pipeline.building.cache import StageCache, content_key
@@ -145,4 +145,5 @@ def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
         frozenset(manifest.classifiers),
         None,
         recorded.benchmark_s,
+        by_default=chosen == DEFAULT_ENGINES,
     )

@@ -318,6 +318,12 @@ class Config(Part):
     apply: ApplyConfig = ApplyConfig()
 
     _files: Files = PrivateAttr(default_factory=Files)
+    _quick: bool = PrivateAttr(default=False)
+
+    @property
+    def names_engines(self) -> bool:
+        """Whether each of its engines is wanted, or one for another will do."""
+        return not self._quick and self.engines != DEFAULT_ENGINES
 
     @property
     def files(self) -> Files:
@@ -327,7 +333,9 @@ class Config(Part):
     def quick(self) -> Config:
         """The same for work in progress: one engine, and a short race. Its digest is another."""
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
-        return self.model_copy(update={"engines": QUICK_ENGINES, "compile": compiled})
+        made = self.model_copy(update={"engines": QUICK_ENGINES, "compile": compiled})
+        made._quick = True
+        return made
 
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
