@@ -124,6 +124,7 @@ def _keys(config: Config) -> dict[str, str]:
     whole = {
         **made_of,
         "config": config.digest(),
+        "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
         "targets": [str(t) for t in _targets(config)],
         "host": host(),

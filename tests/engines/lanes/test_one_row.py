@@ -1,0 +1,84 @@
+"""A network that acts otherwise at one row than at many.
+
+The graph says so, and `lanes` is not applicable. These tests look away from the graph: validation
+at many n refuses each of them by itself, so it is never skipped.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines import Portable, Target, engine
+from engines.lanes import program
+from runtime.checked import default_tolerance
+from runtime.session.session import Session
+from stages.capture import Capture, capture
+from stages.reference.answers import Reference, random_inputs
+from stages.validate import ValidationReport, validate_session
+from tests.models.building import mlp_signature
+
+
+class FromTheMean(nn.Module):
+    """Of one row it gives zeros."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3] - x[:, :3].mean(0, keepdim=True)
+
+
+class PerRow(nn.Module):
+    """It divides by the number of rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3] / x.shape[0]
+
+
+class WithTheRowBefore(nn.Module):
+    """Of one row it gives the row itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3].cumsum(0)
+
+
+class OfItsRow(nn.Module):
+    """It acts as at one row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3].cumsum(1)
+
+
+def validated(
+    model: nn.Module, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Capture, ValidationReport]:
+    """The verdict on the program of one row, whatever the graph says of the rows."""
+    monkeypatch.setattr(program, "why_dependent", lambda captured: None)
+    signature = mlp_signature(highest=100)
+    captured = capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
+    out = folder / "lanes"
+    out.mkdir()
+    made, target = engine("lanes"), Target.parse("cpu")
+    first, *_ = made.compile(Portable(captured.program, None), target, {}, out)
+    session = Session(signature, made.open(out / first, torch.device("cpu")))
+    tolerances = {b.name: default_tolerance("float32") for b in signature.outputs}
+    return captured, validate_session(
+        session, "lanes", Reference.load(captured.reference), tolerances
+    )
+
+
+@pytest.mark.parametrize("model", [FromTheMean, PerRow, WithTheRowBefore])
+def test_validation_refuses_what_acts_otherwise_at_many_rows(
+    model: type[nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured, report = validated(model(), tmp_path, monkeypatch)
+    assert captured.dependence
+    assert report.verdict == "refused"
+    assert report.cases[-1].rows["n"] > 1
+
+
+def test_what_acts_the_same_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured, report = validated(OfItsRow(), tmp_path, monkeypatch)
+    assert not captured.dependence
+    assert report.valid
