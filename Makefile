@@ -56,11 +56,11 @@ triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-
 sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
 
-lint: $(STAMP) ## check style (ruff), types (mypy) and the rules of the house (.ci/rooms.py)
+lint: $(STAMP) ## check style (ruff), types (mypy) and the import rules (.ci/layers.py)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/python .ci/rooms.py
+	$(BIN)/python .ci/layers.py
 
 format: $(STAMP) ## rewrite the files in the house style
 	$(BIN)/ruff check --fix

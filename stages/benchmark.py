@@ -192,8 +192,9 @@ def race(
 ) -> dict[K, Timing]:
     """Time callables in turns; each turn repeats a short one until it takes a few milliseconds.
 
-    With `stay`, others than those leave after a few rounds where they are hopeless; before the
-    first one, where a round alone is long and takes more than `seconds`.
+    `stay` names contestants that take part to the end. Any other one that is much slower than the
+    fastest is dropped after a few rounds, or after its first call where one round takes longer than
+    `seconds`. Without `stay` nothing is dropped.
     """
     once = {name: seconds_of(run) for name, run in runs.items()}
     once |= {name: seconds_of(runs[name]) for name, took in once.items() if took < _LONG_S}

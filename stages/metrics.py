@@ -40,7 +40,10 @@ class Metric:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, labels: Values) -> None:
-        """Refuse what no output would change. Raises MetricError, SourceError."""
+        """Refuse labels for which every model would get the same value, or none.
+
+        Raises MetricError, SourceError.
+        """
         _, takes = self._function()
         if takes != "all" and (missing := int(np.sum(np.isnan(labels)))):
             raise MetricError(

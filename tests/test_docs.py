@@ -154,15 +154,15 @@ def test_what_is_named_is_there(page: Path) -> None:
             assert re.search(rf"\b{word}\b", SOURCES), word
 
 
-def test_the_drawing_of_the_house_is_true() -> None:
+def test_the_drawing_of_the_layers_is_true() -> None:
     page = ROOT / "docs/architecture.md"
     (drawing,) = (s.text for s in SNIPPETS if s.page == page)
     for line in drawing.splitlines():
-        floor, rooms = re.split("  +", line)[:2]
-        drawn = set(rooms.split(" · "))
-        assert {face.parent.name for face in (ROOT / floor).glob("*/__init__.py")} <= drawn, floor
+        layer, subpackages = re.split("  +", line)[:2]
+        drawn = set(subpackages.split(" · "))
+        assert {face.parent.name for face in (ROOT / layer).glob("*/__init__.py")} <= drawn, layer
         for name in drawn:
-            assert (ROOT / floor / name).exists(), f"{floor}/{name}"
+            assert (ROOT / layer / name).exists(), f"{layer}/{name}"
     for path in re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 

@@ -138,16 +138,16 @@ def test_candidates_are_opened_by_the_stages() -> None:
     }
 
 
-def test_the_room_is_entered_by_its_face() -> None:
+def test_others_use_its_public_api() -> None:
     inner = {
         path: name
         for path, tree in modules()
         if not path.startswith(ROOM)
         for name in used(tree)
-        if name.startswith(tuple(f"runtime.opening.{each}." for each in _rooms()))
+        if name.startswith(tuple(f"runtime.opening.{each}." for each in _subpackages()))
     }
     assert not inner
 
 
-def _rooms() -> list[str]:
+def _subpackages() -> list[str]:
     return [path.stem for path in (ROOT / ROOM).glob("*.py") if path.stem != "__init__"]

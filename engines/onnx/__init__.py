@@ -1,4 +1,4 @@
-"""The `onnxruntime` engine, and the way of a program into an ONNX graph."""
+"""The `onnxruntime` engine, and ONNX export."""
 
 import lazy_loader
 

@@ -151,7 +151,7 @@ class OnnxCall:
             self.lock.release()
 
     def _enter(self) -> Any:
-        """Take the lock, which a second thread is refused; the session."""
+        """Take the lock and return the session. RunError where another thread has the lock."""
         if not self.lock.acquire(blocking=False):
             raise RunError("another thread is running this binding")
         session = self._model.session

@@ -36,7 +36,7 @@ _READ_LATER = ("PIPELINE_", "MLFLOW_", "PYTEST_")
 # Where modules are, before a model's folder is added: that is told to a job.
 _PATH = search_path()
 NOT_BEGUN = 256
-"""What `wait` gives where the process ended, for want of a job, just as it was handed one."""
+"""What `wait` returns where the process had already ended by itself, idle, when it got the job."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 # A GPU's driver does not live through a fork, and importing torch may ask it something: there, each
 # child imports for itself.

@@ -224,7 +224,8 @@ def _temporary(
 
 
 def _last_change(path: Path) -> datetime:
-    """Of anything in it, by the kernel: a copy may have its original's times."""
+    """When anything in the folder last changed. A copy may keep the modification times of its
+    original, so the kernel's change time (ctime) is taken."""
     changes = [path.lstat().st_ctime]
     for folder, names, files in os.walk(path):
         for name in (*names, *files):

@@ -106,7 +106,8 @@ def strictest(
 ) -> Requirements:
     """The config's gates, which every version has, and on top of them each policy.
 
-    `production`: whether the alias is; for others, three keys do not count (see `Policy`).
+    `production`: whether the alias is `production`. For other aliases `min_time_in_staging`,
+    `approvals` and `signed_by` are not asked for.
     """
     every = [asked.policy for asked in policies]
     for_production = every if production else []

@@ -154,9 +154,11 @@ class Reader(Access):
             return as_settled(client, events, models.aliases_of(model))
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
-        """The promotions to `alias` that have happened to the version by the history of its own
-        model, oldest first: those of the time that its tag names, if there are any; none without
-        that tag."""
+        """The promotions of this version to `alias`, oldest first, from the history of its model.
+
+        The version has a tag with the time of its promotion. Only promotions of that time count;
+        without the tag there are none.
+        """
         if version.promotion(alias) is None or not self.exists:
             return []
         with self.client() as client:

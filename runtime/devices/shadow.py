@@ -1,10 +1,10 @@
-"""A shadow: a second version that runs on some of production's events, and answers nobody.
+"""A shadow: a second version that runs on some of production's events. Its results are discarded.
 
-The thread that called production copies the event, inputs and answer, once the answer is there, and
-only of calls that are sampled; another thread does all else. It needs the GIL and may share a core:
-at worst production stands still while it works. Therefore it rests after each event, so long that
-copies and work together take less than the sampled fraction of the time. There is room for a few
-copies: where all are taken, the event is dropped and counted.
+A fraction of the calls is sampled. Once production has its answer, the calling thread copies the
+inputs and the answer; another thread runs the shadow and compares. That thread needs the GIL and
+may share a core with production, which then waits. So it rests after each event: copies and work
+together take less than the sampled fraction of the time. There is room for a few copies. Where all
+are taken, the event is dropped and counted.
 """
 
 from __future__ import annotations

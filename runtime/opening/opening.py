@@ -94,7 +94,7 @@ class Opening:
 class Opened:
     """A version, or the bundle of a folder, that has passed every check its mode asks for.
 
-    Only route.py makes one. `bundle` has the targets that may be used and no others; `withheld`
+    `bundle` has the targets that may be used and no others; `withheld`
     says why the version's other targets may not.
     """
 

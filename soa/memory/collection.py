@@ -387,7 +387,8 @@ class Collection:
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
         """A copy on another device, in memory of its own.
 
-        Of every byte; of a window, or where `layout` puts the same members elsewhere, of its rows.
+        Every byte is copied, also the padding. Of a window only the rows are copied, and likewise
+        where `layout` puts the same members in other places.
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
         pairs = zip(self._physical(), other._physical(), strict=True)
