@@ -1,4 +1,4 @@
-"""What an engine is: two methods, in one file or subpackage under `engines/` that declares its name.
+"""What an engine is: two methods, in a file or subpackage of `engines/` that declares its name.
 
 An engine's libraries may be missing, heavy to import, or broken though never used. So engines are
 found by reading the files (`soa/declared.py`), and `engine(name)` imports only the one asked for.

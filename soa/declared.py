@@ -36,7 +36,7 @@ class Declared:
 
 @cache
 def declared(package: str, family: str) -> dict[str, Declared]:
-    """All of a family in the files of a package of ours and its subpackages, by name, in their order.
+    """All of a family in a package of ours and its subpackages, by name, in their order.
 
     Raises SoaPipelineError where two have one name.
     """
