@@ -32,6 +32,7 @@ struct Argument {
 
 struct Rows {
   std::int64_t min = 0, max = 0;
+  std::int64_t compiled = 0;  // the most at once; in tiles `max` is larger
 };
 
 struct State {
@@ -102,6 +103,7 @@ inline bool read_rows(std::istream &fields, State &state) {
   std::string name;
   Rows rows;
   fields >> name >> rows.min >> rows.max;
+  rows.compiled = rows.max;
   state.rows[name] = rows;
   return true;
 }

@@ -344,7 +344,8 @@ Contract::Contract(const Json &stored) {
   const Signature signature = read_signature(stored);
   for (const auto &[name, members] : signature.collections) layouts.emplace(name, members.layout);
   for (const std::string &dim : signature.dims()) {
-    rows[dim] = {signature.rows.at(dim).min, signature.rows.at(dim).max};
+    const auto &range = signature.rows.at(dim);
+    rows[dim] = {range.min, range.max, range.max};
     arguments.push_back({"carrier", dim, "float32", "-", "-", "carrier", 0, 1});
   }
   for (const Block &block : signature.inputs) add_arguments(signature, block, "input", arguments);
@@ -365,7 +366,7 @@ void Contract::require_described(const soa::detail::State &found, const Json &ca
   for (const auto &[dim, range] : rows) {
     const auto there = found.rows.find(dim);
     fits = fits && there != found.rows.end() && there->second.min == range.min &&
-           there->second.max == (found.tile > 0 ? limit : range.max);
+           there->second.compiled == range.compiled && there->second.max == (found.tile > 0 ? limit : range.max);
   }
   const Json *tile = candidate.find("tile"), *windows = candidate.find("windows");
   const bool tiled = tile != nullptr && tile->kind == Json::number;

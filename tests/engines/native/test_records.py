@@ -509,6 +509,23 @@ def test_what_an_artifact_takes_follows_from_the_manifest(
     assert said.startswith("no: ") and "arguments.txt" in said
 
 
+@pytest.mark.parametrize("rows", [1000, 1001])
+def test_the_rows_that_it_was_compiled_for_follow_from_it_in_tiles_too(
+    readers: Readers, jets: Built, tmp_path: Path, rows: int
+) -> None:
+    def edit(folder: Path, manifest: dict[str, Any]) -> None:
+        manifest["targets"][TARGET]["candidates"]["aoti"]["tile"] = 64
+        file = folder / "targets" / TARGET / "aoti" / "arguments.txt"
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("tile")]
+        text = "\n".join([*lines, "tile 64 nmm 1000", ""])
+        file.write_text(text.replace("rows n 0 1000", f"rows n 0 {rows}"))
+
+    folder = resealed(jets.bundle, tmp_path / "other", edit)
+    write_note(folder.path, PulledNote("jets/1", folder.digest, "ada", "2026-01-02"))
+    said = readers.cpp("load", folder.path)
+    assert ("arguments.txt" in said) == (rows != 1000), said
+
+
 def test_windows_that_were_not_validated(readers: Readers, jets: Built, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["candidates"]["aoti"]["windows"] = False
