@@ -48,6 +48,7 @@ from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
 from registry.mlflow.description import page
+from registry.mlflow.stored import StoredVersion
 from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
 from registry.store.lookups import Lookup, LookupCache, _digest
@@ -331,14 +332,8 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 
 
 def version_with(tags: Mapping[str, str]) -> Version:
-    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
-
-    every = [
-        ModelVersionTag(*item)  # type: ignore[no-untyped-call]
-        for item in ({"digest": DIGEST} | dict(tags)).items()
-    ]
-    found = ModelVersion("jets", "1", 1, source="/nowhere", run_id="run", tags=every)
-    return Version.from_mlflow(found, {"staging": 1})
+    found = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
+    return Version.of(found, {"staging": 1})
 
 
 RESOLVED = {
