@@ -16,9 +16,8 @@ from registry.mlflow import Version
 from registry.promotion import Decision
 from soa.files import as_record
 from soa.signature import Signature
-from stages.benchmark import BenchmarkReport
 from stages.reference import proof_of
-from stages.validate import ValidationReport
+from stages.reports import BenchmarkReport, ValidationReport
 
 if TYPE_CHECKING:
     from pipeline.report.tables import Part

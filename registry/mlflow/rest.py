@@ -182,16 +182,18 @@ def _authorization() -> dict[str, str]:
     """A header, like MLflow's: a user with a password goes before a token."""
     file = configparser.ConfigParser(interpolation=None)
     file.read(Path.home() / ".mlflow" / "credentials")
-    user, password = (
-        os.environ.get(name) or file.get("mlflow", name.lower(), fallback="")
-        for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    )
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or _kept(file, "username")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or _kept(file, "password")
     if user and password:
         text = base64.standard_b64encode(f"{user}:{password}".encode()).decode()
         return {"Authorization": f"Basic {text}"}
     if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     return {}
+
+
+def _kept(file: configparser.ConfigParser, what: str) -> str:
+    return file.get("mlflow", f"mlflow_tracking_{what}", fallback="")
 
 
 def _number(name: str, default: float) -> float:

@@ -60,8 +60,7 @@ from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
 from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
-from stages.benchmark import BenchmarkReport, Timing
-from stages.validate import CaseReport, ValidationReport
+from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import (
     altered,
     altered_json,
