@@ -13,10 +13,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from registry.bundle import TARGET_PATTERN
 from registry.errors import NotPromotedError, RegistryError
 from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
+from registry.ref import TARGET_PATTERN
 from soa.files import as_record, parse_json
 
 if TYPE_CHECKING:
