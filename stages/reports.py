@@ -9,7 +9,6 @@ from typing import Any
 from registry.bundle import Verdict
 from runtime.checked import Deviation
 from soa.files import as_record
-from stages.reference import Case
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
@@ -78,7 +77,7 @@ NOT_TRIED = "not tried"
 class CaseReport:
     """One size: every output against the reference, and what else went wrong."""
 
-    rows: Case
+    rows: dict[str, int]
     outputs: dict[str, Deviation]
     faults: tuple[str, ...]
     window: str = NOT_TRIED

@@ -16,7 +16,6 @@ from registry.mlflow import Version
 from registry.promotion import Decision
 from soa.files import as_record
 from soa.signature import Signature
-from stages.reference import proof_of
 from stages.reports import BenchmarkReport, ValidationReport
 
 if TYPE_CHECKING:
@@ -56,6 +55,8 @@ def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target:
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
     """What the reference proves: its values that are NaN or infinite, and what it does not show."""
+    from stages.reference import proof_of  # it needs NumPy, and a list of versions does not
+
     counts, notes = proof_of(bundle)
     rows = (
         (
