@@ -44,6 +44,7 @@ _PLUGINS = (
     "mlflow.model_registry_store",
 )
 _TRUE = ("true", "1")
+_PROMPT = "mlflow.prompt.is_prompt"
 
 
 class RestError(OSError):
@@ -98,7 +99,9 @@ class RestStore:
 
     def model(self, name: str) -> StoredModel | None:
         found = self._get("registered-models/get", name=name)
-        return None if found is None else _model(found["registered_model"])
+        if found is None or _tags(found["registered_model"]).get(_PROMPT) == "true":
+            return None
+        return _model(found["registered_model"])
 
     def models(self) -> list[StoredModel]:
         found = self._pages("registered-models/search", "registered_models", max_results=100)

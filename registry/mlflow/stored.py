@@ -91,14 +91,15 @@ PAGE = 1000
 
 
 class Store(Protocol):
-    """What a registry is read by. A name may be any text that MLflow takes for one, without `'`
-    where versions are asked for, as MLflow's search cannot quote it."""
+    """What a registry is read by. MLflow's prompts, which it keeps as models, are none of these.
+
+    A name may be any text that MLflow takes for one, without `'` where versions are asked for, as
+    MLflow's search cannot quote it.
+    """
 
     def model(self, name: str) -> StoredModel | None: ...
 
-    def models(self) -> list[StoredModel]:
-        """All of them, without MLflow's prompts."""
-        ...
+    def models(self) -> list[StoredModel]: ...
 
     def versions(self, name: str) -> list[StoredVersion]: ...
 

@@ -31,11 +31,13 @@ _MODELS = """
 SELECT m.name, m.description, a.alias, a.version
 FROM registered_models m
 LEFT JOIN registered_model_aliases a ON a.workspace = m.workspace AND a.name = m.name
-WHERE m.workspace = 'default' AND {which}
+WHERE m.workspace = 'default' AND {which} AND NOT EXISTS (
+    SELECT 1 FROM registered_model_tags p WHERE p.workspace = 'default' AND p.name = m.name
+    AND p.key = 'mlflow.prompt.is_prompt' AND p.value = 'true')
 ORDER BY m.name"""
 
 _NO_PROMPT = """NOT EXISTS (
-    SELECT 1 FROM {table} p WHERE p.workspace = 'default' AND p.name = {name}
+    SELECT 1 FROM model_version_tags p WHERE p.workspace = 'default' AND p.name = :name
     AND p.key = 'mlflow.prompt.is_prompt' AND p.value = 'true')"""
 
 _VERSIONS = """
@@ -129,11 +131,10 @@ class TableStore:
         return next(iter(self._models("m.name = :name", name=name)), None)
 
     def models(self) -> list[StoredModel]:
-        return self._models(_NO_PROMPT.format(table="registered_model_tags", name="m.name"))
+        return self._models("1 = 1")
 
     def versions(self, name: str) -> list[StoredVersion]:
-        which = _NO_PROMPT.format(table="model_version_tags", name=":name")
-        return self._versions(which, name=name)
+        return self._versions(_NO_PROMPT, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         found = self._versions("v.version = :number", name=name, number=number)
