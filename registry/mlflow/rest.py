@@ -21,6 +21,7 @@ from typing import Any
 from registry.errors import RegistryError
 from registry.mlflow.stored import (
     PAGE,
+    PROMPT,
     RunQuery,
     StoredExperiment,
     StoredModel,
@@ -44,7 +45,6 @@ _PLUGINS = (
     "mlflow.model_registry_store",
 )
 _TRUE = ("true", "1")
-_PROMPT = "mlflow.prompt.is_prompt"
 
 
 class RestError(OSError):
@@ -99,7 +99,7 @@ class RestStore:
 
     def model(self, name: str) -> StoredModel | None:
         found = self._get("registered-models/get", name=name)
-        if found is None or _tags(found["registered_model"]).get(_PROMPT) == "true":
+        if found is None or PROMPT in _tags(found["registered_model"]):
             return None
         return _model(found["registered_model"])
 
@@ -114,7 +114,8 @@ class RestStore:
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         found = self._get("model-versions/get", name=name, version=number)
-        return None if found is None else _version(found["model_version"])
+        version = None if found is None else _version(found["model_version"])
+        return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
         found = self._get("experiments/get-by-name", experiment_name=name)

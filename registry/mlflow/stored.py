@@ -86,6 +86,8 @@ class RunQuery:
         return [f"attributes.{self.order}"]
 
 
+PROMPT = "mlflow.prompt.is_prompt"
+"""The tag of what MLflow keeps as a model and shows as a prompt."""
 PAGE = 1000
 """Answers that are asked for at once."""
 

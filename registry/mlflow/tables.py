@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from registry.mlflow.stored import (
+    PROMPT,
     RunQuery,
     StoredExperiment,
     StoredModel,
@@ -31,14 +32,13 @@ _MODELS = """
 SELECT m.name, m.description, a.alias, a.version
 FROM registered_models m
 LEFT JOIN registered_model_aliases a ON a.workspace = m.workspace AND a.name = m.name
-WHERE m.workspace = 'default' AND {which} AND NOT EXISTS (
-    SELECT 1 FROM registered_model_tags p WHERE p.workspace = 'default' AND p.name = m.name
-    AND p.key = 'mlflow.prompt.is_prompt' AND p.value = 'true')
+WHERE m.workspace = 'default' AND {which}
 ORDER BY m.name"""
 
-_NO_PROMPT = """NOT EXISTS (
-    SELECT 1 FROM model_version_tags p WHERE p.workspace = 'default' AND p.name = :name
-    AND p.key = 'mlflow.prompt.is_prompt' AND p.value = 'true')"""
+_NO_PROMPT = f"""NOT EXISTS (
+    SELECT 1 FROM {{table}} p WHERE p.workspace = 'default' AND p.name = {{name}}
+    AND p.key = '{PROMPT}' {{more}})"""
+_TRUE = "AND p.value = 'true'"
 
 _VERSIONS = """
 SELECT v.version, v.creation_time, v.run_id, v.source, t.key, t.value
@@ -128,17 +128,20 @@ class TableStore:
         self._ask = ask
 
     def model(self, name: str) -> StoredModel | None:
-        return next(iter(self._models("m.name = :name", name=name)), None)
+        which = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
+        return next(iter(self._models(f"m.name = :name AND {which}", name=name)), None)
 
     def models(self) -> list[StoredModel]:
-        return self._models("1 = 1")
+        which = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
+        return self._models(which)
 
     def versions(self, name: str) -> list[StoredVersion]:
-        return self._versions(_NO_PROMPT, name=name)
+        which = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
+        return self._versions(which, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         found = self._versions("v.version = :number", name=name, number=number)
-        return next(iter(found), None)
+        return next((version for version in found if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
         for found, stage in self._ask(_EXPERIMENT, {"name": name}):
