@@ -1,10 +1,10 @@
-"""What it takes to start: `python -m benchmarks.start [--of CHECKOUT] [--runtime PYTHON]`.
+"""What it takes to start: `python -m benchmarks.start`.
 
 A model of one engine, `lanes`, is built, promoted and pulled into a folder that goes at the end.
 Each row of the table is a process of its own, from its beginning to its end: Python, all imports,
 and a command's answer, or a session and its first answer on 1,000 rows. Three figures: seconds by
 the clock, seconds of the processor (of the process and its children, user and system), and the most
-memory; the medians of 7 processes, which take turns row by row.
+memory; the medians of N processes (7), which take turns row by row.
 
 `--of`: the modules of another checkout are timed, on the same version; its native library has to be
 built. `--runtime`: a Python that has soa-runtime; by default this one, on this checkout's modules.
@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PROCESSES = 7
 ROWS = 1000
 
 CONFIG = f"""
@@ -69,6 +68,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.start")
     parser.add_argument("--of", type=Path, default=ROOT, metavar="CHECKOUT")
     parser.add_argument("--runtime", metavar="PYTHON")
+    parser.add_argument("--processes", type=int, default=7, metavar="N")
     asked = parser.parse_args()
 
     from benchmarks.table import print_machine
@@ -80,7 +80,7 @@ def main() -> None:
         prepare(folder)
         starts = rows(folder, asked.of.absolute(), asked.runtime)
         found: dict[str, list[Took]] = {row: [] for row in starts}
-        for turn in range(PROCESSES + 1):
+        for turn in range(asked.processes + 1):
             for row, start in starts.items():
                 took = timed(start, folder)
                 if turn:  # the first brings the files into memory, and fills the cache
@@ -136,9 +136,14 @@ def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
         "pipeline history": command("history", "start"),
         "pipeline policy": command("policy"),
         f"pipeline apply, {ROWS:,} rows": command(
-            "apply", "start@production", "rows.parquet", "--out", "scored", "--force"
+            "apply",
+            "start@production",
+            f"{folder}/rows.parquet",
+            "--out",
+            f"{folder}/scored",
+            "--force",
         ),
-        "pipeline explain": command("explain", "scored/rows.parquet"),
+        "pipeline explain": command("explain", f"{folder}/scored/rows.parquet"),
         "pipeline.load(NAME@production)": answer("pipeline", "start@production"),
         "the same, from the cache": answer("pipeline", "start@production", cached),
         "pipeline.load(FOLDER)": answer("pipeline", f"{folder}/pulled"),

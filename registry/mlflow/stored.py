@@ -56,6 +56,9 @@ class StoredRun:
     tags: Mapping[str, str]
 
 
+Order = Literal["start_time ASC", "start_time DESC", "end_time DESC"]
+
+
 @dataclass(frozen=True)
 class RunQuery:
     """Runs of an experiment that have a tag, deleted ones too."""
@@ -67,7 +70,7 @@ class RunQuery:
     status: str | None = None
     started: tuple[int, int] | None = None
     """Not before the first and before the second, in milliseconds since 1970."""
-    order: Literal["start_time ASC", "start_time DESC", "end_time DESC"] = "start_time ASC"
+    order: Order = "start_time ASC"
     limit: int | None = None
 
     @property

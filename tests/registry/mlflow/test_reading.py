@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import product
 from pathlib import Path
@@ -28,6 +29,7 @@ from registry import (
 )
 from registry.mlflow import ClientStore, RunQuery, Store, tables
 from registry.mlflow.access import Access
+from registry.mlflow.stored import Order
 from tests.models import bundles
 from tests.models.mlflow_server import MlflowServer, client_of
 from tests.registry.campaigns.postgres import PostgreSQL, binaries
@@ -70,11 +72,13 @@ def fill(registry: Registry, folder: Path) -> None:
         client.set_registered_model_alias(name, "staging", "2")
         client.set_registered_model_alias(name, "it-s", "3")
         client.delete_model_version(name, "1")
-    experiment = client.get_experiment_by_name("jets").experiment_id
+    kept, gone = (client.get_experiment_by_name(name) for name in ("jets", "a%b_c"))
+    assert kept is not None and gone is not None
+    experiment = kept.experiment_id
     runs = [client.create_run(experiment, tags={"a tag": text, "b": text}) for text in VALUES]
     client.set_terminated(runs[1].info.run_id, "FAILED")
     client.delete_run(runs[2].info.run_id)
-    client.delete_experiment(client.get_experiment_by_name("a%b_c").experiment_id)
+    client.delete_experiment(gone.experiment_id)
     client.register_prompt("prompt", "say {{x}}")  # listed nowhere
 
 
@@ -93,13 +97,14 @@ def by_client(access: Access) -> Iterator[Store]:
         yield ClientStore(client)
 
 
+ORDERS: tuple[Order, ...] = ("start_time ASC", "start_time DESC", "end_time DESC")
 QUERIES = [
     RunQuery("", tag, value, status, started, order, limit)
     for (tag, value), status, started, order, limit in product(
         [("soa.event", None), ("soa.event", "promotion"), ("a tag", None), ("b", "100 %")],
         [None, "FINISHED"],
         [None, (0, 1), (0, 1 << 50)],
-        ["start_time ASC", "start_time DESC", "end_time DESC"],
+        ORDERS,
         [None, 1],
     )
 ]
@@ -116,8 +121,10 @@ def asked(store: Store) -> dict[str, Any]:
         if "'" not in name:
             found[f"versions {name}"] = sorted(store.versions(name), key=lambda v: v.number)
         queries = QUERIES if name == "jets" else QUERIES[:1]
-        for query in queries if experiment else ():
-            of = RunQuery(**{**vars(query), "experiment": experiment.id})
+        if experiment is None:
+            continue
+        for query in queries:
+            of = replace(query, experiment=experiment.id)
             found[f"runs {of}"] = store.runs(of)
     return found
 
