@@ -48,7 +48,7 @@ from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
 from registry.mlflow.description import page
-from registry.mlflow.stored import StoredVersion
+from registry.mlflow.stored import StoredRun, StoredVersion
 from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
 from registry.store.lookups import Lookup, LookupCache, _digest
@@ -285,12 +285,8 @@ EVENT = {
 }  # fmt: skip
 
 
-def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> Any:
-    """A run of MLflow's, as its store would give it."""
-    from mlflow.entities import Run, RunData, RunInfo, RunTag
-
-    info = RunInfo("run", "1", "ada", status, milliseconds, milliseconds, "active")
-    return Run(info, RunData(tags=[RunTag(*item) for item in tags.items()]))
+def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> StoredRun:
+    return StoredRun("run", status, milliseconds, milliseconds, tags)
 
 
 def cut(content: bytes) -> dict[str, str]:
