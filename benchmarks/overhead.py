@@ -18,7 +18,8 @@ from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from engines.exported import quiet_torch
 from runtime.session.session import Session
-from stages.benchmark import Timing, race
+from stages.benchmark import race
+from stages.reports import Timing
 
 CAPTION = f"One call of a small MLP; all but ours take row-major tensors.\nx: to ours; {SPREAD}."
 _OURS = "ours, bound"

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pipeline.building.provenance import host, tools
 from pipeline.report.tables import new_table
-from stages.benchmark import Timing
+from stages.reports import Timing
 
 WIDTH = 132
 SPREAD = "below each median its spread, p05 … p95"

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from soa.errors import LayoutError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a layout is described without either
+    import numpy as np
     import torch
 
 _BYTES = {
@@ -72,6 +71,8 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of the same bytes; NumPy has no bfloat16."""
+    import numpy as np
+
     if name == "bfloat16":
         raise LayoutError("NumPy has no bfloat16: take the column as a torch tensor, .tensor(name)")
     size = itemsize(name)
@@ -80,6 +81,8 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def dtype_name(dtype: object) -> str:
     """Our name of a dtype of NumPy or torch; its own one where no column has it, such as `>f4`."""
+    import numpy as np
+
     if isinstance(dtype, np.dtype) and dtype.kind == "V" and dtype.subdtype is None:
         return f"opaque{dtype.itemsize}"
     return str(dtype).removeprefix("torch.")

@@ -12,7 +12,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Container, Mapping
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,79 +21,21 @@ import torch
 from runtime.opening import in_tiles, open_candidate
 from runtime.session import Session
 from soa.dtypes import torch_dtype
-from soa.files import as_record
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
 from stages.choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, Reference, filled_collections, label
+from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 
 K = TypeVar("K")
 
-EAGER = "eager, row-major"
-COPIES = "the copies alone"
 _CPU = torch.device("cpu")
 _TURN_S = 0.002
 _MIN_ROUNDS = 7
 _FIRST_ROUNDS = 3
 _LONG_S = 0.5  # of a first call: it is no slower than the next ones; of a round: few will do
-_LOST = 1.05  # times the fastest: a choice that is slower has lost that size
 _HOPELESS = 2.0  # times the fastest: such a candidate takes part in the first rounds alone
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Microseconds of one call: median, 5th and 95th percentile over `rounds` turns."""
-
-    median_us: float
-    p05_us: float
-    p95_us: float
-    rounds: int
-
-
-@dataclass(frozen=True)
-class BenchmarkReport:
-    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none.
-
-    `below`: `(rows, candidate)`, ascending, where another candidate is worth it for fewer rows.
-    """
-
-    timings: dict[str, dict[str, Timing]]
-    fastest: str | None
-    threads: int = 1
-    below: tuple[tuple[int, str], ...] = ()
-
-    def engine_at(self, n: int) -> str | None:
-        """Who runs n rows."""
-        return next((name for rows, name in self.below if n < rows), self.fastest)
-
-    def lines(self) -> list[str]:
-        """The choice against the eager model, and each size at which it is not the fastest."""
-        ratios, lost = [], []
-        for case, times in self.timings.items():
-            size = case.partition("=")[2]
-            name = self.engine_at(int(size)) if size.isdecimal() else self.fastest
-            if name is None:
-                return []
-            took = times[name].median_us
-            rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
-            if EAGER in rivals:
-                ratios.append(f"{rivals[EAGER] / took:.2g} at {case}")
-            best = min(rivals, key=lambda rival: rivals[rival])
-            if rivals[best] < took / _LOST:
-                lost.append(
-                    f"{best} was faster at {case}: {rivals[best]:.3g} us, the chosen {name} "
-                    f"{took:.3g} us"
-                )
-        faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
-        return [*(faster if ratios else []), *lost]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
-        return as_record(cls, data)
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stages.benchmark import Timing
+    from stages.reports import Timing
 
 _WORTH = 0.95  # of the time of the candidate that is best overall: a twentieth of it saved
 _NOISE = 1.03  # times the best: as fast, and then the first named, which is the simpler one

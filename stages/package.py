@@ -40,12 +40,11 @@ from registry.mlflow import fields, write_mlmodel
 from runtime.checked import Tolerance
 from soa.describe import describe
 from soa.signature import Signature
-from stages.benchmark import EAGER, BenchmarkReport
 from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference, inputs_at
-from stages.validate import ValidationReport
+from stages.reports import EAGER, BenchmarkReport, ValidationReport
 
 NO_BASELINE = (
     "timed without the eager model, whose source is not in the bundle: the candidates are compared "

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import torch
 
 from engines.errors import first_line, out_of_memory
 from engines.processes import run_isolated
-from registry.bundle import Verdict
 from runtime.checked import (
     Deviation,
     PoisonedRun,
@@ -34,7 +33,6 @@ from runtime.checked import (
 from runtime.opening import answer_bits, open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
-from soa.files import as_record
 from soa.memory import read_block
 from soa.signature import Signature
 from stages.model import Precision, tf32_switches
@@ -51,6 +49,7 @@ from stages.reference import (
     read_set,
     windows,
 )
+from stages.reports import CaseReport, ValidationReport
 from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
 
 # Byte patterns to poison with: all ones is NaN in every floating type, and -1 or the largest value
@@ -58,86 +57,6 @@ from stages.tiles import SEE_EACH_OTHER, rows_are_independent, tiled
 _POISON = (0xFF, 0x5A)
 _SPARE_ROWS = 100
 _ROUNDING = 1e-12  # of a fraction
-
-
-NOT_TRIED = "not tried"
-
-
-@dataclass(frozen=True)
-class CaseReport:
-    """One size: every output against the reference, and what else went wrong."""
-
-    rows: Case
-    outputs: dict[str, Deviation]
-    faults: tuple[str, ...]
-    window: str = NOT_TRIED
-    """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
-
-
-@dataclass(frozen=True)
-class ValidationReport:
-    """The verdict on one artifact. `reason` says why it is not valid.
-
-    `unverified`: it is not refused, but no device here could run it.
-    """
-
-    engine: str
-    valid: bool
-    reason: str | None
-    cases: tuple[CaseReport, ...] = ()
-    worst: dict[str, Deviation] = field(default_factory=dict)
-    seconds: float = 0.0
-    unverified: bool = False
-    window: str = NOT_TRIED
-    """Why windows that begin at any row are not to be bound; empty where they may."""
-    edges: tuple[str, ...] = ()
-    """The values for which the answers are not the eager model's, of which each kind is tried."""
-    bits: str | None = None
-    """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
-    verdict: Verdict = "refused"
-
-    def __post_init__(self) -> None:
-        """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
-        said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
-        settled = "valid" if self.valid else "unverified" if self.unverified else said
-        object.__setattr__(self, "verdict", settled)
-
-    @property
-    def windows(self) -> bool:
-        """Whether windows that begin at any row may be bound."""
-        return self.valid and not self.window
-
-    @property
-    def at_edges(self) -> str:
-        """Where it is not eager's, in words; empty where that is nowhere."""
-        return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
-        return as_record(cls, data)
-
-    @classmethod
-    def not_run(cls, engine_name: str, target: str) -> ValidationReport:
-        reason = f"no device here runs {target}: it was not validated"
-        return cls(engine_name, False, reason, unverified=True)
-
-    @classmethod
-    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
-        """Its compiler or the artifact itself broke."""
-        return cls(engine_name, False, reason, verdict="failed")
-
-    @classmethod
-    def refused(cls, engine_name: str, reason: str) -> ValidationReport:
-        """It runs, and its answers are not to be had so."""
-        return cls(engine_name, False, reason)
-
-    @classmethod
-    def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
-        """The engine is not for this model or target."""
-        return cls(engine_name, False, reason, verdict="not applicable")
 
 
 def validate_candidate(

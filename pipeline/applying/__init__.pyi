@@ -1,11 +1,12 @@
+from .about import About as About
+from .about import Input as Input
+from .about import read_about as read_about
 from .columns import Array as Array
 from .columns import FileColumn as FileColumn
 from .columns import column_of as column_of
 from .dask_cluster import on_dask as on_dask
 from .labelled import Labelled as Labelled
-from .plan import About as About
 from .plan import Execute as Execute
-from .plan import Input as Input
 from .plan import Job as Job
 from .plan import Output as Output
 from .plan import Piece as Piece
@@ -16,7 +17,6 @@ from .run import Progress as Progress
 from .run import Report as Report
 from .run import apply as apply
 from .run import locally as locally
-from .run import read_about as read_about
 from .run import run as run
 from .score import score as score
 from .sources import Source as Source

@@ -72,6 +72,8 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
     `missing`: a null of floating-point numbers is NaN.
     """
     offsets = None
+    if _library(given) == "pyarrow" and _is_plain(given):
+        given = as_numpy(given)
     if not isinstance(given, np.ndarray):
         import awkward as ak
 
@@ -100,6 +102,15 @@ def column_of(name: str, given: Any, missing: bool = False) -> FileColumn:
             f"has the shape {list(given.shape)}: a row is a number, a vector, a matrix"
         )
     return FileColumn(name, given.astype(given.dtype.newbyteorder("="), copy=False), offsets)
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether an Arrow array has numbers, or vectors of them, and no null: no Awkward is needed."""
+    import pyarrow as pa
+
+    kind, sizes = levels_of(array.type)
+    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return bool(number and None not in sizes and not nulls_in(array))
 
 
 def _filled(given: Any) -> Any:

@@ -12,21 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from registry.mlflow import Promotion
+from pipeline.applying.about import Input
 from runtime.loader import Reopening
-
-
-@dataclass(frozen=True)
-class Input:
-    """A file as it was when the job began."""
-
-    path: str
-    tree: str | None
-    """Of a ROOT file: the name of the TTree, or of the RNTuple (`ntuple`)."""
-    ntuple: bool
-    rows: int
-    size: int
-    mtime_ns: int
 
 
 @dataclass(frozen=True)
@@ -116,33 +103,6 @@ class Scored:
     def __add__(self, other: Scored) -> Scored:
         pairs = zip(vars(self).values(), vars(other).values(), strict=True)
         return Scored(*(one + two for one, two in pairs))
-
-
-@dataclass(frozen=True)
-class About:
-    """What an output says of what made it."""
-
-    model: str
-    version: int | None
-    """None: it was a folder, and `registry` is None too."""
-    registry: str | None
-    mode: str
-    promotion: Promotion | None
-    digest: str
-    """Of the version's bundle."""
-    targets: tuple[str, ...]
-    engines: tuple[str, ...]
-    hosts: tuple[str, ...]
-    software: str
-    created: str
-    by: str
-    rows: int
-    columns: Mapping[str, str]
-    outputs: Mapping[str, str]
-    keep: tuple[str, ...]
-    inputs: tuple[Input, ...]
-    job: str
-    """The key of the job."""
 
 
 def _digest(of: list[Any]) -> str:

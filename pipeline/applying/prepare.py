@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.applying.about import Input
 from pipeline.applying.columns import Array, counts_of, is_jagged
 from pipeline.applying.outputs import WRITERS, Rows, require_held
-from pipeline.applying.plan import Input, Job, Output, Piece, Plan
+from pipeline.applying.plan import Job, Output, Piece, Plan
 from pipeline.applying.score import Scorer, row_dimension
 from pipeline.applying.sources import Source, open_source
 from pipeline.config import BuiltFrom, names_in
@@ -51,7 +52,6 @@ def prepare(
     if not inputs:
         raise ApplyError("no file to score: name some")
     with needs_extra("data", ApplyError):
-        import awkward as awkward
         import pyarrow as pyarrow
     opened = open_version(Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1))
     files: list[Input] = []

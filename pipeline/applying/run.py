@@ -21,14 +21,14 @@ from typing import Any, cast
 
 from filelock import FileLock, Timeout
 
-from engines.errors import first_line
+from pipeline.applying.about import About, read_about
 from pipeline.applying.dask_cluster import on_dask
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import About, Execute, Job, Output, Piece, Plan, Scored
+from pipeline.applying.plan import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.prepare import FOLDER, folder_of, prepare
 from pipeline.applying.score import score
-from pipeline.applying.sources import ABOUT, open_source
-from pipeline.errors import ApplyError, DataError, FormatError
+from pipeline.applying.sources import ABOUT
+from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode
@@ -331,20 +331,3 @@ def _is_whole(piece: Piece) -> bool:
             return bool(sum(counts) == piece.rows)
     except (OSError, pa.ArrowInvalid):
         return False
-
-
-def read_about(path: Path) -> About:
-    """What an output says of what made it. DataError for a file that is none of ours."""
-    try:
-        with open_source(path) as source:
-            text = source.about()
-        if not isinstance(text, str):
-            raise ValueError("`pipeline apply` did not write it")
-        said = as_record(dict[str, Any], parse_json(text))
-        if said.keys() == {"target", "engine", "host"}:
-            raise ValueError("it is a part of a job that is not done: run that again")
-        return as_record(About, said)
-    except SoaPipelineError:
-        raise
-    except Exception as error:  # whatever a library makes of what others wrote there
-        raise DataError(f"{path} does not say what made it: {first_line(error)}") from error

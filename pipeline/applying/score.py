@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.columns import Array, as_arrow, column_of, is_jagged
+from pipeline.applying.about import Input
+from pipeline.applying.columns import Array, as_arrow, column_of, counts_of, is_jagged
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.plan import Input, Piece, Plan, Scored
+from pipeline.applying.plan import Piece, Plan, Scored
 from pipeline.applying.sources import Source, open_source, reading
 from pipeline.errors import ApplyError, DataError
 from runtime.errors import BindError, DeviationError
@@ -218,12 +219,10 @@ class Scorer:
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Rows that can be bound at once, by the compiled ranges of rows and of items."""
-        import awkward as ak
-
         ends = []
         for name, records in jagged.items():
             limit = self._signature.ranges[self._signature.rows_of[name]].limit
-            counts = ak.to_numpy(ak.num(records[records.fields[0]], axis=1))
+            counts = counts_of(records[records.fields[0]])
             ends.append((limit, np.append(0, np.cumsum(counts))))
         low = 0
         while low < n:

@@ -7,7 +7,7 @@ import struct
 import zipfile
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -107,8 +107,9 @@ def open_source(path: Path, tree: str | None = None) -> Source:
         raise DataError(f"{path}: files that are read are {', '.join(READERS)}")
     kind, libraries = READERS[path.suffix]
     with needs_extra("data", DataError):
-        for name in libraries:
-            import_module(name)
+        for name in libraries:  # not imported, since a file of plain columns needs no Awkward
+            if find_spec(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     try:
         os.close(open_plain(path, links=True))
         found: Source = kind(path, tree) if kind is _Root else kind(path)
@@ -401,7 +402,7 @@ class _Member:
 
 
 READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
-    ".root": (_Root, ("awkward", "uproot")),  # which imports awkward as it reads
+    ".root": (_Root, ("awkward", "uproot")),
     ".parquet": (_Parquet, ("awkward", "pyarrow")),
     **dict.fromkeys((".arrow", ".feather", ".ipc"), (_Ipc, ("awkward", "pyarrow"))),
     **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),

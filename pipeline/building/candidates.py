@@ -20,14 +20,15 @@ from pipeline.building.provenance import host
 from runtime.checked import Tolerance
 from runtime.opening import open_candidate
 from runtime.session import Session
-from stages.benchmark import BenchmarkReport, benchmark_targets, ladder
+from stages.benchmark import benchmark_targets, ladder
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
+from stages.reports import BenchmarkReport, ValidationReport
 from stages.tiles import SEE_EACH_OTHER, fastest_tile, tiled, tiles_of
-from stages.validate import ValidationReport, validate_candidate
+from stages.validate import validate_candidate
 
 Say = Callable[[str], None]
 

@@ -162,8 +162,9 @@ def bench(ref: str, target: str | None, seconds: float, registry: Registry) -> A
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
     from pipeline.report import describe_benchmark
     from runtime.loader import measured_session
-    from stages.benchmark import BenchmarkReport, benchmark
+    from stages.benchmark import benchmark
     from stages.reference import Reference
+    from stages.reports import BenchmarkReport
 
     opened = opened_at(ref, registry)
     bundle = opened.bundle

@@ -42,8 +42,9 @@ from serving.wire import Form, Wire, mergeable
 from soa.signature import Signature
 from stages.capture import dependence_of
 from stages.reference import Reference
+from stages.reports import ValidationReport
 from stages.tiles import rows_are_independent
-from stages.validate import ValidationReport, validate_session
+from stages.validate import validate_session
 
 _CALL_S = 60.0  # the largest batch of a large model
 

@@ -34,9 +34,10 @@ from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race
 from stages.capture import dependence_of
 from stages.reference import Reference, proof_of, too_much
+from stages.reports import ValidationReport
 from stages.reproduce import reproduce
 from stages.tiles import SEE_EACH_OTHER
-from stages.validate import ValidationReport, validate_candidate
+from stages.validate import validate_candidate
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0

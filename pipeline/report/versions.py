@@ -16,9 +16,7 @@ from registry.mlflow import Version
 from registry.promotion import Decision
 from soa.files import as_record
 from soa.signature import Signature
-from stages.benchmark import BenchmarkReport
-from stages.reference import proof_of
-from stages.validate import ValidationReport
+from stages.reports import BenchmarkReport, ValidationReport
 
 if TYPE_CHECKING:
     from pipeline.report.tables import Part
@@ -57,6 +55,8 @@ def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target:
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
     """What the reference proves: its values that are NaN or infinite, and what it does not show."""
+    from stages.reference import proof_of  # it needs NumPy, and a list of versions does not
+
     counts, notes = proof_of(bundle)
     rows = (
         (

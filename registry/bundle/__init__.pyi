@@ -14,7 +14,6 @@ from .bundle import Bundle as Bundle
 from .bundle import seal as seal
 from .manifest import MOST_THREADS as MOST_THREADS
 from .manifest import SCHEMA_VERSION as SCHEMA_VERSION
-from .manifest import TARGET_PATTERN as TARGET_PATTERN
 from .manifest import Below as Below
 from .manifest import BenchmarkStats as BenchmarkStats
 from .manifest import Candidate as Candidate

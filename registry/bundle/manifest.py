@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from registry.errors import BundleError
-from registry.ref import NAME_PATTERN
+from registry.ref import NAME_PATTERN, TARGET_PATTERN
 from soa.files import parse_json, read_record
 
 SCHEMA_VERSION = 1
@@ -36,10 +36,6 @@ def _model_name(text: str) -> str:
             f"{text!r} is not a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front"
         )
     return text
-
-
-TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+"
-"""A target's name, which is also a folder. `engines.target` says which there are."""
 
 
 def _as_number(value: object) -> object:
@@ -78,7 +74,9 @@ class Record(BaseModel):
 
     # JSON has no NaN and no Infinity, and a worst relative deviation can be either: as strings they
     # survive the way out and back, where the default would write null and then fail to read it.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", ser_json_inf_nan="strings", defer_build=True
+    )
 
 
 class Capture(Record):

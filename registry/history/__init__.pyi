@@ -1,6 +1,7 @@
 from . import policies as policies
 from .event_log import Event as Event
 from .event_log import History as History
+from .event_log import HistoryWriter as HistoryWriter
 from .event_log import Number as Number
 from .event_log import aliases_at as aliases_at
 from .event_log import approvers as approvers

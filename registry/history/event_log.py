@@ -29,7 +29,7 @@ from pydantic import Field
 
 from registry import stamp
 from registry.errors import RegistryError
-from registry.mlflow import models
+from registry.mlflow import ClientStore, RunQuery, Store, StoredRun
 from registry.promotion import Decision
 from soa.files import as_record, parse_json
 from soa.text import in_markdown, plain
@@ -131,24 +131,36 @@ class Event:
 class History:
     """The events of one model, in the MLflow experiment `experiment`."""
 
-    def __init__(self, client: MlflowClient, experiment: str, model: str) -> None:
-        self._client, self._experiment, self._model = client, experiment, model
+    def __init__(self, store: Store, experiment: str, model: str) -> None:
+        self._store, self._experiment, self._model = store, experiment, model
 
     def events(self) -> list[Event]:
         """All of them, oldest first."""
-        return sorted(self._search("ASC", 1000), key=lambda event: event.number)
+        return self._in_order(RunQuery(self._experiment, _EVENT))
 
     def promotions(self, second: datetime | None = None) -> list[Event]:
         """Oldest first; or those of a second alone, which the store picks out of a long history."""
-        which = f"tags.`{_EVENT}` = 'promotion'"
+        started = None
         if second is not None:
             since = int(second.timestamp()) * 1000
-            which += f" AND attributes.start_time >= {since}"
-            which += f" AND attributes.start_time < {since + 1000}"
-        return sorted(self._search("ASC", 1000, which), key=lambda event: event.number)
+            started = (since, since + 1000)
+        return self._in_order(RunQuery(self._experiment, _EVENT, "promotion", started=started))
 
     def last(self) -> Event | None:
-        return next(iter(self._search("DESC", 1, pages=False)), None)
+        query = RunQuery(self._experiment, _EVENT, order="start_time DESC", limit=1)
+        return next(iter(self._in_order(query)), None)
+
+    def _in_order(self, query: RunQuery) -> list[Event]:
+        events = [_read(run, self._model) for run in self._store.runs(query)]
+        return sorted(events, key=lambda event: event.number)
+
+
+class HistoryWriter(History):
+    """Adds to them."""
+
+    def __init__(self, client: MlflowClient, experiment: str, model: str) -> None:
+        super().__init__(ClientStore(client), experiment, model)
+        self._client = client
 
     def append(self, event: Event, after: Event | None) -> Event:
         """Write an open event behind the last one, `after`; the caller holds the write lock."""
@@ -185,27 +197,9 @@ class History:
         self._client.set_terminated(event.id, _STATUS[state])
         return replace(event, state=state)
 
-    def _search(
-        self, order: str, page: int, which: str = f"tags.`{_EVENT}` LIKE '%'", pages: bool = True
-    ) -> list[Event]:
-        from mlflow.entities import ViewType
 
-        def search(page_token: str | None) -> Any:
-            return self._client.search_runs(
-                [self._experiment],
-                which,
-                run_view_type=ViewType.ALL,
-                order_by=[f"attributes.start_time {order}"],
-                max_results=page,
-                page_token=page_token,
-            )
-
-        runs = models.all_pages(search) if pages else search(None)
-        return [_read(run, self._model) for run in runs]
-
-
-def _read(run: Any, model: str) -> Event:
-    tags = run.data.tags
+def _read(run: StoredRun, model: str) -> Event:
+    tags = run.tags
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
         data = as_record(dict[str, Any], parse_json(text))
@@ -215,14 +209,14 @@ def _read(run: Any, model: str) -> Event:
             "by": data["by"],  # no default, nor for the number: the record says it
             "number": data["number"],
             "model": model,
-            "time": _time(run.info.start_time),
-            "id": run.info.run_id,
-            "state": _STATES[run.info.status],
+            "time": _time(run.start or 0),
+            "id": run.id,
+            "state": _STATES[run.status],
         }
         return as_record(Event, data | known)
     except (ValueError, KeyError, OverflowError) as error:
         raise RegistryError(
-            f"{model}: the record of its history in MLflow's run {run.info.run_id} is not one that "
+            f"{model}: the record of its history in MLflow's run {run.id} is not one that "
             f"we wrote: {error}"
         ) from error
 

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from registry import stamp
 from registry.errors import RegistryError
 from registry.history.lock import write_lock
-from registry.mlflow import models
+from registry.mlflow import ClientStore, RunQuery, Store, StoredRun, models
 from registry.promotion import Asked, Policy, ReferenceFile
 from soa.files import digest_of
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
-
     from registry.mlflow import Access
 
 _EXPERIMENT = "soa-pipeline policy"
@@ -41,7 +39,8 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
         with write_lock(access, client, _EXPERIMENT):
-            experiment = models.experiment_of(access, client, _EXPERIMENT)
+            store = ClientStore(client)
+            experiment = models.experiment_of(access, store, _EXPERIMENT)
             if experiment is None:
                 place = access.artifact_location("soa-pipeline.policy")
                 experiment = str(client.create_experiment(_EXPERIMENT, artifact_location=place))
@@ -61,13 +60,13 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
             client.log_artifact(run.info.run_id, str(reference))
         # Once the reference is copied, which takes a while: the last to end is the one that counts.
         with write_lock(access, client, _EXPERIMENT) as lock:
-            last = _last(client, experiment, model)
+            last = _last(store, experiment, model)
             now = int(datetime.now(UTC).timestamp() * 1000)
             lock.check()
             client.set_terminated(
                 run.info.run_id,
                 "FINISHED",
-                end_time=now if last is None else max(now, last.info.end_time + 1),
+                end_time=now if last is None else max(now, (last.end or 0) + 1),
             )
 
 
@@ -78,51 +77,46 @@ def kept(access: Access, model: str | None, into: Path | None = None) -> list[As
     """
     if not access.exists:
         return []
-    with access.client() as client:
-        experiment = models.experiment_of(access, client, _EXPERIMENT)
+    with access.reading() as store:
+        experiment = models.experiment_of(access, store, _EXPERIMENT)
         if experiment is None:
             return []
         scopes = [None] if model is None else [None, model]
-        runs = [_last(client, experiment, scope) for scope in scopes]
-        return [_asked(client, run, into) for run in runs if run is not None]
+        runs = [_last(store, experiment, scope) for scope in scopes]
+        return [_asked(access, run, into) for run in runs if run is not None]
 
 
-def _last(client: MlflowClient, experiment: str, model: str | None) -> Any | None:
-    from mlflow.entities import ViewType
-
-    found = client.search_runs(
-        [experiment],
-        f"tags.`{_SCOPE}` = '{model or _EVERY_MODEL}' AND attributes.status = 'FINISHED'",
-        run_view_type=ViewType.ALL,  # to delete a run in MLflow's page is not to lift a policy
-        order_by=["attributes.end_time DESC"],
-        max_results=1,
-    )
-    return next(iter(found), None)
+def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:
+    # Deleted ones too: to delete a run in MLflow's page is not to lift a policy.
+    scope = model or _EVERY_MODEL
+    query = RunQuery(experiment, _SCOPE, scope, status="FINISHED", order="end_time DESC", limit=1)
+    return next(iter(store.runs(query)), None)
 
 
-def _asked(client: MlflowClient, run: Any, into: Path | None) -> Asked:
-    tags = run.data.tags
+def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
+    tags = run.tags
     scope = tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     try:
-        ended = datetime.fromtimestamp(run.info.end_time / 1000, UTC)
+        ended = datetime.fromtimestamp((run.end or 0) / 1000, UTC)
     except (ValueError, OverflowError) as error:
-        raise RegistryError(f"{whose}, MLflow's run {run.info.run_id}: {error}") from error
+        raise RegistryError(f"{whose}, MLflow's run {run.id}: {error}") from error
     at = ended.isoformat(timespec="milliseconds")  # so that no two policies have one origin
     origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
     try:
         policy = Policy.model_validate_json(tags[_TEXT])
     except (KeyError, ValidationError) as error:
         raise RegistryError(
-            f"{origin}, cannot be read (MLflow's run {run.info.run_id}): update soa-pipeline, or "
+            f"{origin}, cannot be read (MLflow's run {run.id}): update soa-pipeline, or "
             "set it again"
         ) from error
     if into is None or policy.reference is None:
         return Asked(policy, origin)
-    folder = into / run.info.run_id
+    folder = into / run.id
     folder.mkdir()
     name = Path(policy.reference).name
-    path = Path(client.download_artifacts(run.info.run_id, name, str(folder)))
+    with access.client() as client:
+        path = Path(client.download_artifacts(run.id, name, str(folder)))
     if (sha256 := digest_of(path)) != tags.get(_SHA256):
         raise RegistryError(f"{origin}: its reference set is not the file that was named")
     return Asked(policy, origin, ReferenceFile(path, sha256))

@@ -37,7 +37,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import RegistryError
-from registry.history.event_log import Event, History, Kind
+from registry.history.event_log import Event, History, HistoryWriter, Kind
 from registry.mlflow import (
     ANNEX,
     CHOSEN,
@@ -45,7 +45,9 @@ from registry.mlflow import (
     PROMOTION,
     ROLLED_BACK,
     TARGET,
+    ClientStore,
     Promotion,
+    Store,
     Version,
     models,
     tag_of,
@@ -74,21 +76,17 @@ def check_promotable(alias: str) -> None:
         )
 
 
-def as_settled(
-    client: MlflowClient, events: Sequence[Event], aliases: Mapping[str, int]
-) -> list[Event]:
+def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
     """The events, an open one as the next writer will close it."""
     return [
         event
         if event.state != "open"
-        else replace(event, state="done" if _happened(client, event, aliases) else "void")
+        else replace(event, state="done" if _happened(store, event, aliases) else "void")
         for event in events
     ]
 
 
-def promotions_of(
-    client: MlflowClient, history: History, version: Version, alias: str
-) -> list[Promotion]:
+def promotions_of(store: Store, history: History, version: Version, alias: str) -> list[Promotion]:
     """What `Reader.promotions` gives."""
     said = version.promotion(alias)
     if said is None:
@@ -98,7 +96,7 @@ def promotions_of(
     def happened(second: datetime | None) -> list[Promotion]:
         return [
             promotion_of(event)
-            for event in as_settled(client, history.promotions(second), aliases)
+            for event in as_settled(store, history.promotions(second), aliases)
             if (event.alias, event.version, event.state) == (alias, version.number, "done")
         ]
 
@@ -106,39 +104,32 @@ def promotions_of(
     return happened(said.time) or happened(None)
 
 
-def _happened(client: MlflowClient, event: Event, aliases: Mapping[str, int]) -> bool:
+def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
     """Whether an open event is to be completed, by the registry as it is; else it is void."""
     if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
-        tags = _tags(client, event.model, event.version) or {}
+        tags = _tags(store, event.model, event.version) or {}
         return all(tags.get(ANNEX + tag_of(t)) == digest for t, digest in event.annexes.items())
     if event.kind == "removal":
-        return _tags(client, event.model, event.version) is None
+        return _tags(store, event.model, event.version) is None
     return True
 
 
-def _tags(client: MlflowClient, model: str, number: int | None) -> Mapping[str, str] | None:
+def _tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
     """Of a version; None where there is no such."""
-    found = _version(client, model, number)
-    return None if found is None else dict(found.tags)
-
-
-def _version(client: MlflowClient, model: str, number: int | None) -> Any | None:
-    """MLflow's ModelVersion."""
-    try:
-        return client.get_model_version(model, str(number))
-    except Exception as error:
-        if models.has_code(error, "RESOURCE_DOES_NOT_EXIST"):
-            return None
-        raise
+    found = None if number is None else store.version(model, number)
+    return None if found is None else found.tags
 
 
 class ModelWriter:
     """Writes what belongs to one model, under its write lock. `settle` comes first."""
 
-    def __init__(self, client: MlflowClient, model: str, history: History, lock: WriteLock) -> None:
+    def __init__(
+        self, client: MlflowClient, model: str, history: HistoryWriter, lock: WriteLock
+    ) -> None:
         self.client, self.model, self.history, self.lock = client, model, history, lock
+        self._store = ClientStore(client)
         self.last = history.last()
         self.aliases = self._aliases()
 
@@ -160,7 +151,7 @@ class ModelWriter:
         if alias is not None:
             holder = before.get(alias)
             if holder is not None:
-                tags = _tags(self.client, self.model, holder) or {}
+                tags = _tags(self._store, self.model, holder) or {}
                 if DIGEST in tags:  # else not a version of ours
                     digests[f"{self.model}/{holder}"] = tags[DIGEST]
             if kind in _MOVES and holder != version.number:
@@ -191,12 +182,12 @@ class ModelWriter:
 
     def _was_let_in(self, number: int | None) -> bool:
         """Whether a gate let a version into production, as it is now."""
-        found = None if number is None else _version(self.client, self.model, number)
+        found = None if number is None else self._store.version(self.model, number)
         if found is None:
             return False
         try:
-            version = Version.from_mlflow(found, self.aliases)
-            history = promotions_of(self.client, self.history, version, PRODUCTION)
+            version = Version.of(found, self.aliases)
+            history = promotions_of(self._store, self.history, version, PRODUCTION)
             version.let_in(PRODUCTION, history)
         except RegistryError:
             return False
@@ -251,7 +242,7 @@ class ModelWriter:
 
     def _settle(self, opened: Event) -> None:
         self.aliases = self._aliases()
-        if _happened(self.client, opened, self.aliases):
+        if _happened(self._store, opened, self.aliases):
             self._finish(opened)
         else:
             self._unprepare(opened)
@@ -268,7 +259,7 @@ class ModelWriter:
         key, meant = f"{PROMOTION}{event.alias}", promotion_of(event)
         # Older writers named no version in the tag.
         older = replace(meant, model=None, number=None, digest=None)
-        tags = _tags(self.client, self.model, event.version) or {}
+        tags = _tags(self._store, self.model, event.version) or {}
         if tags.get(key) not in (meant.to_json(), older.to_json()):
             return
         before = self.promotion(event.version, event.alias)
@@ -283,9 +274,9 @@ class ModelWriter:
         for alias in event.after if event.kind in _MOVES else ():
             moves = event.before.get(alias) != event.after[alias]
             # It may have been deleted, by other means, since the event was written.
-            if moves and _tags(self.client, self.model, event.after[alias]) is not None:
+            if moves and _tags(self._store, self.model, event.after[alias]) is not None:
                 self._point(event, alias)
-        left = _tags(self.client, self.model, event.replaced) if event.kind == "rollback" else None
+        left = _tags(self._store, self.model, event.replaced) if event.kind == "rollback" else None
         if left is not None:
             text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
             self.tag(event.replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))

@@ -11,6 +11,12 @@ from .mlmodel import in_short as in_short
 from .mlmodel import is_frame as is_frame
 from .mlmodel import write_mlmodel as write_mlmodel
 from .shadow import ShadowRecord as ShadowRecord
+from .stored import ClientStore as ClientStore
+from .stored import RunQuery as RunQuery
+from .stored import Store as Store
+from .stored import StoredModel as StoredModel
+from .stored import StoredRun as StoredRun
+from .stored import StoredVersion as StoredVersion
 from .version import ANNEX as ANNEX
 from .version import CHOSEN as CHOSEN
 from .version import DIGEST as DIGEST

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
+from registry.mlflow.stored import ClientStore, Store
 from soa.errors import SoaPipelineError
 
 if TYPE_CHECKING:
@@ -89,25 +90,40 @@ class Access:
         return (Path(root).expanduser().absolute() / name).as_uri()
 
     @contextlib.contextmanager
+    def reading(self) -> Iterator[Store]:
+        """What only reads; inside, errors become RegistryErrors.
+
+        It asks the server or the tables directly where that is known to give what MLflow's client
+        gives, else that client. It never creates the store: ask `exists` first.
+        """
+        with self._asked(write=False), self._direct() as direct:
+            yield direct or ClientStore(self._connected())
+
+    @contextlib.contextmanager
     def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
         """MLflow's client, once the store has answered; inside, errors become RegistryErrors.
 
         May be nested, a reader in a writer: the outermost asks the store. A reader never creates
         the store: it asks `exists` first.
         """
+        # Standard output is the command's: MLflow would print there where to see an ended run.
+        quiet = _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true")
+        with self._asked(write), quiet:
+            if write and self.sqlite is not None and not self.sqlite.exists():
+                _create(self.sqlite)
+            yield self._connected()
+
+    @contextlib.contextmanager
+    def _asked(self, write: bool) -> Iterator[None]:
         nested = _inside.get()
         token = _inside.set(True)
         try:
-            # Standard output is the command's: MLflow would print there where to see an ended run.
-            with _silent.set(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true"):
-                if write and self.sqlite is not None:
-                    self.sqlite.parent.mkdir(parents=True, exist_ok=True)
-                if not nested:
-                    self._require_answer(write)
-                self._require_same_file()
-                if write and self.sqlite is not None and not self.sqlite.exists():
-                    _create(self.sqlite)
-                yield self._connected()
+            if write and self.sqlite is not None:
+                self.sqlite.parent.mkdir(parents=True, exist_ok=True)
+            if not nested:
+                self._require_answer(write)
+            self._require_same_file()
+            yield
         except SoaPipelineError:
             raise
         except Exception as error:
@@ -117,6 +133,19 @@ class Access:
             raise translated(error, self.shown) from error
         finally:
             _inside.reset(token)
+
+    def _direct(self) -> contextlib.AbstractContextManager[Store | None]:
+        """None where only MLflow's client can read the store."""
+        scheme = urlsplit(self.uri).scheme
+        if scheme in ("http", "https"):
+            from registry.mlflow.rest import open_server
+
+            return open_server(self.uri)
+        if scheme.partition("+")[0] in ("sqlite", "postgresql"):
+            from registry.mlflow.tables import open_tables
+
+            return open_tables(self.uri, self.sqlite, LOCK_WAIT_S)
+        return contextlib.nullcontext()
 
     def _connected(self) -> MlflowClient:
         if self._client is None:
@@ -140,11 +169,13 @@ class Access:
         status, what = 200, "database"
         try:
             if scheme in ("http", "https"):
-                import requests  # MLflow's own client, so proxies and certificates count as there
+                import requests
+
+                from registry.mlflow.rest import settings
 
                 what = "server"
                 health = f"{self.uri.rstrip('/')}/health"
-                status = requests.get(health, timeout=ANSWER_WAIT_S).status_code
+                status = requests.get(health, timeout=ANSWER_WAIT_S, **settings()).status_code
             elif scheme in _DEFAULT_PORTS and address.hostname is not None:  # else a socket file
                 where = (address.hostname, address.port or _DEFAULT_PORTS[scheme])
                 socket.create_connection(where, ANSWER_WAIT_S).close()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow.access import Access
+    from registry.mlflow.stored import Store, StoredModel
 
 
 def model_of(client: MlflowClient, name: str) -> Any | None:
@@ -40,38 +41,35 @@ def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[
             return found
 
 
-def mlflow_versions(client: MlflowClient, name: str) -> list[Any]:
-    return all_pages(client.search_model_versions, f"name = '{name}'")
-
-
-def our_versions(client: MlflowClient, model: Any) -> list[Version]:
-    aliases = aliases_of(model)
-    found = [v for v in mlflow_versions(client, model.name) if DIGEST in v.tags]
-    return sorted((Version.from_mlflow(v, aliases) for v in found), key=lambda v: v.number)
-
-
-def registered(client: MlflowClient, name: str, digest: str) -> Version | None:
-    """The version of ours that has a digest."""
-    model = model_of(client, name)
-    found = [] if model is None else our_versions(client, model)
-    return next((version for version in found if version.digest == digest), None)
-
-
 def aliases_of(model: Any) -> dict[str, int]:
+    """Of MLflow's RegisteredModel."""
     return {str(alias): int(number) for alias, number in model.aliases.items()}
 
 
-def experiment_of(access: Access, client: MlflowClient, name: str) -> str | None:
+def our_versions(store: Store, model: StoredModel) -> list[Version]:
+    """Oldest first."""
+    found = [v for v in store.versions(model.name) if DIGEST in v.tags]
+    return sorted((Version.of(v, model.aliases) for v in found), key=lambda v: v.number)
+
+
+def registered(store: Store, name: str, digest: str) -> Version | None:
+    """The version of ours that has a digest."""
+    model = store.model(name)
+    found = [] if model is None else our_versions(store, model)
+    return next((version for version in found if version.digest == digest), None)
+
+
+def experiment_of(access: Access, store: Store, name: str) -> str | None:
     """The id of a model's experiment, or None; a deleted one is an error that says what to do."""
-    found = client.get_experiment_by_name(name)
+    found = store.experiment(name)
     if found is None:
         return None
-    if found.lifecycle_stage != "active":
+    if not found.active:
         raise RegistryError(
             f"registry {access.shown}: MLflow's experiment {name!r} is deleted: restore "
-            f"it with 'mlflow experiments restore -x {found.experiment_id}'"
+            f"it with 'mlflow experiments restore -x {found.id}'"
         )
-    return str(found.experiment_id)
+    return found.id
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -11,13 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
-from registry.bundle import TARGET_PATTERN
 from registry.errors import NotPromotedError, RegistryError
 from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
+from registry.ref import TARGET_PATTERN
 from soa.files import as_record, parse_json
+
+if TYPE_CHECKING:
+    from registry.mlflow.stored import StoredVersion
 
 DIGEST = "digest"
 TARGET = "target."
@@ -179,25 +182,24 @@ class Version:
             raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
 
     @classmethod
-    def from_mlflow(cls, found: Any, aliases: Mapping[str, int]) -> Version:
-        """From an `mlflow.entities.model_registry.ModelVersion` and the model's aliases."""
-        tags = {str(key): str(value) for key, value in found.tags.items()}
-        number = int(found.version)
+    def of(cls, found: StoredVersion, aliases: Mapping[str, int]) -> Version:
+        """`aliases`: those of the model."""
+        number, tags = found.number, dict(found.tags)
         if DIGEST not in tags:
             raise RegistryError(
                 f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
             )
         return cls(
-            name=str(found.name),
+            name=found.name,
             number=number,
             digest=tags[DIGEST],
             aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
             targets=_by_target(tags, TARGET),
             chosen=_by_target(tags, CHOSEN),
             annexes=_by_target(tags, ANNEX),
-            created=datetime.fromtimestamp(found.creation_timestamp / 1000, UTC),
+            created=datetime.fromtimestamp(found.created / 1000, UTC),
             run_id=found.run_id or None,
-            source=str(found.source),
+            source=found.source,
             tags=MappingProxyType(tags),
         )
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from registry import trust
 from registry.bundle import Annex, Bundle, attach, open_folder
@@ -22,6 +21,8 @@ from registry.history import policies as policy_store
 from registry.mlflow import (
     Access,
     Promotion,
+    Store,
+    StoredModel,
     Version,
     models,
 )
@@ -30,9 +31,6 @@ from registry.ref import NAME_PATTERN, Ref, parse_ref
 from registry.store import artifacts
 from registry.store.cache import Cache, cache_root
 from registry.trust import Trusted
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
 
 
 @dataclass(frozen=True)
@@ -54,27 +52,30 @@ class Reader(Access):
         if not self.exists:
             return []
         found = []
-        with self.client() as client:
-            for model in models.all_pages(client.search_registered_models):
+        with self.reading() as store:
+            for model in store.models():
                 # One of another name cannot be ours, whatever was copied into it.
                 named = re.fullmatch(NAME_PATTERN, model.name)
-                if ours := models.our_versions(client, model) if named else []:
-                    text, aliases = model.description or "", models.aliases_of(model)
-                    found.append(ModelSummary(model.name, text, len(ours), ours[-1], aliases))
+                if ours := models.our_versions(store, model) if named else []:
+                    found.append(
+                        ModelSummary(
+                            model.name, model.description, len(ours), ours[-1], model.aliases
+                        )
+                    )
         return sorted(found, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
         """All versions of ours of a model, oldest first."""
-        with self._model(name) as (client, model):
-            return models.our_versions(client, model)
+        with self._model(name) as (store, model):
+            return models.our_versions(store, model)
 
     def find(self, ref: str | Ref) -> Version:
         """`name/3`, `name@alias`, or `name` for the latest version."""
         wanted = parse_ref(ref) if isinstance(ref, str) else ref
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted.name) as (client, model):
-            aliases = models.aliases_of(model)
+        with self._model(wanted.name) as (store, model):
+            aliases = model.aliases
             if wanted.alias is not None and wanted.alias not in aliases:
                 have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
@@ -82,15 +83,15 @@ class Reader(Access):
                 )
             number = wanted.version if wanted.alias is None else aliases[wanted.alias]
             if number is None:
-                ours = models.our_versions(client, model)
+                ours = models.our_versions(store, model)
                 if not ours:
                     raise NotFoundError(f"{wanted}: the model has no versions")
                 return ours[-1]
-            there = {int(v.version): v for v in models.mlflow_versions(client, wanted.name)}
+            there = {version.number: version for version in store.versions(wanted.name)}
             if number not in there:
                 have = models.ranges(sorted(there))
                 raise NotFoundError(f"{wanted}: no such version; there are: {have}")
-            return Version.from_mlflow(there[number], aliases)
+            return Version.of(there[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:
         """The version's bundle folder itself, where the artifact store is a folder on this host."""
@@ -146,12 +147,12 @@ class Reader(Access):
 
         One that a killed writer left open is given as the next writer will close it.
         """
-        with self._model(name) as (client, model):
-            experiment = models.experiment_of(self, client, name)
+        with self._model(name) as (store, model):
+            experiment = models.experiment_of(self, store, name)
             if experiment is None:
                 return []
-            events = History(client, experiment, name).events()
-            return as_settled(client, events, models.aliases_of(model))
+            events = History(store, experiment, name).events()
+            return as_settled(store, events, model.aliases)
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
         """The promotions of this version to `alias`, oldest first, from the history of its model.
@@ -161,26 +162,26 @@ class Reader(Access):
         """
         if version.promotion(alias) is None or not self.exists:
             return []
-        with self.client() as client:
-            experiment = client.get_experiment_by_name(version.name)  # deleted ones are read too
+        with self.reading() as store:
+            experiment = store.experiment(version.name)  # deleted ones are read too
             if experiment is None:
                 return []
-            history = History(client, experiment.experiment_id, version.name)
-            return promotions_of(client, history, version, alias)
+            history = History(store, experiment.id, version.name)
+            return promotions_of(store, history, version, alias)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
         """What this registry asks for: of every model, and of `model`."""
-        return policy_store.kept(self, model, into)
+        return policy_store.kept(self, None if model is None else Ref(model).name, into)
 
     @contextlib.contextmanager
-    def _model(self, name: str) -> Iterator[tuple[MlflowClient, Any]]:
-        """MLflow's client and its RegisteredModel, or a NotFoundError that lists the models."""
+    def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:
+        """The store and the model in it, or a NotFoundError that lists the models."""
         name = Ref(name).name
         if not self.exists:
             raise NotFoundError(f"{name}: nothing is registered in {self.shown} yet")
-        with self.client() as client:
-            model = models.model_of(client, name)
+        with self.reading() as store:
+            model = store.model(name)
             if model is None:
                 have = ", ".join(summary.name for summary in self.list()) or "none"
                 raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {have}")
-            yield client, model
+            yield store, model

@@ -23,7 +23,7 @@ from registry.history import (
     PREVIOUS,
     PRODUCTION,
     Event,
-    History,
+    HistoryWriter,
     ModelWriter,
     check_promotable,
     write_lock,
@@ -32,6 +32,7 @@ from registry.history import policies as policy_store
 from registry.mlflow import (
     ORIGIN,
     SHADOW,
+    ClientStore,
     ShadowRecord,
     Version,
     description,
@@ -92,8 +93,9 @@ class Registry(Reader):
         # Without the annexes that lie in its folder: they were built for another version.
         bundle = attach(Bundle.open(bundle.path, verify=False), annexes)
         with self.client(write=True) as client:
+            store = ClientStore(client)
             with write_lock(self, client, model):
-                known = models.registered(client, model, bundle.digest)
+                known = models.registered(store, model, bundle.digest)
                 experiment = self.experiment(client, model)
             if known is not None:
                 return known
@@ -101,12 +103,12 @@ class Registry(Reader):
             try:
                 source = upload.upload(client, run, bundle)
                 with write_lock(self, client, model) as lock:
-                    known = models.registered(client, model, bundle.digest)
+                    known = models.registered(store, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
                     upload.require_open(self, client, run, bundle)
-                    if models.model_of(client, model) is None:
+                    if store.model(model) is None:
                         client.create_registered_model(
                             model,
                             description=in_markdown(bundle.manifest.description)[:5000] or None,
@@ -273,9 +275,9 @@ class Registry(Reader):
             self.client(write=True) as client,
             write_lock(self, client, name) as lock,
         ):
-            if models.model_of(client, name) is None:
+            if ClientStore(client).model(name) is None:
                 self.find(Ref(name))  # says which models there are
-            history = History(client, self.experiment(client, name), name)
+            history = HistoryWriter(client, self.experiment(client, name), name)
             writer = ModelWriter(client, name, history, lock)
             writer.settle()
             yield writer
@@ -291,7 +293,7 @@ class Registry(Reader):
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of MLflow's experiment of a model, made if there is none."""
-        found = models.experiment_of(self, client, name)
+        found = models.experiment_of(self, ClientStore(client), name)
         if found is not None:
             return found
         location = self.artifact_location(name)

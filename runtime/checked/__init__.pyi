@@ -1,8 +1,8 @@
-from .comparison import Deviation as Deviation
 from .comparison import Tolerance as Tolerance
 from .comparison import combine as combine
 from .comparison import compare as compare
 from .comparison import default_tolerance as default_tolerance
+from .deviation import Deviation as Deviation
 from .poison import PoisonedRun as PoisonedRun
 from .poison import poisoned_run as poisoned_run
 from .poison import same_answers as same_answers

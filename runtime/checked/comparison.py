@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
-
 import torch
 
 from registry.bundle import Tolerance as Tolerance
+from runtime.checked.deviation import Deviation
 
 # Integers of the width of each floating type, to count units in the last place.
 _INTEGER_OF = {
@@ -16,31 +14,6 @@ _INTEGER_OF = {
     torch.float32: torch.int32,
     torch.float64: torch.int64,
 }
-
-
-@dataclass(frozen=True)
-class Deviation:
-    """One output against the reference, over all its elements.
-
-    `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
-    integers). `argmax` is the fraction of rows whose largest element is in the same place (None
-    where it is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity
-    that the reference does not have.
-    """
-
-    elements: int
-    max_abs: float
-    max_rel: float
-    outside: float
-    nonfinite_mismatches: int
-    ulp_p50: float | None
-    ulp_p99: float | None
-    ulp_max: float | None
-    argmax: float | None
-    worst_row: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def compare(

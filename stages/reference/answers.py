@@ -25,10 +25,10 @@ from soa.memory import Collection, Device
 from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
+from stages.reference.finite import Case, label
 from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_every_kind
 
 Arrays = dict[str, dict[str, torch.Tensor]]
-Case = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,6 @@ def read_tensors(
             return stored.metadata() or {}, tensors
     except (OSError, SafetensorError, ValueError) as error:
         raise ReferenceDataError(f"{path} is not {what}: {error}") from error
-
-
-def label(case: Case) -> str:
-    """`n=33`, or `nodes=5,edges=20`."""
-    return ",".join(f"{dim}={n}" for dim, n in case.items())
 
 
 TILES = (64, 256, 1024, 4096, 16384)

@@ -15,7 +15,8 @@ from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Case, Edge, compute_reference
+from stages.reference.answers import Arrays, Edge, compute_reference
+from stages.reference.finite import Case
 from stages.reference.offsets import inputs_at
 
 _ROWS = 37

@@ -16,12 +16,12 @@ from soa.signature import Signature
 from stages.errors import ReferenceDataError
 from stages.reference.answers import (
     Arrays,
-    Case,
     Reference,
     check_inputs,
     compute_reference,
     read_tensors,
 )
+from stages.reference.finite import Case
 
 _WINDOWS = 64  # of further rows, at most
 

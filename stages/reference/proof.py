@@ -9,105 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
-from registry.bundle import Bundle
-from soa.dtypes import torch_dtype
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
-from stages.reference.answers import Case, Reference, eager_outputs, label, row_major_inputs
+from stages.reference.answers import Reference, eager_outputs, row_major_inputs
+from stages.reference.finite import CURE, Case, label
 
 # Row counts to ask at where two rows show nothing: for rare values, and for rarer ones.
 _ROWS, _MORE_ROWS = 32, 1000
 
-_CURE = (
-    "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
-    "reference: factory)"
-)
-
 Member = tuple[str, str]  # collection, column
-
-
-@dataclass(frozen=True)
-class Nonfinite:
-    """How many of one output's reference values are NaN or infinite, at the sizes with rows.
-
-    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` names
-    a size at which no value is finite.
-    """
-
-    output: str
-    by_size: dict[str, tuple[int, int]]
-    first: str = ""
-    empty: str = ""
-
-    @property
-    def count(self) -> int:
-        return sum(bad for bad, _ in self.by_size.values())
-
-    @property
-    def values(self) -> int:
-        return sum(total for _, total in self.by_size.values())
-
-    @property
-    def share(self) -> float:
-        return self.count / max(1, self.values)
-
-
-def count_nonfinite(signature: Signature, reference: Reference) -> tuple[Nonfinite, ...]:
-    """For each output, without the sizes of no rows in a dimension: a mean of none is NaN."""
-    return tuple(_count(signature, bound, reference) for bound in signature.outputs)
-
-
-def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
-    """The same of a version's stored reference, and what it is noted not to show."""
-    signature = Signature.from_dict(bundle.manifest.signature)
-    reference = Reference.load(bundle.file(bundle.manifest.reference), signature)
-    return count_nonfinite(signature, reference), reference.notes
-
-
-def _count(signature: Signature, bound: BoundBlock, reference: Reference) -> Nonfinite:
-    layout = signature.layouts[bound.block.collection]
-    columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
-    dtype = torch_dtype(bound.plan.dtypes[0])
-    by_size: dict[str, tuple[int, int]] = {}
-    first = empty = ""
-    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
-        if not all(case.values()):
-            continue
-        # In the columns' own dtype: what they cannot hold is infinite there.
-        value = outputs[bound.name].to(dtype).reshape(-1, len(columns))
-        finite = value.isfinite() if dtype.is_floating_point else value == value
-        bad = int((~finite).sum())
-        by_size[label(case)] = (bad, value.numel())
-        if bad and not first:
-            row, column = (~finite).nonzero()[0].tolist()
-            first = f"column {columns[column]!r}, row {row} at {label(case)}"
-        if bad == value.numel() and not empty:
-            empty = label(case)
-    return Nonfinite(bound.name, by_size, first, empty)
-
-
-def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
-    """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
-    for one in found:
-        few = one.share <= limit
-        if few and not one.empty:
-            continue
-        none = f", no value at all is finite at {one.empty}" if one.empty else ""
-        cure = _CURE
-        if few:
-            cure += ", or another reference: seed"
-        elif not one.empty:
-            cure += ", or raise reference: nonfinite"
-        return (
-            f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
-            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {one.first}: "
-            f"{cure}"
-        )
-    return None
 
 
 def weaknesses(
@@ -131,7 +44,7 @@ def weaknesses(
         )
         raise ReferenceDataError(
             f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
-            f"would pass: {_CURE}"
+            f"would pass: {CURE}"
         )
     notes = [f"input column {_name(c)} is the same in every row" for c in constant]
     notes += [

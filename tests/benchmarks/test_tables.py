@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.plot import save_plot
 from benchmarks.table import WIDTH, Cell, Panel, print_panels, race_panel
-from stages.benchmark import Timing
+from stages.reports import Timing
 
 RACES = {
     n: {"ours": Timing(n * 1.0, n * 0.9, n * 1.2, 7), "theirs": Timing(n * 3.0, n * 2.0, n * 4, 7)}

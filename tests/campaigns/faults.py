@@ -269,9 +269,15 @@ FAULTS = (
     ),
     Fault(
         "a policy whose setting was killed counts",
-        """f"tags.`{_SCOPE}` = '{model or _EVERY_MODEL}' AND attributes.status = 'FINISHED'",""",
-        """f"tags.`{_SCOPE}` = '{model or _EVERY_MODEL}'",""",
+        'scope, status="FINISHED", order="end_time DESC"',
+        'scope, order="end_time DESC"',
         ("test_a_policy_whose_setting_was_killed_asks_for_nothing",),
+    ),
+    Fault(
+        "a version that was deleted is read from the tables",
+        "AND v.current_stage <> 'Deleted_Internal'",
+        "",
+        ("test_sqlite",),
     ),
     Fault(
         "an event may be older than the one before it",

@@ -31,7 +31,8 @@ from pipeline.config.assemble import reference_inputs, source_of
 from registry.store.registry import Registry
 from soa.signature import Signature
 from stages.model.source import build_model
-from stages.reference.answers import Arrays, Case, eager_outputs, make_cases, row_major_inputs
+from stages.reference.answers import Arrays, eager_outputs, make_cases, row_major_inputs
+from stages.reference.finite import Case
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "zoo"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))

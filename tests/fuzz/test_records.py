@@ -48,6 +48,7 @@ from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
 from registry.mlflow.description import page
+from registry.mlflow.stored import StoredRun, StoredVersion
 from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
 from registry.store.lookups import Lookup, LookupCache, _digest
@@ -59,8 +60,7 @@ from runtime.opening.target_choice import choose
 from runtime.opening.trust import require_promoted, require_vouched, usable_annexes
 from serving.triton.merging import preferred_sizes, why_merging_does_not_pay
 from soa.signature import Signature
-from stages.benchmark import BenchmarkReport, Timing
-from stages.validate import CaseReport, ValidationReport
+from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import (
     altered,
     altered_json,
@@ -285,12 +285,8 @@ EVENT = {
 }  # fmt: skip
 
 
-def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> Any:
-    """A run of MLflow's, as its store would give it."""
-    from mlflow.entities import Run, RunData, RunInfo, RunTag
-
-    info = RunInfo("run", "1", "ada", status, milliseconds, milliseconds, "active")
-    return Run(info, RunData(tags=[RunTag(*item) for item in tags.items()]))
+def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> StoredRun:
+    return StoredRun("run", status, milliseconds, milliseconds, tags)
 
 
 def cut(content: bytes) -> dict[str, str]:
@@ -331,14 +327,8 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 
 
 def version_with(tags: Mapping[str, str]) -> Version:
-    from mlflow.entities.model_registry import ModelVersion, ModelVersionTag
-
-    every = [
-        ModelVersionTag(*item)  # type: ignore[no-untyped-call]
-        for item in ({"digest": DIGEST} | dict(tags)).items()
-    ]
-    found = ModelVersion("jets", "1", 1, source="/nowhere", run_id="run", tags=every)
-    return Version.from_mlflow(found, {"staging": 1})
+    found = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
+    return Version.of(found, {"staging": 1})
 
 
 RESOLVED = {

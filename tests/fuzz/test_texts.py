@@ -36,8 +36,7 @@ from registry.promotion import Decision
 from registry.store.registry import Registry
 from soa.errors import SoaPipelineError
 from soa.text import in_html, in_markdown, logger, plain
-from stages.benchmark import BenchmarkReport, Timing
-from stages.validate import ValidationReport
+from stages.reports import BenchmarkReport, Timing, ValidationReport
 from tests.fuzz.hostile import TEXTS, printed, require_plain, texts
 from tests.fuzz.test_records import DIGEST, MANIFEST, V3, compared, opened
 from tests.models import bundles

@@ -14,7 +14,8 @@ from runtime.session.session import Session
 from soa import Block, Collection, Layout, RowRange, Signature, column
 from stages.capture import Capture, Route, capture
 from stages.compile import artifact_file
-from stages.reference.answers import Arrays, Case, Reference, random_inputs
+from stages.reference.answers import Arrays, Reference, random_inputs
+from stages.reference.finite import Case
 from stages.validate import validate_session
 from tests.models.mlps import CLASSES, FEATURES
 

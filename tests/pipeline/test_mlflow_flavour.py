@@ -31,7 +31,8 @@ from runtime.errors import LoadError
 from runtime.loader import load
 from runtime.session.session import Session
 from soa.signature import Signature
-from stages.reference.answers import Case, Reference
+from stages.reference.answers import Reference
+from stages.reference.finite import Case
 from tests.models import detector, served
 from tests.models.building import reference_collections
 from tests.models.mlflow_server import free_port

@@ -11,10 +11,6 @@ import torch
 
 from runtime.session.session import Session
 from stages.benchmark import (
-    COPIES,
-    EAGER,
-    BenchmarkReport,
-    Timing,
     benchmark,
     benchmark_cases,
     benchmark_targets,
@@ -24,6 +20,7 @@ from stages.benchmark import (
 )
 from stages.choice import choose_by_rows, fastest_overall
 from stages.reference.answers import filled_collections
+from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 from tests.models import detector, rogues
 from tests.models.building import Built, mlp_signature
 from tests.models.detector import Detector

@@ -19,7 +19,8 @@ from stages.compile import Compiled
 from stages.errors import StageError
 from stages.package import TargetResult, package
 from stages.reference.answers import Reference
-from stages.validate import ValidationReport, validate_session
+from stages.reports import ValidationReport
+from stages.validate import validate_session
 from tests.models.building import Built
 
 TARGET = str(Target.parse("cpu"))

@@ -19,7 +19,8 @@ from soa import Block, Layout, RowRange, Signature, column, opaque
 from stages.benchmark import benchmark
 from stages.capture import capture
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import ValidationReport, validate_candidate, validate_session
+from stages.reports import ValidationReport
+from stages.validate import validate_candidate, validate_session
 from tests.models import mlps, rogues
 from tests.models.building import ENGINES, Built, build, mlp_signature
 from tests.models.forked import ended

@@ -11,6 +11,7 @@ from registry import Registry
 from registry.bundle.bundle import SIGNATURE
 from registry.history.event_log import Event, gaps
 from registry.housekeeping.garbage import collect
+from registry.mlflow import ClientStore
 from registry.mlflow.models import aliases_of, all_pages
 from registry.mlflow.version import tag_of
 from registry.store.artifacts import annex_place
@@ -193,7 +194,7 @@ def _raw(registry: Registry, name: str) -> list[Event]:
     with registry.client() as client:
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
-        return History(client, experiment.experiment_id, name).events()
+        return History(ClientStore(client), experiment.experiment_id, name).events()
 
 
 def _aliases(registry: Registry, name: str) -> dict[str, int]:

@@ -11,7 +11,14 @@ import pytest
 
 from registry import Decision, PromotionRefused, Registry, RegistryError, Version
 from registry.errors import NotPromotedError
-from registry.history.event_log import Event, History, aliases_at, approvers, gaps, promoted_since
+from registry.history.event_log import (
+    Event,
+    HistoryWriter,
+    aliases_at,
+    approvers,
+    gaps,
+    promoted_since,
+)
 from tests.models.mlflow_server import client_of
 
 SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
@@ -199,7 +206,7 @@ def test_a_run_that_somebody_deleted_still_counts(
 
 def test_a_clock_that_is_behind(registry: Registry, three: list[Version]) -> None:
     client = client_of(registry)
-    history = History(client, "1", "jets")
+    history = HistoryWriter(client, "1", "jets")
     first = history.append(Event("approval", "jets", {}, {}, version=1, approver="Ada"), None)
     ahead = replace(first, time=datetime.now(UTC) + timedelta(hours=1))
     second = history.append(Event("approval", "jets", {}, {}, version=2, approver="Bob"), ahead)

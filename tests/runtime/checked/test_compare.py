@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checked.comparison import Deviation, Tolerance, combine, compare, default_tolerance
+from runtime.checked.comparison import Tolerance, combine, compare, default_tolerance
+from runtime.checked.deviation import Deviation
 
 NAN, INF = float("nan"), float("inf")
 LOOSE = Tolerance(0.1, 0.0)

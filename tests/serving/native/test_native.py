@@ -15,7 +15,8 @@ from serving.native.artifact import Backend, Native, ProgramExecutable, make_nat
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
 from stages.reference.answers import Reference
-from stages.validate import ValidationReport, validate_session
+from stages.reports import ValidationReport
+from stages.validate import validate_session
 from tests.models import served
 from tests.models.building import Built, build
 

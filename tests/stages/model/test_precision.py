@@ -23,7 +23,8 @@ from stages.capture import Capture, capture
 from stages.compile import compile_here
 from stages.model.precision import Precision, check_precision, in_precision, tf32_switches
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import ValidationReport, validate_session
+from stages.reports import ValidationReport
+from stages.validate import validate_session
 from tests.models import mlps
 from tests.models.building import mlp_signature
 from tests.models.project import CONFIG, TARGETS, write_project

@@ -16,11 +16,11 @@ from stages.reference.answers import (
     Reference,
     check_inputs,
     compute_reference,
-    label,
     make_cases,
     random_inputs,
     row_major_inputs,
 )
+from stages.reference.finite import label
 from tests.models import detector
 from tests.models.building import mlp_signature
 from tests.models.rogues import Triple

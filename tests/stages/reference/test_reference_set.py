@@ -19,7 +19,8 @@ from soa.layout import Layout, column
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.reference import more_rows, read_rows, read_set, windows
-from stages.validate import ValidationReport, validate_here
+from stages.reports import ValidationReport
+from stages.validate import validate_here
 from tests.models.project import TARGET, Built
 
 

@@ -1,0 +1,190 @@
+"""What it takes to start: `python -m benchmarks.start`.
+
+A model of one engine, `lanes`, is built, promoted and pulled into a folder that goes at the end.
+Each row of the table is a process of its own, from its beginning to its end: Python, all imports,
+and a command's answer, or a session and its first answer on 1,000 rows. Three figures: seconds by
+the clock, seconds of the processor (of the process and its children, user and system), and the most
+memory; the medians of N processes (7), which take turns row by row.
+
+`--of`: the modules of another checkout are timed, on the same version; its native library has to be
+built. `--runtime`: a Python that has soa-runtime; by default this one, on this checkout's modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROWS = 1000
+
+CONFIG = f"""
+name: start
+model: {{factory: {Path(__file__).with_name("subject.py")}:Mlp, kwargs: {{features: 8}}}}
+collections:
+  rows: {{columns: [{{name: x0 .. x7, dtype: float32}}]}}
+  answers: {{columns: [{{name: p, dtype: float32}}, {{name: q, dtype: float32}},
+                      {{name: r, dtype: float32}}]}}
+inputs: [{{name: x, collection: rows, columns: [x0 .. x7]}}]
+outputs: [{{name: p, collection: answers, columns: [p, q, r]}}]
+rows: {{n: {{max: 4096, typical: [10, {ROWS}]}}}}
+engines: [lanes]
+"""
+
+ANSWER = """
+import {package}
+session = {package}.load({ref!r}{options})
+given = {{name: session.collection(name, {rows}) for name in session.signature.input_collections}}
+made = {{name: session.collection(name, {rows}) for name in session.signature.output_collections}}
+session.run(given, made)
+"""
+
+
+@dataclass(frozen=True)
+class Took:
+    """One process: seconds by the clock, seconds of the processor, MB at most."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Start:
+    """A row: what a Python is given to run, and where it finds our modules."""
+
+    python: str
+    arguments: tuple[str, ...]
+    modules: Path | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.start")
+    parser.add_argument("--of", type=Path, default=ROOT, metavar="CHECKOUT")
+    parser.add_argument("--runtime", metavar="PYTHON")
+    parser.add_argument("--processes", type=int, default=7, metavar="N")
+    asked = parser.parse_args()
+
+    with tempfile.TemporaryDirectory(prefix="soa-start-") as name:
+        folder = Path(name)
+        # Elsewhere: what this process holds would count as memory of those that it starts.
+        made = "import sys, benchmarks.start as s; s.prepare(s.Path(sys.argv[1]))"
+        subprocess.run([sys.executable, "-c", made, name], cwd=ROOT, check=True)
+        starts = rows(folder, asked.of.absolute(), asked.runtime)
+        found: dict[str, list[Took]] = {row: [] for row in starts}
+        for turn in range(asked.processes + 1):
+            for row, start in starts.items():
+                took = timed(start, folder)
+                if turn:  # the first brings the files into memory, and fills the cache
+                    found[row].append(took)
+    from benchmarks.table import print_machine
+    from pipeline.report.tables import console, new_table
+
+    print_machine()
+    table = new_table("a process, from its beginning to its end", "", "clock", "processor", "most")
+    for row, each in found.items():
+        clock, cpu = (statistics.median(getattr(t, of) for t in each) for of in ("wall", "cpu"))
+        memory = statistics.median(t.memory for t in each)
+        table.add_row(row, f"{clock:.2f} s", f"{cpu:.2f} s", f"{memory:.0f} MB")
+    console().print(table)
+
+
+def prepare(folder: Path) -> None:
+    """A registry with start/1 in production, that version in a folder, and a file of rows."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from pipeline.building import run
+    from pipeline.promotion import pull
+    from registry.promotion import Decision
+    from registry.store import Registry
+
+    registry = Registry(f"sqlite:///{folder}/registry/registry.db")
+    (folder / "config.yaml").write_text(CONFIG)
+    version = run(folder / "config.yaml", registry, work=folder / "work").version
+    passed = [Decision("none", True, "", "", "for a benchmark")]
+    registry.promote(version, "production", passed)
+    pull(registry, "start@production", folder / "pulled")
+    values = np.random.default_rng(1).random((8, ROWS), dtype=np.float32)
+    columns = {f"x{i}": column for i, column in enumerate(values)}
+    pq.write_table(pa.table(columns), folder / "rows.parquet")
+
+
+def rows(folder: Path, modules: Path, runtime: str | None) -> dict[str, Start]:
+    """By name, in the order in which they run: `explain` reads what `apply` wrote."""
+
+    def answer(package: str, ref: str, options: str = "") -> tuple[str, str]:
+        code = ANSWER.format(package=package, ref=ref, options=options, rows=ROWS)
+        return ("-c", code)
+
+    def command(*words: str) -> tuple[str, ...]:
+        return ("-m", "pipeline", *words)
+
+    cached = ", lookup='prefer-cache', max_age_s=1e6"
+    ours = {
+        "python": ("-c", ""),
+        "import numpy": ("-c", "import numpy"),
+        "import torch": ("-c", "import torch"),
+        "pipeline --help": command("--help"),
+        "pipeline ls": command("ls"),
+        "pipeline show": command("show", "start/1"),
+        "pipeline history": command("history", "start"),
+        "pipeline policy": command("policy"),
+        f"pipeline apply, {ROWS:,} rows": command(
+            "apply",
+            "start@production",
+            f"{folder}/rows.parquet",
+            "--out",
+            f"{folder}/scored",
+            "--force",
+        ),
+        "pipeline explain": command("explain", f"{folder}/scored/rows.parquet"),
+        "pipeline.load(NAME@production)": answer("pipeline", "start@production"),
+        "the same, from the cache": answer("pipeline", "start@production", cached),
+        "pipeline.load(FOLDER)": answer("pipeline", f"{folder}/pulled"),
+    }
+    found = {row: Start(sys.executable, given, modules) for row, given in ours.items()}
+    given = answer("soa_runtime", f"{folder}/pulled")
+    here = None if runtime else modules / "packages" / "soa-runtime"
+    found["soa_runtime.load(FOLDER)"] = Start(runtime or sys.executable, given, here)
+    return found
+
+
+def timed(start: Start, folder: Path) -> Took:
+    """Run it once; SystemExit with what it said where it fails."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    clean |= {
+        "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry/registry.db",
+        "PIPELINE_CACHE": str(folder / "cache"),
+    }
+    if start.modules is not None:
+        clean["PYTHONPATH"] = str(start.modules)
+    said = folder / "said"
+    with said.open("wb") as log:
+        begun = time.perf_counter()
+        child = os.posix_spawn(
+            start.python,
+            (start.python, "-P", *start.arguments),  # no module of the working folder
+            clean,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
+                (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
+            ],
+        )
+        _, status, used = os.wait4(child, 0)
+        wall = time.perf_counter() - begun
+    if status:
+        raise SystemExit(f"{' '.join(start.arguments)}: {said.read_text()[-2000:]}")
+    return Took(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""A `Store` by the public REST API of an MLflow server.
+
+Requests go out as MLflow's client sends them: `requests` with the same retries, and with MLflow's
+variables (MLFLOW_TRACKING_USERNAME, _PASSWORD, _TOKEN, _INSECURE_TLS, _SERVER_CERT_PATH,
+_CLIENT_CERT_PATH, MLFLOW_HTTP_REQUEST_*), its file `~/.mlflow/credentials`, and the proxies and
+certificates that `requests` takes from the environment. What needs code of MLflow or of its plugins
+(see `open_server`) is left to MLflow's client.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from registry.errors import RegistryError
+from registry.mlflow.stored import (
+    PAGE,
+    PROMPT,
+    RunQuery,
+    StoredExperiment,
+    StoredModel,
+    StoredRun,
+    StoredVersion,
+)
+
+_API = "api/2.0/mlflow"
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+_PASSING = (408, 429, 500, 502, 503, 504)  # MLflow's client asks again
+_OURS_NOT = (
+    "MLFLOW_TRACKING_AUTH",
+    "MLFLOW_TRACKING_AWS_SIGV4",
+    "MLFLOW_WORKSPACE",
+    "MLFLOW_ENABLE_WORKSPACES",
+    "DATABRICKS_RUNTIME_VERSION",
+)
+_PLUGINS = (
+    "mlflow.request_header_provider",
+    "mlflow.tracking_store",
+    "mlflow.model_registry_store",
+)
+_TRUE = ("true", "1")
+
+
+class RestError(OSError):
+    """The server refused a request. `error_code`: MLflow's word for it."""
+
+    def __init__(self, text: str, error_code: str) -> None:
+        super().__init__(text)
+        self.error_code = error_code
+
+
+def _needs_mlflow() -> bool:
+    insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
+    if insecure and os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"):
+        return True  # a mistake, which MLflow words
+    if any(os.environ.get(name) for name in _OURS_NOT):
+        return True
+    return any(entry_points(group=group) for group in _PLUGINS)
+
+
+@contextlib.contextmanager
+def open_server(uri: str) -> Iterator[RestStore | None]:
+    """None where requests need more than this file knows: an authentication plugin, signatures of
+    AWS, workspaces, headers or stores that a plugin of MLflow provides."""
+    if _needs_mlflow():
+        yield None
+        return
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+
+    most = int(_number("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 7))
+    retries = Retry(
+        total=most, connect=most, read=most, redirect=most, status=most,
+        status_forcelist=_PASSING,
+        allowed_methods=None,
+        backoff_factor=_number("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", 2),
+        backoff_jitter=_number("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", 1),
+        respect_retry_after_header=_is_true("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "true"),
+    )  # fmt: skip
+    with requests.Session() as session:
+        for scheme in ("http://", "https://"):
+            session.mount(scheme, HTTPAdapter(max_retries=retries))
+        yield RestStore(session, uri)
+
+
+class RestStore:
+    """A `Store` by requests."""
+
+    def __init__(self, session: Any, uri: str) -> None:
+        self._session, self._uri = session, uri.rstrip("/")
+        self._how = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
+
+    def model(self, name: str) -> StoredModel | None:
+        found = self._get("registered-models/get", name=name)
+        if found is None or PROMPT in _tags(found["registered_model"]):
+            return None
+        return _model(found["registered_model"])
+
+    def models(self) -> list[StoredModel]:
+        found = self._pages("registered-models/search", "registered_models", max_results=100)
+        return [_model(each) for each in found]
+
+    def versions(self, name: str) -> list[StoredVersion]:
+        asked = {"filter": f"name = '{name}'", "max_results": 10_000}
+        found = self._pages("model-versions/search", "model_versions", **asked)
+        return [_version(each) for each in found]
+
+    def version(self, name: str, number: int) -> StoredVersion | None:
+        found = self._get("model-versions/get", name=name, version=number)
+        version = None if found is None else _version(found["model_version"])
+        return None if version is None or PROMPT in version.tags else version
+
+    def experiment(self, name: str) -> StoredExperiment | None:
+        found = self._get("experiments/get-by-name", experiment_name=name)
+        if found is None:
+            return None
+        known = found["experiment"]
+        return StoredExperiment(str(known["experiment_id"]), known["lifecycle_stage"] == "active")
+
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        asked: dict[str, Any] = {
+            "experiment_ids": [query.experiment],
+            "filter": query.filter,
+            "run_view_type": "ALL",
+            "order_by": query.order_by,
+            "max_results": query.limit or PAGE,
+        }
+        found: list[StoredRun] = []
+        while True:
+            page = self._answer("POST", "runs/search", json=asked)
+            found += [_run(each) for each in page.get("runs", ())]
+            if query.limit or not page.get("next_page_token"):
+                return found
+            asked["page_token"] = page["next_page_token"]
+
+    def _pages(self, place: str, what: str, **asked: Any) -> Iterator[Any]:
+        while True:
+            page = self._answer("GET", place, params=asked)
+            yield from page.get(what, ())
+            if not page.get("next_page_token"):
+                return
+            asked["page_token"] = page["next_page_token"]
+
+    def _get(self, place: str, **asked: Any) -> Any | None:
+        """None where there is no such."""
+        try:
+            return self._answer("GET", place, params=asked)
+        except RestError as error:
+            if error.error_code == _MISSING:
+                return None
+            raise
+
+    def _answer(self, method: str, place: str, **sent: Any) -> Any:
+        answer = self._session.request(method, f"{self._uri}/{_API}/{place}", **self._how, **sent)
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        if isinstance(said, dict) and answer.status_code == 200:
+            return said
+        if not isinstance(said, dict):
+            said = {"message": f"HTTP {answer.status_code}, and no JSON, for {answer.url}"}
+        code = said.get("error_code", f"HTTP_{answer.status_code}")
+        raise RestError(f"{code}: {said.get('message')}", str(code))
+
+
+def settings() -> dict[str, Any]:
+    """What MLflow's variables say of every request, for `requests`."""
+    insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
+    return {
+        "headers": _authorization(),
+        "verify": os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or not insecure,
+        "cert": os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH"),
+        "allow_redirects": _is_true("MLFLOW_ALLOW_HTTP_REDIRECTS", "true"),
+    }
+
+
+def _authorization() -> dict[str, str]:
+    """A header, like MLflow's: a user with a password goes before a token."""
+    file = configparser.ConfigParser(interpolation=None)
+    file.read(Path.home() / ".mlflow" / "credentials")
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or _kept(file, "username")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or _kept(file, "password")
+    if user and password:
+        text = base64.standard_b64encode(f"{user}:{password}".encode()).decode()
+        return {"Authorization": f"Basic {text}"}
+    if token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
+        return {"Authorization": f"Bearer {token}"}
+    return {}
+
+
+def _kept(file: configparser.ConfigParser, what: str) -> str:
+    return file.get("mlflow", f"mlflow_tracking_{what}", fallback="")
+
+
+def _number(name: str, default: float) -> float:
+    text = os.environ.get(name, str(default))
+    try:
+        return float(text)
+    except ValueError:
+        raise RegistryError(f"{name}={text}: a number is needed") from None
+
+
+def _is_true(name: str, default: str) -> bool:
+    return os.environ.get(name, default).lower() in _TRUE
+
+
+def _model(found: Mapping[str, Any]) -> StoredModel:
+    aliases = {str(e["alias"]): int(e["version"]) for e in found.get("aliases", ())}
+    return StoredModel(str(found["name"]), found.get("description", ""), aliases)
+
+
+def _version(found: Mapping[str, Any]) -> StoredVersion:
+    return StoredVersion(
+        str(found["name"]),
+        int(found["version"]),
+        int(found["creation_timestamp"]),
+        found.get("run_id", ""),
+        str(found.get("source")),
+        _tags(found),
+    )
+
+
+def _run(found: Mapping[str, Any]) -> StoredRun:
+    info, start, end = found["info"], found["info"].get("start_time"), found["info"].get("end_time")
+    return StoredRun(
+        str(info["run_id"]),
+        str(info["status"]),
+        None if start is None else int(start),
+        None if end is None else int(end),
+        _tags(found["data"]),
+    )
+
+
+def _tags(found: Mapping[str, Any]) -> dict[str, str]:
+    return {str(each["key"]): str(each.get("value", "")) for each in found.get("tags", ())}

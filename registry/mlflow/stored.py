@@ -1,0 +1,190 @@
+"""What is asked of MLflow's store when nothing is written, and the answers.
+
+`Store` is the one interface. Three classes have it: `ClientStore` (here) asks MLflow's own client;
+`RestStore` and `TableStore` (registry/mlflow/rest.py, tables.py) ask a server or a database
+directly, because `import mlflow` takes more than a second. `Access.reading` chooses. All of them
+give the same answers, which tests/registry/mlflow/test_reading.py checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from registry.mlflow.models import aliases_of, all_pages, has_code, model_of
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """MLflow's registered model."""
+
+    name: str
+    description: str
+    aliases: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """MLflow's model version. `created`: in milliseconds since 1970, UTC."""
+
+    name: str
+    number: int
+    created: int
+    run_id: str
+    source: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class StoredExperiment:
+    id: str
+    active: bool
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """MLflow's run. `start`, `end`: in milliseconds since 1970, UTC."""
+
+    id: str
+    status: str
+    start: int | None
+    end: int | None
+    tags: Mapping[str, str]
+
+
+Order = Literal["start_time ASC", "start_time DESC", "end_time DESC"]
+
+
+@dataclass(frozen=True)
+class RunQuery:
+    """Runs of an experiment that have a tag, deleted ones too."""
+
+    experiment: str
+    tag: str
+    value: str | None = None
+    """Of the tag; None: any."""
+    status: str | None = None
+    started: tuple[int, int] | None = None
+    """Not before the first and before the second, in milliseconds since 1970."""
+    order: Order = "start_time ASC"
+    limit: int | None = None
+
+    @property
+    def filter(self) -> str:
+        """In MLflow's language."""
+        asked = [f"tags.`{self.tag}` " + (f"= '{self.value}'" if self.value else "LIKE '%'")]
+        if self.status is not None:
+            asked.append(f"attributes.status = '{self.status}'")
+        if self.started is not None:
+            asked.append(f"attributes.start_time >= {self.started[0]}")
+            asked.append(f"attributes.start_time < {self.started[1]}")
+        return " AND ".join(asked)
+
+    @property
+    def order_by(self) -> list[str]:
+        return [f"attributes.{self.order}"]
+
+
+PROMPT = "mlflow.prompt.is_prompt"
+"""The tag of what MLflow keeps as a model and shows as a prompt."""
+PAGE = 1000
+"""Answers that are asked for at once."""
+
+
+class Store(Protocol):
+    """What a registry is read by. MLflow's prompts, which it keeps as models, are none of these.
+
+    A name may be any text that MLflow takes for one, without `'` where versions are asked for, as
+    MLflow's search cannot quote it.
+    """
+
+    def model(self, name: str) -> StoredModel | None: ...
+
+    def models(self) -> list[StoredModel]: ...
+
+    def versions(self, name: str) -> list[StoredVersion]: ...
+
+    def version(self, name: str, number: int) -> StoredVersion | None: ...
+
+    def experiment(self, name: str) -> StoredExperiment | None:
+        """Also a deleted one."""
+        ...
+
+    def runs(self, query: RunQuery) -> list[StoredRun]: ...
+
+
+class ClientStore:
+    """A `Store` by MLflow's client."""
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+
+    def model(self, name: str) -> StoredModel | None:
+        found = model_of(self._client, name)
+        return None if found is None else _model(found)
+
+    def models(self) -> list[StoredModel]:
+        return [_model(each) for each in all_pages(self._client.search_registered_models)]
+
+    def versions(self, name: str) -> list[StoredVersion]:
+        found = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(each) for each in found]
+
+    def version(self, name: str, number: int) -> StoredVersion | None:
+        try:
+            return _version(self._client.get_model_version(name, str(number)))
+        except Exception as error:
+            if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
+                return None
+            raise
+
+    def experiment(self, name: str) -> StoredExperiment | None:
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            return None
+        return StoredExperiment(str(found.experiment_id), found.lifecycle_stage == "active")
+
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        from mlflow.entities import ViewType
+
+        def search(page_token: str | None) -> Any:
+            return self._client.search_runs(
+                [query.experiment],
+                query.filter,
+                run_view_type=ViewType.ALL,
+                order_by=query.order_by,
+                max_results=query.limit or PAGE,
+                page_token=page_token,
+            )
+
+        return [_run(each) for each in (search(None) if query.limit else all_pages(search))]
+
+
+def _model(found: Any) -> StoredModel:
+    return StoredModel(str(found.name), found.description or "", aliases_of(found))
+
+
+def _version(found: Any) -> StoredVersion:
+    return StoredVersion(
+        str(found.name),
+        int(found.version),
+        int(found.creation_timestamp),
+        found.run_id or "",
+        str(found.source),
+        _texts(found.tags),
+    )
+
+
+def _run(found: Any) -> StoredRun:
+    info = found.info
+    return StoredRun(
+        info.run_id, info.status, info.start_time, info.end_time, _texts(found.data.tags)
+    )
+
+
+def _texts(tags: Mapping[Any, Any]) -> dict[str, str]:
+    return {str(key): str(value) for key, value in tags.items()}

@@ -1,0 +1,184 @@
+"""A `Store` by the tables of MLflow's database: SQLite, and PostgreSQL by SQLAlchemy.
+
+MLflow changes its tables from release to release, and names each state of them by a revision.
+`open_tables` gives a store only for revisions that the tests have compared with MLflow's client;
+whoever reads others takes that client. Nothing is written, and no transaction stays open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from registry.mlflow.stored import (
+    PROMPT,
+    RunQuery,
+    StoredExperiment,
+    StoredModel,
+    StoredRun,
+    StoredVersion,
+)
+
+TESTED = frozenset({"dc11669786a5"})
+"""Revisions of the tables: that of MLflow 3.17."""
+
+_MANY = 1 << 62
+
+_MODELS = """
+SELECT m.name, m.description, a.alias, a.version
+FROM registered_models m
+LEFT JOIN registered_model_aliases a ON a.workspace = m.workspace AND a.name = m.name
+WHERE m.workspace = 'default' AND {which}
+ORDER BY m.name"""
+
+_NO_PROMPT = f"""NOT EXISTS (
+    SELECT 1 FROM {{table}} p WHERE p.workspace = 'default' AND p.name = {{name}}
+    AND p.key = '{PROMPT}' {{more}})"""
+_TRUE = "AND p.value = 'true'"
+
+_VERSIONS = """
+SELECT v.version, v.creation_time, v.run_id, v.source, t.key, t.value
+FROM model_versions v
+LEFT JOIN model_version_tags t
+    ON t.workspace = v.workspace AND t.name = v.name AND t.version = v.version
+WHERE v.workspace = 'default' AND v.name = :name AND v.current_stage <> 'Deleted_Internal'
+    AND {which}
+ORDER BY v.version"""
+
+_EXPERIMENT = """
+SELECT experiment_id, lifecycle_stage FROM experiments
+WHERE workspace = 'default' AND name = :name"""
+
+_RUNS = """
+SELECT r.run_uuid, r.status, r.start_time, r.end_time, t.key, t.value
+FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid
+WHERE r.run_uuid IN (
+    SELECT r.run_uuid FROM runs r JOIN tags w ON w.run_uuid = r.run_uuid
+    WHERE r.experiment_id = :experiment AND w.key = :tag AND {which}
+    ORDER BY {order} LIMIT :limit)
+ORDER BY {order}"""
+
+_ORDERS = {
+    "start_time ASC": "r.start_time IS NULL, r.start_time, r.run_uuid",
+    "start_time DESC": "r.start_time IS NULL, r.start_time DESC, r.run_uuid",
+    "end_time DESC": "r.end_time IS NULL, r.end_time DESC, r.start_time DESC, r.run_uuid",
+}
+
+Ask = Callable[[str, Mapping[str, Any]], Iterable[Any]]
+"""The rows of a query with named parameters."""
+
+
+@contextlib.contextmanager
+def open_tables(uri: str, sqlite: Path | None, wait_s: float) -> Iterator[TableStore | None]:
+    """None where the tables are in a state that nobody has compared.
+
+    `sqlite`: the file that the URI means, where it means one. `wait_s`: how long to wait for a lock
+    on it.
+    """
+    if sqlite is not None:
+        where = (
+            f"file:{quote(str(sqlite))}?mode=rw"  # never makes a file; reads one that is read-only
+        )
+        connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
+        with contextlib.closing(connection):
+            yield _checked(lambda query, given: connection.execute(query, dict(given)))
+        return
+    from sqlalchemy import create_engine, text
+    from sqlalchemy.pool import NullPool
+
+    engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as postgres:
+        yield _checked(lambda query, given: postgres.execute(text(query), dict(given)))
+
+
+def _checked(ask: Ask) -> TableStore | None:
+    try:
+        revisions = {str(each[0]) for each in ask("SELECT version_num FROM alembic_version", {})}
+    except Exception as error:
+        if "alembic_version" not in str(error):  # else there is no such table
+            raise
+        return None
+    if not revisions or not revisions <= TESTED:
+        return None
+    # What may be seen of a database with several workspaces is for MLflow to say.
+    for table in ("registered_models", "experiments"):
+        if list(ask(f"SELECT 1 FROM {table} WHERE workspace <> 'default' LIMIT 1", {})):
+            return None
+    return TableStore(ask)
+
+
+def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Rows that are equal but for the last two values, once, with these as keys and values."""
+    found: dict[Any, dict[str, Any]] = {}
+    for *head, key, value in rows:
+        pairs = found.setdefault(tuple(head), {})
+        if key is not None:  # else the row has nothing joined to it
+            pairs[key] = value
+    yield from found.items()
+
+
+class TableStore:
+    """A `Store` by queries."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def model(self, name: str) -> StoredModel | None:
+        which = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
+        return next(iter(self._models(f"m.name = :name AND {which}", name=name)), None)
+
+    def models(self) -> list[StoredModel]:
+        which = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
+        return self._models(which)
+
+    def versions(self, name: str) -> list[StoredVersion]:
+        which = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
+        return self._versions(which, name=name)
+
+    def version(self, name: str, number: int) -> StoredVersion | None:
+        found = self._versions("v.version = :number", name=name, number=number)
+        return next((version for version in found if PROMPT not in version.tags), None)
+
+    def experiment(self, name: str) -> StoredExperiment | None:
+        for found, stage in self._ask(_EXPERIMENT, {"name": name}):
+            return StoredExperiment(str(found), stage == "active")
+        return None
+
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        given: dict[str, Any] = {
+            "experiment": int(query.experiment),
+            "tag": query.tag,
+            "limit": query.limit or _MANY,
+        }
+        which = ["w.value IS NOT NULL"]
+        if query.value:
+            which, given["value"] = ["w.value = :value"], query.value
+        if query.status is not None:
+            which.append("r.status = :status")
+            given["status"] = query.status
+        if query.started is not None:
+            which.append("r.start_time >= :since AND r.start_time < :before")
+            given["since"], given["before"] = query.started
+        text = _RUNS.format(which=" AND ".join(which), order=_ORDERS[query.order])
+        return [
+            StoredRun(run, status, start, end, tags)
+            for (run, status, start, end), tags in _grouped(self._ask(text, given))
+        ]
+
+    def _models(self, which: str, **given: Any) -> list[StoredModel]:
+        rows = self._ask(_MODELS.format(which=which), given)
+        return [
+            StoredModel(name, description or "", aliases)
+            for (name, description), aliases in _grouped(rows)
+        ]
+
+    def _versions(self, which: str, name: str, **given: Any) -> list[StoredVersion]:
+        rows = self._ask(_VERSIONS.format(which=which), {"name": name, **given})
+        return [
+            StoredVersion(name, number, created, run or "", str(source), tags)
+            for (number, created, run, source), tags in _grouped(rows)
+        ]

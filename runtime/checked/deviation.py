@@ -1,0 +1,31 @@
+"""How far one output was from the reference, as it is recorded; reading it needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """One output against the reference, over all its elements.
+
+    `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
+    integers). `argmax` is the fraction of rows whose largest element is in the same place (None
+    where it is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity
+    that the reference does not have.
+    """
+
+    elements: int
+    max_abs: float
+    max_rel: float
+    outside: float
+    nonfinite_mismatches: int
+    ulp_p50: float | None
+    ulp_p99: float | None
+    ulp_max: float | None
+    argmax: float | None
+    worst_row: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,168 @@
+"""How many of a reference's values are NaN or infinite; a stored one is read without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from registry.bundle import Bundle
+from soa.dtypes import is_float
+from soa.files import as_record, parse_json
+from soa.signature import BoundBlock, Signature
+from stages.errors import ReferenceDataError
+
+Case = dict[str, int]
+"""Row counts by dimension."""
+
+_BFLOAT16_INFINITE = 2.0**128 - 2.0**119  # what is at least that is rounded to infinity
+CURE = (
+    "give inputs like the real ones (reference: ranges: {column: [low, high]}, or "
+    "reference: factory)"
+)
+
+
+class Answered(Protocol):
+    """Sizes, and at each of them the values of each output, of NumPy or torch."""
+
+    @property
+    def cases(self) -> Sequence[Case]: ...
+    @property
+    def outputs(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class _Answers:
+    cases: list[Case]
+    outputs: list[dict[str, Any]]
+
+
+def label(case: Case) -> str:
+    """`n=33`, or `nodes=5,edges=20`."""
+    return ",".join(f"{dim}={n}" for dim, n in case.items())
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """How many of one output's reference values are NaN or infinite, at the sizes with rows.
+
+    `by_size` has (non-finite, all) for each of them. `first` says where the first is; `empty` names
+    a size at which no value is finite.
+    """
+
+    output: str
+    by_size: dict[str, tuple[int, int]]
+    first: str = ""
+    empty: str = ""
+
+    @property
+    def count(self) -> int:
+        return sum(bad for bad, _ in self.by_size.values())
+
+    @property
+    def values(self) -> int:
+        return sum(total for _, total in self.by_size.values())
+
+    @property
+    def share(self) -> float:
+        return self.count / max(1, self.values)
+
+
+def count_nonfinite(signature: Signature, found: Answered) -> tuple[Nonfinite, ...]:
+    """For each output, without the sizes of no rows in a dimension: a mean of none is NaN."""
+    return tuple(_count(signature, bound, found) for bound in signature.outputs)
+
+
+def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
+    """The same of a version's stored reference, and what it is noted not to show."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    path = bundle.file(bundle.manifest.reference)
+    try:
+        with safe_open(path, framework="np") as stored:
+            metadata = stored.metadata() or {}
+            cases = as_record(list[Case], parse_json(metadata["cases"]))
+            # Older references have no notes.
+            notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
+            outputs = [_outputs(path, stored, signature, i, case) for i, case in enumerate(cases)]
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
+    return count_nonfinite(signature, _Answers(cases, outputs)), notes
+
+
+def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
+    """The values at a size; ValueError where they are not of this signature."""
+    known = set(stored.keys())
+    found = {}
+    for bound in signature.outputs:
+        key = f"output/{at}/{bound.name}"
+        if case.keys() != set(signature.dims) or key not in known:
+            raise ValueError(f"its case {label(case)} is of another signature")
+        found[bound.name] = value = _values(path, stored, key)
+        if value.shape != bound.shape(case[bound.rows]):
+            raise ValueError(f"its case {label(case)} is of another signature")
+    return found
+
+
+def _values(path: Path, stored: Any, key: str) -> Any:
+    if stored.get_slice(key).get_dtype() != "BF16":
+        return stored.get_tensor(key)
+    with safe_open(path, framework="pt") as again:  # NumPy has no bfloat16
+        return again.get_tensor(key)
+
+
+def _count(signature: Signature, bound: BoundBlock, answers: Answered) -> Nonfinite:
+    layout = signature.layouts[bound.block.collection]
+    columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
+    by_size: dict[str, tuple[int, int]] = {}
+    first = empty = ""
+    for case, outputs in zip(answers.cases, answers.outputs, strict=True):
+        if not all(case.values()):
+            continue
+        finite = _finite(outputs[bound.name], bound.plan.dtypes[0]).reshape(-1, len(columns))
+        bad = int((~finite).sum())
+        by_size[label(case)] = (bad, finite.size)
+        if bad and not first:
+            row, column = np.argwhere(~finite)[0].tolist()
+            first = f"column {columns[column]!r}, row {row} at {label(case)}"
+        if bad == finite.size and not empty:
+            empty = label(case)
+    return Nonfinite(bound.name, by_size, first, empty)
+
+
+def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
+    """Which values are finite in the columns' own dtype: what that cannot hold is infinite."""
+    if not isinstance(values, np.ndarray):  # torch's; NumPy has no bfloat16
+        values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
+    if not is_float(dtype):
+        return np.ones(values.shape, bool)
+    with np.errstate(over="ignore"):
+        held = values.astype("float32" if dtype == "bfloat16" else dtype)
+    finite: npt.NDArray[np.bool_] = np.isfinite(held)
+    if dtype == "bfloat16":
+        finite &= np.abs(held) < _BFLOAT16_INFINITE
+    return finite
+
+
+def too_much(found: Sequence[Nonfinite], limit: float) -> str | None:
+    """Why the reference is refused, if it is: above `limit` of an output, or nothing finite."""
+    for one in found:
+        few = one.share <= limit
+        if few and not one.empty:
+            continue
+        none = f", no value at all is finite at {one.empty}" if one.empty else ""
+        cure = CURE
+        if few:
+            cure += ", or another reference: seed"
+        elif not one.empty:
+            cure += ", or raise reference: nonfinite"
+        return (
+            f"output {one.output!r}: {one.share:.2%} of the reference is NaN or infinite, which "
+            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {one.first}: "
+            f"{cure}"
+        )
+    return None

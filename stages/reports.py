@@ -1,0 +1,150 @@
+"""What validation and the benchmark found, as it is recorded; reading it needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from registry.bundle import Verdict
+from runtime.checked import Deviation
+from soa.files import as_record
+
+EAGER = "eager, row-major"
+COPIES = "the copies alone"
+_LOST = 1.05  # times the fastest: a choice that is slower has lost that size
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: median, 5th and 95th percentile over `rounds` turns."""
+
+    median_us: float
+    p05_us: float
+    p95_us: float
+    rounds: int
+
+
+@dataclass(frozen=True)
+class BenchmarkReport:
+    """`timings[case label][contestant]`; `fastest` among the candidates, None if there are none.
+
+    `below`: `(rows, candidate)`, ascending, where another candidate is worth it for fewer rows.
+    """
+
+    timings: dict[str, dict[str, Timing]]
+    fastest: str | None
+    threads: int = 1
+    below: tuple[tuple[int, str], ...] = ()
+
+    def engine_at(self, n: int) -> str | None:
+        """Who runs n rows."""
+        return next((name for rows, name in self.below if n < rows), self.fastest)
+
+    def lines(self) -> list[str]:
+        """The choice against the eager model, and each size at which it is not the fastest."""
+        ratios, lost = [], []
+        for case, times in self.timings.items():
+            size = case.partition("=")[2]
+            name = self.engine_at(int(size)) if size.isdecimal() else self.fastest
+            if name is None:
+                return []
+            took = times[name].median_us
+            rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
+            if EAGER in rivals:
+                ratios.append(f"{rivals[EAGER] / took:.2g} at {case}")
+            best = min(rivals, key=lambda rival: rivals[rival])
+            if rivals[best] < took / _LOST:
+                lost.append(
+                    f"{best} was faster at {case}: {rivals[best]:.3g} us, the chosen {name} "
+                    f"{took:.3g} us"
+                )
+        faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
+        return [*(faster if ratios else []), *lost]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
+        return as_record(cls, data)
+
+
+NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True)
+class CaseReport:
+    """One size: every output against the reference, and what else went wrong."""
+
+    rows: dict[str, int]
+    outputs: dict[str, Deviation]
+    faults: tuple[str, ...]
+    window: str = NOT_TRIED
+    """What went wrong where its rows are a window that begins at an odd row; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class ValidationReport:
+    """The verdict on one artifact. `reason` says why it is not valid.
+
+    `unverified`: it is not refused, but no device here could run it.
+    """
+
+    engine: str
+    valid: bool
+    reason: str | None
+    cases: tuple[CaseReport, ...] = ()
+    worst: dict[str, Deviation] = field(default_factory=dict)
+    seconds: float = 0.0
+    unverified: bool = False
+    window: str = NOT_TRIED
+    """Why windows that begin at any row are not to be bound; empty where they may."""
+    edges: tuple[str, ...] = ()
+    """The values for which the answers are not the eager model's, of which each kind is tried."""
+    bits: str | None = None
+    """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
+    verdict: Verdict = "refused"
+
+    def __post_init__(self) -> None:
+        """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
+        said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
+        settled = "valid" if self.valid else "unverified" if self.unverified else said
+        object.__setattr__(self, "verdict", settled)
+
+    @property
+    def windows(self) -> bool:
+        """Whether windows that begin at any row may be bound."""
+        return self.valid and not self.window
+
+    @property
+    def at_edges(self) -> str:
+        """Where it is not eager's, in words; empty where that is nowhere."""
+        return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
+        return as_record(cls, data)
+
+    @classmethod
+    def not_run(cls, engine_name: str, target: str) -> ValidationReport:
+        reason = f"no device here runs {target}: it was not validated"
+        return cls(engine_name, False, reason, unverified=True)
+
+    @classmethod
+    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+        """Its compiler or the artifact itself broke."""
+        return cls(engine_name, False, reason, verdict="failed")
+
+    @classmethod
+    def refused(cls, engine_name: str, reason: str) -> ValidationReport:
+        """It runs, and its answers are not to be had so."""
+        return cls(engine_name, False, reason)
+
+    @classmethod
+    def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
+        """The engine is not for this model or target."""
+        return cls(engine_name, False, reason, verdict="not applicable")

@@ -1,0 +1,319 @@
+"""A registry is read the same with MLflow's client and without: by REST and by tables."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from registry import (
+    Bundle,
+    Decision,
+    Manifest,
+    Policy,
+    PromotionRefused,
+    Registry,
+    RegistryError,
+    RegistryUnavailableError,
+)
+from registry.mlflow import ClientStore, RunQuery, Store, tables
+from registry.mlflow.access import Access
+from registry.mlflow.stored import Order
+from tests.models import bundles
+from tests.models.mlflow_server import MlflowServer, client_of
+from tests.registry.campaigns.postgres import PostgreSQL, binaries
+
+HOSTILE = [
+    "it's", "a%b_c", "Ünïcode 模型 🚀", "sp ace", 'quo"te', "back\\slash", "JETS", "jets ",
+    "jets'; DROP TABLE runs; --", "soa-pipeline lock jets", "-x", "a?b&c=d#e", "NULL",
+]  # fmt: skip
+VALUES = ["", "it's", 'a "quoted" line\nand another', "100 %", "模型 🚀", "\\", "x" * 4000, "NULL"]
+NAMES = ["jets", "other", "never", "prompt", *HOSTILE]
+
+
+def fill(registry: Registry, folder: Path) -> None:
+    """What this project writes, and what others may write beside it."""
+    made = []
+    for seed in range(3):
+        bundles.write_bundle(
+            folder / str(seed), Manifest.model_validate(bundles.manifest_data()), seed
+        )
+        made.append(registry.register(Bundle.open(folder / str(seed)), "jets"))
+    registry.register(Bundle.open(folder / "0"), "other")
+    passed = [Decision("digests", True, "all match", "all match", VALUES[2])]
+    failed = [Decision("speed", False, "2", "1", VALUES[4])]
+    for version in made[:2]:
+        registry.promote(version, "production", passed, reason="100 % it's")
+    with pytest.raises(PromotionRefused):
+        registry.promote(made[2], "production", failed)
+    registry.approve(made[2], "Ünïcode")
+    registry.rollback("jets", VALUES[2])
+    registry.set_policy(Policy(), None)
+    registry.set_policy(Policy(), "jets")
+    client = client_of(registry)
+    for name in HOSTILE:
+        client.create_registered_model(name, description=name, tags={"a key": name})
+        client.create_experiment(name)
+        for text in VALUES[:3]:
+            client.create_model_version(
+                name, f"/nowhere/{text[:9]}", tags={"digest": "d", "some/key": text}
+            )
+        client.set_registered_model_alias(name, "staging", "2")
+        client.set_registered_model_alias(name, "it-s", "3")
+        client.delete_model_version(name, "1")
+    kept, gone = (client.get_experiment_by_name(name) for name in ("jets", "a%b_c"))
+    assert kept is not None and gone is not None
+    experiment = kept.experiment_id
+    runs = [client.create_run(experiment, tags={"a tag": text, "b": text}) for text in VALUES]
+    client.set_terminated(runs[1].info.run_id, "FAILED")
+    client.delete_run(runs[2].info.run_id)
+    client.delete_experiment(gone.experiment_id)
+    client.register_prompt("prompt", "say {{x}}")  # listed nowhere
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Registry:
+    folder = tmp_path_factory.mktemp("filled")
+    shutil.copy(empty_database, folder / "registry.db")
+    registry = Registry(f"sqlite:///{folder}/registry.db")
+    fill(registry, folder / "bundles")
+    return registry
+
+
+@contextlib.contextmanager
+def by_client(access: Access) -> Iterator[Store]:
+    with access.client() as client:
+        yield ClientStore(client)
+
+
+ORDERS: tuple[Order, ...] = ("start_time ASC", "start_time DESC", "end_time DESC")
+QUERIES = [
+    RunQuery("", tag, value, status, started, order, limit)
+    for (tag, value), status, started, order, limit in product(
+        [("soa.event", None), ("soa.event", "promotion"), ("a tag", None), ("b", "100 %")],
+        [None, "FINISHED"],
+        [None, (0, 1), (0, 1 << 50)],
+        ORDERS,
+        [None, 1],
+    )
+]
+
+
+def asked(store: Store) -> dict[str, Any]:
+    """Every operation of a store on every name."""
+    found: dict[str, Any] = {"models": sorted(store.models(), key=lambda model: model.name)}
+    for name in NAMES:
+        found[f"model {name}"] = store.model(name)
+        found[f"experiment {name}"] = experiment = store.experiment(name)
+        for number in (1, 2, 9):
+            found[f"version {name} {number}"] = store.version(name, number)
+        if "'" not in name:
+            found[f"versions {name}"] = sorted(store.versions(name), key=lambda v: v.number)
+        queries = QUERIES if name == "jets" else QUERIES[:1]
+        if experiment is None:
+            continue
+        for query in queries:
+            of = replace(query, experiment=experiment.id)
+            found[f"runs {of}"] = store.runs(of)
+    return found
+
+
+def compared(registry: Registry) -> None:
+    with registry.reading() as store:
+        assert not isinstance(store, ClientStore)
+        ours = asked(store)
+    with by_client(registry) as store:
+        theirs = asked(store)
+    for what, answer in theirs.items():
+        assert ours[what] == answer, what
+    assert len(theirs["models"]) >= 2 + len(HOSTILE)
+    assert sum(map(bool, theirs.values())) > 100
+    assert theirs["experiment a%b_c"].active is False
+
+
+def told(registry: Registry) -> dict[str, Any]:
+    """What users of a registry are told."""
+    found: dict[str, Any] = {"list": registry.list(), "history": registry.history("jets")}
+    found["versions"] = registry.versions("jets")
+    for ref in ("jets", "jets/1", "jets@production", "other@previous", "jets/7", "never", "JETS/2"):
+        try:
+            found[ref] = registry.find(ref)
+        except RegistryError as error:
+            found[ref] = type(error), str(error)
+    found["promotions"] = registry.promotions(found["jets/1"], "production")
+    found["policies"] = registry.policies(), registry.policies("jets"), registry.policies("never")
+    return found
+
+
+def test_sqlite(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = told(filled)
+    compared(filled)
+    monkeypatch.setattr(tables, "TESTED", frozenset())  # as of another release of MLflow
+    with filled.reading() as store:
+        assert isinstance(store, ClientStore)
+    assert told(filled) == ours
+    assert len(ours["history"]) == 5
+    assert ours["jets@production"].number == 1
+    assert len(ours["policies"][1]) == 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flask") is None, reason="needs the mlflow extra")
+def test_server(filled: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MlflowServer(tmp_path, Path(str(filled.sqlite)))
+    try:
+        registry = Registry(server.uri)
+        compared(registry)
+        ours = told(registry)
+        monkeypatch.setattr(Access, "_direct", lambda self: contextlib.nullcontext())
+        assert told(registry) == ours
+        assert len(ours["history"]) == 5
+    finally:
+        server.stop()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(binaries() is None, reason="PostgreSQL is not installed")
+def test_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = binaries()
+    assert folder is not None
+    database = PostgreSQL(folder)
+    try:
+        database.start()
+        registry = Registry(database.uri, tmp_path / "artifacts")
+        fill(registry, tmp_path / "bundles")
+        compared(registry)
+        ours = told(registry)
+        monkeypatch.setattr(tables, "TESTED", frozenset())
+        assert told(registry) == ours
+    finally:
+        database.remove()
+
+
+def test_reading_writes_nothing(filled: Registry, tmp_path: Path) -> None:
+    copy = tmp_path / "registry.db"
+    shutil.copy(str(filled.sqlite), copy)
+    before = copy.read_bytes()
+    told(Registry(f"sqlite:///{copy}"))
+    assert copy.read_bytes() == before
+    assert [path.name for path in tmp_path.glob("registry.db*")] == ["registry.db"]
+
+
+def test_tables_of_several_workspaces_are_left_to_mlflow(filled: Registry, tmp_path: Path) -> None:
+    copy = tmp_path / "registry.db"
+    shutil.copy(str(filled.sqlite), copy)
+    with contextlib.closing(sqlite3.connect(copy)) as connection, connection:
+        connection.execute("UPDATE experiments SET workspace = 'theirs' WHERE name = 'JETS'")
+    with pytest.raises(RegistryError, match="workspace"):  # MLflow's own word
+        Registry(f"sqlite:///{copy}").list()
+
+
+def test_a_database_without_tables_is_left_to_mlflow(tmp_path: Path) -> None:
+    (tmp_path / "registry.db").touch()
+    assert Registry(f"sqlite:///{tmp_path}/registry.db").list() == []
+
+
+Answer = Callable[[str, dict[str, str]], tuple[int, object]]
+
+
+@contextlib.contextmanager
+def answering(answer: Answer) -> Iterator[Registry]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, said = answer(self.path, dict(self.headers))
+            content = json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield Registry(f"http://127.0.0.1:{server.server_port}/prefix/")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("USERNAME", "PASSWORD", "TOKEN"):
+        monkeypatch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({}, None),
+        ({"TOKEN": "t"}, "Bearer t"),
+        ({"USERNAME": "ada", "PASSWORD": "a:b%", "TOKEN": "t"}, "Basic YWRhOmE6YiU="),
+        ({"file": "ada"}, "Basic YWRhOmE6YiU="),
+    ],
+)
+def test_who_asks_a_server(
+    given: dict[str, str], sent: str | None, no_credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MLflow's client says it, also when the server is asked whether it is there."""
+    for name, value in given.items():
+        monkeypatch.setenv(f"MLFLOW_TRACKING_{name}", value)
+    if "file" in given:
+        (no_credentials / ".mlflow").mkdir()
+        (no_credentials / ".mlflow" / "credentials").write_text(
+            "[mlflow]\nmlflow_tracking_username = ada\nmlflow_tracking_password = a:b%\n"
+        )
+    heard: dict[str, str | None] = {}
+
+    def answer(path: str, headers: dict[str, str]) -> tuple[int, object]:
+        heard[path.partition("?")[0]] = headers.get("Authorization")
+        return 200, {}
+
+    with answering(answer) as registry:
+        assert registry.list() == []
+    asked = ("/prefix/health", "/prefix/api/2.0/mlflow/registered-models/search")
+    assert heard == dict.fromkeys(asked, sent)
+
+
+def test_a_busy_server_is_asked_again(
+    no_credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+    left = [503, 429]
+
+    def busy(path: str, headers: dict[str, str]) -> tuple[int, object]:
+        return (200 if path.endswith("health") or not left else left.pop()), {}
+
+    with answering(busy) as registry:
+        assert registry.list() == []
+        left += [503] * 3
+        with pytest.raises(RegistryUnavailableError):
+            registry.list()
+
+
+@pytest.mark.parametrize("said", [{"error_code": "PERMISSION_DENIED", "message": "no"}, "no", None])
+def test_a_server_that_refuses(said: object, no_credentials: Path) -> None:
+    def refuse(path: str, headers: dict[str, str]) -> tuple[int, object]:
+        return (200, {}) if path.endswith("health") else (403, said)
+
+    with answering(refuse) as registry, pytest.raises(RegistryError) as caught:
+        registry.list()
+    assert not isinstance(caught.value, RegistryUnavailableError)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,115 @@
+"""What a command, or a load, imports: each in a process of its own, from its start to its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from registry import Decision, Registry
+from tests.models import project
+from tests.models.project import Built
+from tests.models.shared import made_once
+
+ROOT = Path(__file__).parents[1]
+HEAVY = ("torch", "mlflow", "onnxruntime", "pandas", "sympy", "sqlalchemy", "awkward")
+COLUMNS = "abcdef"
+
+COMMAND = """
+import atexit, runpy, sys
+def found():
+    open(sys.argv[0], "w").write(" ".join(sys.modules))
+where, *sys.argv[1:] = sys.argv[1:]
+sys.argv[0] = where
+atexit.register(found)
+{run}
+"""
+AS_MODULE = "import runpy; runpy.run_module('pipeline', run_name='__main__')"
+LOAD = """
+import pipeline
+session = pipeline.load("jets@production", lookup=sys.argv[1])
+assert session.origin.engine == "lanes"
+jets, tags = session.collection("jets", 3), session.collection("tags", 3)
+session.run(jets, tags)
+assert abs(float(sum(tags[c][0] for c in "xyz")) - 1) < 1e-5
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path:
+    """A folder with jets/1 in production, whose one artifact is of `lanes`, and a file of rows."""
+
+    def make(folder: Path) -> None:
+        engines = ("[aoti, torchscript, exported]", "[lanes]")
+        project.build(project.write_project(folder, config=project.CONFIG.replace(*engines)))
+
+    made: Built = project.copied(
+        made_once(tmp_path_factory, "lanes-jets", make), tmp_path_factory.mktemp("start")
+    )
+    folder = made.project.folder
+    registry = Registry(made.project.registry)
+    passed = [Decision("none", True, "", "", "for a test")]
+    registry.promote(registry.find("jets/1"), "production", passed)
+    rows = np.random.default_rng(1).normal(size=(50, 6)).astype("float32")
+    pq.write_table(
+        pa.table(dict(zip(COLUMNS, rows.T.copy(), strict=True))), folder / "rows.parquet"
+    )
+    started(folder, AS_MODULE, "apply", "jets@production", "rows.parquet", "--out", "scored")
+    started(folder, LOAD, "prefer-cache")
+    return folder
+
+
+def started(folder: Path, run: str, *arguments: str) -> set[str]:
+    """The modules that were imported once the process ends."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PIPELINE_REGISTRY": f"sqlite:///{folder}/store/registry.db",
+        "PIPELINE_CACHE": str(folder / "cache"),
+    }
+    said = folder / "modules"
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND.format(run=run), str(said), *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return set(said.read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("--help", ("numpy", "pydantic", "rich")),
+        ("ls", ("numpy",)),
+        ("ls jets", ("numpy",)),
+        ("ls --json", ("numpy", "rich")),
+        ("show jets/1", ("pyarrow",)),
+        ("show jets@production --json", ("pyarrow",)),
+        ("history jets", ("numpy",)),
+        ("policy", ("numpy",)),
+        ("cache", ("numpy",)),
+        ("explain scored/rows.parquet", ()),
+        ("apply jets@production rows.parquet --out again --force", ()),
+    ],
+)
+def test_commands(place: Path, command: str, more: tuple[str, ...]) -> None:
+    assert started(place, AS_MODULE, *command.split()).isdisjoint((*HEAVY, *more))
+
+
+@pytest.mark.parametrize("lookup", ["fresh", "prefer-cache", "offline"])
+def test_loads(place: Path, lookup: str) -> None:
+    assert started(place, LOAD, lookup).isdisjoint((*HEAVY, "pyarrow", "rich", "click"))
+
+
+def test_what_is_needed_is_seen(place: Path) -> None:
+    """The test sees an import."""
+    assert {"torch", "numpy"} <= started(place, AS_MODULE, *["diff", "jets/1", "jets/1"])
