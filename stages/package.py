@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engines.base import Portable, engine
 from registry import stamp
@@ -25,6 +25,7 @@ from registry.bundle import (
     BenchmarkStats,
     Bundle,
     Candidate,
+    Evidence,
     LabelledData,
     Manifest,
     Provenance,
@@ -46,6 +47,9 @@ from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference, inputs_at
 from stages.validate import ValidationReport
+
+EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
+"""The weakest first."""
 
 NO_BASELINE = (
     "timed without the eager model, whose source is not in the bundle: the candidates are compared "
@@ -71,16 +75,19 @@ class TargetResult:
 
     @property
     def chosen(self) -> str | None:
-        """The fastest valid candidate; else the first that only wants a device to prove it."""
+        """The fastest valid candidate; else, of those that only want a device to prove them, the
+        first with the best evidence."""
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
-        return next((name for name, report in self.reports.items() if report.unverified), None)
+        waiting = {n: report.evidence for n, report in self.reports.items() if report.unverified}
+        return max(waiting, key=lambda name: EVIDENCE.index(waiting[name]), default=None)
 
     @property
-    def status(self) -> Literal["verified", "unverified", "failed"]:
+    def status(self) -> Literal["verified", "failed"] | Evidence:
         if self.chosen is None:
             return "failed"
-        return "unverified" if self.reports[self.chosen].unverified else "verified"
+        report = self.reports[self.chosen]
+        return report.evidence if report.unverified else "verified"
 
 
 def package(

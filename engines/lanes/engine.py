@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
+    crosses = True
     cuts_rows = True
 
     def compile(
