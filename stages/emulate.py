@@ -1,7 +1,8 @@
 """Emulate: an artifact for what this host lacks, against the reference, as near as it can be had.
 
-Another processor's artifact runs under qemu. It is bound and judged by the test mode of the C++
-library (engines/native/library/prove.cpp), which is compiled for that processor once.
+Another processor's artifact runs under qemu. A kernel runs on a driver for the CPU
+(engines/native/emulated), which executes the same text compiled as C++. Either is bound and judged
+by the test mode of the C++ library (engines/native/library/prove.cpp).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from engines import lanes
 from engines.errors import EngineError
 from engines.lanes import compiler, family, run_compiler
 from engines.target import Target
@@ -36,6 +38,14 @@ _SYSROOT = "/usr/{machine}-linux-gnu"
 _LONGEST = 300  # characters of what an emulator said
 
 
+_DRIVERS = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+_KERNEL = (
+    "-std=c++20", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-strict-aliasing", "-w",
+)  # fmt: skip
+_FMA = {"x86_64": ("-mfma", "-mavx2")}
+
+
 @dataclass(frozen=True)
 class Emulator:
     """What stands in for a target's device: how `prove` is started, and what for."""
@@ -47,8 +57,39 @@ class Emulator:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def emulator_of(target: Target) -> Emulator:
-    """EngineError names what is missing, and the command that installs it."""
+def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
+    """EngineError names what is missing, and the command that installs it. What has to be made for
+    the artifact is made in `folder`."""
+    return _processor(target) if target.device == "cpu" else _driver(target, artifact, folder)
+
+
+def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
+    machine = family(target)
+    words = compiler(machine)
+    there = Path(lanes.__file__).parent
+    kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(there), "-x", "c++"]
+    out = folder / "kernel.so"
+    run_compiler([*kernel, str(artifact / "network.cu"), "-o", str(out)], folder, out)
+    library = _made(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
+    (folder / _DRIVERS[target.device]).symlink_to(library)
+    shutil.copyfile(artifact / "network.image", folder / "image")
+    environment = {
+        "LD_LIBRARY_PATH": str(folder),
+        "SOA_EMULATED": str(folder),
+        "SOA_EMULATED_VENDOR": target.device,
+        "SOA_EMULATED_ARCH": str(_architecture(target.arch)),
+    }
+    return Emulator("on a driver for the CPU", machine, (), "cuda:0", environment)
+
+
+def _architecture(arch: str) -> int:
+    """As drivers number it: 90 of sm_90, 94 of gfx942, 110 of gfx1100."""
+    if arch.startswith("sm_"):
+        return int(arch[3:].rstrip("abcdefgh"))
+    return 10 * int(arch[3:-2]) + int(arch[-2], 16)
+
+
+def _processor(target: Target) -> Emulator:
     machine = family(target)
     qemu = shutil.which(f"qemu-{machine}")
     if qemu is None:
@@ -78,13 +119,14 @@ def emulate_candidate(
     """Run an artifact on the whole reference in a process of its own. Where nothing can stand in
     for the target, the report says that the artifact compiles, and what is missing."""
     begun = time.monotonic()
-    try:
-        emulator = emulator_of(target)
-        program = _program(emulator.machine)
-    except EngineError as error:
-        return ValidationReport.without_device(name, "compiles", f"{target} was not run: {error}")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        try:
+            emulator = emulator_of(target, file.parent, Path(scratch))
+            program = _program(emulator.machine)
+        except EngineError as error:
+            why = f"{target} was not run: {error}"
+            return ValidationReport.without_device(name, "compiles", why)
         artifact = Path(scratch) / "artifact"
         artifact.mkdir()
         for each in file.parent.iterdir():
@@ -154,19 +196,22 @@ def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
 
 
 def _program(machine: str) -> Path:
-    """`prove` for a processor family, from this host's cache."""
-    words = compiler(machine)
+    flags = ("-ldl", "-lpthread")
+    return _made(f"prove-{machine}", compiler(machine), _SOURCES, flags)
+
+
+def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
+    """A program or a library of our own sources, from this host's cache."""
     key = hashlib.sha256(" ".join(words).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())
-    place = cache_root() / "emulators" / f"prove-{machine}-{key.hexdigest()[:16]}"
+    place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-            made = Path(scratch) / "prove"
+            made = Path(scratch) / name
             include = [f"-I{_NATIVE / part}" for part in (".", "include", "library")]
-            sources = [str(_NATIVE / each) for each in _SOURCES]
-            flags = ("-std=c++17", "-O1", *include, *sources, "-o", str(made), "-ldl", "-lpthread")
-            run_compiler([*words, *flags], Path(scratch), made)
+            given = [*(str(_NATIVE / each) for each in sources), "-o", str(made), *flags]
+            run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), made)
             os.replace(made, place)
     return place

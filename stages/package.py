@@ -221,8 +221,10 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    # What programs without Python read, beside every native library.
-    for place in {library.parent for library in folder.glob("*/*.so")}:
+    # What programs without Python read, beside every native library or kernel.
+    for place in {
+        file.parent for each in ("*.so", "*.kernel") for file in folder.glob(f"*/{each}")
+    }:
         name = place.name
         text = describe(signature, result.tiles.get(name), result.reports[name].windows)
         (place / "arguments.txt").write_text(text)
