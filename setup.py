@@ -10,6 +10,8 @@ HEADERS = (
     "artifact",
     "opening",
     "row_program",
+    "kernel_program",
+    "device_driver",
     "threads",
     "torch_code",
     "cpu_level",

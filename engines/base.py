@@ -88,6 +88,8 @@ class Engine(ABC):
     name: ClassVar[str] = ""
     anywhere: ClassVar[bool] = False
     """Whether `compile` needs no device of the target: its artifact is portable."""
+    crosses: ClassVar[bool] = False
+    """Whether `compile` builds for processors and devices that this host lacks."""
     cuts_rows: ClassVar[bool] = False
     """Whether a call goes through its rows in small blocks by itself: tiles gain nothing."""
     in_place_of: ClassVar[str] = ""

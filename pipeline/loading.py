@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from runtime.errors import LoadError
 from runtime.loader import load_here
-from runtime.opening import Mode, Opening, Options
+from runtime.opening import Mode, Opened, Opening, Options
+from runtime.process import has_torch
 from runtime.session import Session
 from serving.client import SCHEME, RemoteOptions
 from soa.options import known_options
@@ -121,6 +122,7 @@ def load(
         from pipeline.building import build_at_first_use  # only here: the stages take a second
 
         options["builder"] = build_at_first_use
+    options.setdefault("prover", _refused_here)
     opening = Opening(ref, mode=mode, **options)
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None
     at_site = device == "site" or (site is not None and str(device) == "cpu")
@@ -151,6 +153,16 @@ def load(
     from serving.remote import connect
 
     return connect(opening, url, remote)
+
+
+def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
+    """A `Prover`: validated against the reference, in a process of its own."""
+    if not has_torch():
+        return "at its first use it is validated, which takes torch: pip install torch"
+    from pipeline.promotion import revalidate  # only here: the stages take a second
+
+    report = revalidate(opened, target, engine_name)
+    return None if report.valid else report.reason or "it was not validated"
 
 
 def _at_a_site(opening: Opening, given: Ref | Site | None) -> Session:

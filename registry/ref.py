@@ -13,7 +13,7 @@ NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}"
 """A registered model's name: no slash and no at-sign, which separate version and alias, and no dot
 or dash in front, which would make it a path or an option on a command line."""
 
-TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+"
+TARGET_PATTERN = r"[a-z]+/[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 """A target's name, which is also a folder. `engines.target` says which there are."""
 
 _REF = re.compile(

@@ -116,7 +116,7 @@ def compile_here(
     chosen = Target.parse(target)
     check_precision(precision, chosen)
     made_by = engine(name)
-    if not made_by.anywhere:
+    if not (made_by.anywhere or made_by.crosses):
         check_host_runs(chosen)
     source = Portable(Path(program), Path(torchscript) if torchscript else None)
     folder = Path(out)

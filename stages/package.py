@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engines.base import Portable, engine
 from registry import stamp
@@ -25,6 +25,7 @@ from registry.bundle import (
     BenchmarkStats,
     Bundle,
     Candidate,
+    Evidence,
     LabelledData,
     Manifest,
     Provenance,
@@ -45,6 +46,9 @@ from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference, inputs_at
 from stages.reports import EAGER, BenchmarkReport, ValidationReport
+
+EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
+"""The weakest first."""
 
 NO_BASELINE = (
     "timed without the eager model, whose source is not in the bundle: the candidates are compared "
@@ -70,16 +74,19 @@ class TargetResult:
 
     @property
     def chosen(self) -> str | None:
-        """The fastest valid candidate; else the first that only wants a device to prove it."""
+        """The fastest valid candidate; else, of those that only want a device to prove them, the
+        first with the best evidence."""
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
-        return next((name for name, report in self.reports.items() if report.unverified), None)
+        waiting = {n: report.evidence for n, report in self.reports.items() if report.unverified}
+        return max(waiting, key=lambda name: EVIDENCE.index(waiting[name]), default=None)
 
     @property
-    def status(self) -> Literal["verified", "unverified", "failed"]:
+    def status(self) -> Literal["verified", "failed"] | Evidence:
         if self.chosen is None:
             return "failed"
-        return "unverified" if self.reports[self.chosen].unverified else "verified"
+        report = self.reports[self.chosen]
+        return report.evidence if report.unverified else "verified"
 
 
 def package(
@@ -213,8 +220,10 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
         out.mkdir(parents=True)
         for file in compiled.files:
             shutil.copy2(compiled.folder / file, out / file)
-    # What programs without Python read, beside every native library.
-    for place in {library.parent for library in folder.glob("*/*.so")}:
+    # What programs without Python read, beside every native library or kernel.
+    for place in {
+        file.parent for each in ("*.so", "*.kernel") for file in folder.glob(f"*/{each}")
+    }:
         name = place.name
         text = describe(signature, result.tiles.get(name), result.reports[name].windows)
         (place / "arguments.txt").write_text(text)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from registry.bundle import Verdict
+from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
 from soa.files import as_record
 
@@ -88,7 +88,8 @@ class CaseReport:
 class ValidationReport:
     """The verdict on one artifact. `reason` says why it is not valid.
 
-    `unverified`: it is not refused, but no device here could run it.
+    `unverified`: it is not refused, but no device here could run it; `evidence` is what speaks for
+    it.
     """
 
     engine: str
@@ -105,11 +106,12 @@ class ValidationReport:
     bits: str | None = None
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
     verdict: Verdict = "refused"
+    evidence: Evidence = "unverified"
 
     def __post_init__(self) -> None:
         """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
         said = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
-        settled = "valid" if self.valid else "unverified" if self.unverified else said
+        settled = "valid" if self.valid else self.evidence if self.unverified else said
         object.__setattr__(self, "verdict", settled)
 
     @property
@@ -132,7 +134,23 @@ class ValidationReport:
     @classmethod
     def not_run(cls, engine_name: str, target: str) -> ValidationReport:
         reason = f"no device here runs {target}: it was not validated"
-        return cls(engine_name, False, reason, unverified=True)
+        return cls.without_device(engine_name, "unverified", reason)
+
+    @classmethod
+    def without_device(
+        cls,
+        engine_name: str,
+        evidence: Evidence,
+        reason: str,
+        worst: Mapping[str, Deviation] | None = None,
+        seconds: float = 0.0,
+        bits: str | None = None,
+    ) -> ValidationReport:
+        """Nothing speaks against it, and this much for it."""
+        return cls(
+            engine_name, False, reason, worst=dict(worst or {}), seconds=seconds, unverified=True,
+            bits=bits, evidence=evidence,
+        )  # fmt: skip
 
     @classmethod
     def failed(cls, engine_name: str, reason: str) -> ValidationReport:

@@ -208,8 +208,8 @@ def test_the_readme_names_every_extra() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     (table,) = re.findall(r"\[project.optional-dependencies\]\n(.*?)\n\[", project, re.DOTALL)
     assert said is not None
-    names = set(re.findall(r"`(\w+)`(?: \(| ?,|\.)", said[1]))
-    assert names == set(re.findall(r"^(\w+) = \[", table, re.M))
+    names = set(re.findall(r"`([\w-]+)`(?: \(| ?,|\.)", said[1]))
+    assert names == set(re.findall(r"^([\w-]+) = \[", table, re.M))
 
 
 # -- what runs -----------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def test_an_engine_opens_in_one_module() -> None:
     assert set().union(*asked.values()) == {
         "anywhere",
         "compile",
+        "crosses",
         "cuts_rows",
         "in_place_of",
         "portable_file",

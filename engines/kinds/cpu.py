@@ -1,4 +1,4 @@
-"""CPUs, by the micro-architecture levels of the x86-64 psABI.
+"""CPUs, by the micro-architecture levels of the x86-64 psABI, and by versions of ARM's.
 
 Native code built with `-march=native` dies of SIGILL on an older node, so each artifact is built
 for a level by name.
@@ -14,12 +14,17 @@ from typing import Any
 from engines.target import Kind, Target
 from soa.options import known_options
 
-# The flags /proc/cpuinfo shows for each level of the x86-64 psABI (each includes the one before).
-_LEVEL_FLAGS: dict[str, frozenset[str]] = {
+# The flags /proc/cpuinfo shows for each level (each includes the one before), by processor family.
+_X86: dict[str, frozenset[str]] = {
     "x86-64-v2": frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"}),
     "x86-64-v3": frozenset({"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}),
     "x86-64-v4": frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}),
 }
+_ARM: dict[str, frozenset[str]] = {
+    "aarch64": frozenset({"fp", "asimd"}),
+    "armv8.2-a": frozenset({"asimdrdm", "atomics", "crc32"}),
+}
+_FAMILIES = {"x86_64": _X86, "aarch64": _ARM}
 
 # Bits per vector that Inductor may use; 1 turns its own vectorisation off, since it knows none
 # below AVX2.
@@ -30,8 +35,8 @@ class Cpu(
     Kind,
     kind="cpu",
     order=0,
-    arch="x86-64-v[234]|aarch64",
-    said="cpu, cpu/x86-64-v2, cpu/x86-64-v3, cpu/x86-64-v4, cpu/aarch64",
+    arch=r"x86-64-v[234]|aarch64|armv8\.2-a",
+    said="cpu, cpu/x86-64-v2, cpu/x86-64-v3, cpu/x86-64-v4, cpu/aarch64, cpu/armv8.2-a",
 ):
     torch_device = "cpu"
 
@@ -39,7 +44,9 @@ class Cpu(
         return host_cpu_levels()
 
     def why_not(self, arch: str) -> str:
-        return f"it lacks {', '.join(missing_flags(arch)) or 'another processor family'}"
+        other = arch not in _FAMILIES.get(platform.machine(), ())
+        lacking = "another processor family" if other else ", ".join(missing_flags(arch))
+        return f"it lacks {lacking}"
 
 
 @cache
@@ -49,27 +56,26 @@ def cpu_flags() -> frozenset[str]:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
         return frozenset()
-    lines = (line for line in text.splitlines() if line.startswith("flags"))
+    lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
     return frozenset(next(lines, "").partition(":")[2].split())
 
 
 @known_options()
 def host_cpu_levels() -> tuple[str, ...]:
     """The CPU architectures this host runs, best first."""
-    if platform.machine() == "aarch64":
-        return ("aarch64",)
-    levels = [level for level in _LEVEL_FLAGS if not missing_flags(level)]
-    return tuple(reversed(levels))
+    own = _FAMILIES.get(platform.machine(), {})
+    return tuple(reversed([level for level in own if not missing_flags(level)]))
 
 
 def missing_flags(arch: str, flags: frozenset[str] | None = None) -> tuple[str, ...]:
-    """CPU flags that `arch` needs and this host lacks; none for another processor family."""
+    """CPU flags that `arch` needs and this host lacks; those of another family have other names."""
     flags = cpu_flags() if flags is None else flags
-    needed: set[str] = set()
-    for level, own in _LEVEL_FLAGS.items():
-        needed |= own
-        if level == arch:
-            return tuple(sorted(needed - flags))
+    for family in _FAMILIES.values():
+        needed: set[str] = set()
+        for level, own in family.items():
+            needed |= own
+            if level == arch:
+                return tuple(sorted(needed - flags))
     return ()
 
 

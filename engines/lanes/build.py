@@ -13,7 +13,10 @@ from engines.lanes.source import HERE, Width, written
 from engines.target import Target
 
 # Lanes of float32 and vector registers.
-_SHAPES = {"x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32), "aarch64": (4, 32)}
+_SHAPES = {
+    "x86-64-v2": (4, 16), "x86-64-v3": (8, 16), "x86-64-v4": (16, 32),
+    "aarch64": (4, 32), "armv8.2-a": (4, 32),
+}  # fmt: skip
 _L1 = 24 << 10  # of 32 kB: what a row block computes in between should stay there
 _LARGEST = 256 << 20  # what a thread may need
 

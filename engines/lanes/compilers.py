@@ -1,8 +1,9 @@
-"""The C++ compilers that can build for a target, and how each is called."""
+"""The C++ compilers that can build for a target, also of another processor family."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -23,47 +24,63 @@ _FLAGS = (
 _TIMEOUT_S = 1800.0
 
 
-def compilers() -> Iterator[tuple[str, ...]]:
-    """Those that are here, the one that $CXX names first."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
+def family(target: Target) -> str:
+    """Of processors that run a target's code, as `uname -m` calls it; a GPU's runs beside any."""
+    if target.device != "cpu":
+        return platform.machine()
+    return "x86_64" if target.arch.startswith("x86-64") else "aarch64"
+
+
+def compilers(machine: str) -> Iterator[tuple[str, ...]]:
+    """Those that are here and build for a processor family: for this host's, $CXX comes first."""
+    here = machine == platform.machine()
+    names = [os.environ.get("CXX"), "g++", "clang++"] if here else [f"{machine}-linux-gnu-g++"]
+    for name in names:
         words = tuple(shlex.split(name)) if name else ()
         if words and shutil.which(words[0]):
             yield words
     if find_spec("ziglang") is not None:
-        yield (sys.executable, "-m", "ziglang", "c++")
+        other = () if here else ("-target", f"{machine}-linux-gnu.2.28")
+        yield (sys.executable, "-m", "ziglang", "c++", *other)
+
+
+def compiler(machine: str) -> tuple[str, ...]:
+    """The first of `compilers`; EngineError says how to install one."""
+    if (found := next(compilers(machine), None)) is not None:
+        return found
+    if machine == platform.machine():
+        raise EngineError("no C++ compiler is here: install g++ or clang++, or pip install ziglang")
+    package = f"g++-{machine.replace('_', '-')}-linux-gnu"
+    raise EngineError(
+        f"no C++ compiler for {machine} is here: apt-get install {package}, or pip install ziglang"
+    )
 
 
 def compile_library(source: Path, include: Path, target: Target, out: Path) -> None:
     """Compile `source` to the shared library `out`; raises EngineError with what was said."""
-    found = next(compilers(), None)
-    if found is None:
-        raise EngineError("no C++ compiler is here: install g++ or clang++, or pip install ziglang")
-    command = [
-        *found,
-        *_FLAGS,
-        *_machine(target),
-        "-I",
-        str(include),
-        "-o",
-        str(out),
-        source.name,
-        "-lc",
-    ]
+    command = [*compiler(family(target)), *_FLAGS, *_machine(target), "-I", str(include)]
+    run_compiler([*command, "-o", str(out), source.name, "-lc"], source.parent, out)
+
+
+def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
+    """Run a compiler in a folder; EngineError where it made no `out`. Returns what it said."""
+    name = Path(command[0]).name
     try:
         done = subprocess.run(
-            command, cwd=source.parent, capture_output=True, text=True, timeout=_TIMEOUT_S
+            command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        raise EngineError(f"{found[0]} did not end within {_TIMEOUT_S:g} s") from None
+        raise EngineError(f"{name} did not end within {_TIMEOUT_S:g} s") from None
     except OSError as error:
-        raise EngineError(f"{found[0]} cannot be run: {error.strerror}") from None
+        raise EngineError(f"{name} cannot be run: {error.strerror}") from None
     if done.returncode != 0 or not out.is_file():
-        raise EngineError(f"{found[0]} failed: {_said(done.stderr.splitlines())}")
+        raise EngineError(f"{name} failed: {_said(done.stderr.splitlines())}")
+    return done.stderr
 
 
 def _machine(target: Target) -> list[str]:
     if target.arch == "aarch64":
-        return ["-march=armv8.2-a"]
+        return ["-march=armv8-a"]
     wide = ["-mprefer-vector-width=512"] if target.arch == "x86-64-v4" else []
     return [f"-march={target.arch}", *wide]
 

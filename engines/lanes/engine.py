@@ -1,4 +1,7 @@
-"""The engine `lanes`: native code in which SIMD lanes are rows; it runs without any library."""
+"""The engine `lanes`: native code in which SIMD lanes, or threads of a GPU, are rows.
+
+It runs without any library, but for a GPU's driver.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines.base import Engine, Executable, Portable
-from engines.errors import NotApplicableError
 from engines.native import NativeExecutable
 from engines.target import Target
 
@@ -16,14 +18,17 @@ if TYPE_CHECKING:
 
 
 class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
+    crosses = True
     cuts_rows = True
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """The library, the C++ that it was made of, and the target that the runner asks for."""
+        """A library or a kernel, what it was made of, and the target that the runner asks for."""
         if target.device != "cpu":
-            raise NotApplicableError(f"lanes builds for CPUs; found {target}")
+            from engines.lanes.devices import build_kernel
+
+            return build_kernel(source.program, target, out)
         from engines.lanes.build import build
 
         return build(source.program, target, out)

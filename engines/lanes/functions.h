@@ -2,7 +2,7 @@
 // C library, whose bits depend on the processor. tests/engines/lanes/ulps.py measures them on all floats.
 // What networks call often is worked out in single precision, the others in double, rounded once.
 
-constexpr float kInfinity = __builtin_inff(), kNaN = __builtin_nanf("");
+constexpr float kInfinity = __builtin_bit_cast(float, 0x7f800000), kNaN = __builtin_bit_cast(float, 0x7fc00000);
 constexpr double kPi = 3.14159265358979323846, kLn2 = 0.69314718055994530942;
 
 INLINE I mask(I m) { return m; }
@@ -251,9 +251,9 @@ struct Angle {
   Q quarter;
 };
 // For a float of 2^30 or more (Payne and Hanek): its 24 bits times those bits of 2/pi that count.
-inline double far_angle(double x, int64_t *quarter) {
+FAR double far_angle(double x, int64_t *quarter) {
   const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561};
-  if (!(__builtin_fabs(x) < (double)kInfinity)) return (double)kNaN;
+  if (!(x - x == 0)) return (double)kNaN;
   const int64_t b = same_bits<int64_t>(x);
   const int exponent = (int)(b >> 52 & 0x7ff) - 1022;  // x = 0.1... * 2^exponent
   if (exponent > 128) return (double)kNaN;             // no float
@@ -461,13 +461,13 @@ INLINE F to_float32(F x) { return x; }
 
 INLINE I bitwise_left_shift(I x, I by) { return select((by < 0) | (by > 31), all(0), x << (by & 31)); }
 INLINE I bitwise_right_shift(I x, I by) { return x >> select((by < 0) | (by > 31), all(31), by); }
-#define SHIFT(name, far, op)                                                                         \
+#define SHIFT(name, far, shifted)                                                                    \
   INLINE Q name(Q x, Q by) {                                                                         \
     const Q size = select(ge(by, all((int64_t)0)) & lt(by, all((int64_t)64)), by, all((int64_t)63)); \
-    const Q found = {x.low op size.low, x.high op size.high};                                        \
+    const Q found = shifted(x, size);                                                                \
     return select(equal(size, by), found, far);                                                      \
   }
-SHIFT(bitwise_left_shift, all((int64_t)0), <<) SHIFT(bitwise_right_shift, found, >>)
+SHIFT(bitwise_left_shift, all((int64_t)0), shifted_left) SHIFT(bitwise_right_shift, found, shifted_right)
 #undef SHIFT
 
 // To the nearest number of 16 bits, half-way cases to the even one.

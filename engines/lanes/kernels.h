@@ -16,7 +16,7 @@ INLINE void walk(Steps<>, const V *left, const V *right, const Body &body) {
 }
 template <class First, class... Rest, class V, class Body>
 INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Body &body) {
-  for (int k = 0; k < First::size; ++k) {
+  LOOP for (int k = 0; k < First::size; ++k) {
     walk(Steps<Rest...>{}, left + k * First::left * RV, right + k * First::right * RV, body);
   }
 }
@@ -25,7 +25,7 @@ INLINE void walk(Steps<First, Rest...>, const V *left, const V *right, const Bod
 template <bool kLoop, int kM, int kJ, int kR, class V, class Out>
 INLINE void hand_out(const V (&sums)[kM][kJ][kR], int m, int j, int r, const Out &out) {
   if constexpr (kLoop) {
-    for (int q = 0; q < kM * kJ * kR; ++q) {
+    LOOP for (int q = 0; q < kM * kJ * kR; ++q) {
       out(m + q / (kJ * kR), j + q / kR % kJ, r + q % kR, (&sums[0][0][0])[q]);
     }
   } else {
@@ -64,7 +64,7 @@ INLINE void weighted_block(S steps, const V *left, const N *weights, int m, int 
 template <bool kLoop, int kM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
 INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const Out &out) {
   int j = 0;
-  for (; j + kMostJ <= kJ; j += kMostJ) {
+  LOOP for (; j + kMostJ <= kJ; j += kMostJ) {
     weighted_block<kLoop, kM, kMostJ, kLeft>(steps, left, weights + j * S::count, m, j, out);
   }
   if constexpr (kJ % kMostJ != 0) {
@@ -75,7 +75,7 @@ INLINE void weighted_rows(S steps, const V *left, const N *weights, int m, const
 template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, class S, class V, class N, class Out>
 INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
   int m = 0;
-  for (; m + kMostM <= kM; m += kMostM) {
+  LOOP for (; m + kMostM <= kM; m += kMostM) {
     weighted_rows<kLoop, kMostM, kJ, kMostJ, kLeft>(steps, left + m * kLeft * RV, weights, m, out);
   }
   if constexpr (kM % kMostM != 0) {
@@ -86,7 +86,7 @@ INLINE void weighted(S steps, const V *left, const N *weights, const Out &out) {
 // The same where both operands are of each row: one vector at a time.
 template <bool kLoop, int kM, int kJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, const Out &out) {
-  for (int r = 0; r < RV; ++r) {
+  LOOP for (int r = 0; r < RV; ++r) {
     V sums[kM][kJ][1];
     UNROLL for (int a = 0; a < kM; ++a) {
       UNROLL for (int b = 0; b < kJ; ++b) sums[a][b][0] = V{};
@@ -105,7 +105,7 @@ INLINE void paired_block(S steps, const V *left, const V *right, int m, int j, c
 template <bool kLoop, int kM, int kJ, int kMostJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired_rows(S steps, const V *left, const V *right, int m, const Out &out) {
   int j = 0;
-  for (; j + kMostJ <= kJ; j += kMostJ) {
+  LOOP for (; j + kMostJ <= kJ; j += kMostJ) {
     paired_block<kLoop, kM, kMostJ, kLeft, kRight>(steps, left, right + j * kRight * RV, m, j, out);
   }
   if constexpr (kJ % kMostJ != 0) {
@@ -115,7 +115,7 @@ INLINE void paired_rows(S steps, const V *left, const V *right, int m, const Out
 template <bool kLoop, int kM, int kMostM, int kJ, int kMostJ, int kLeft, int kRight, class S, class V, class Out>
 INLINE void paired(S steps, const V *left, const V *right, const Out &out) {
   int m = 0;
-  for (; m + kMostM <= kM; m += kMostM) {
+  LOOP for (; m + kMostM <= kM; m += kMostM) {
     paired_rows<kLoop, kMostM, kJ, kMostJ, kLeft, kRight>(steps, left + m * kLeft * RV, right, m, out);
   }
   if constexpr (kM % kMostM != 0) {
@@ -135,9 +135,9 @@ INLINE void start(Q &x, double number) {
 template <bool kLong, int kSteps, class Take>
 INLINE void in_parts(const Take &take) {
   if constexpr (kLong) {
-    for (int k = 0; k < kSteps; ++k) take(k, k % 8);
+    LOOP for (int k = 0; k < kSteps; ++k) take(k, k % 8);
   } else {
-    for (int k = 0; k + 8 <= kSteps; k += 8) {
+    LOOP for (int k = 0; k + 8 <= kSteps; k += 8) {
       UNROLL for (int u = 0; u < 8; ++u) take(k + u, u);
     }
     UNROLL for (int u = 0; u < kSteps % 8; ++u) take(kSteps - kSteps % 8 + u, u);
@@ -215,13 +215,13 @@ template <int kSize, int kCount, bool kDescending, class V>
 INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int places_apart) {
   decltype(order(V{})) keys[kCount];
   I at[kCount];
-  for (int p = 0; p < kSize; ++p) {
+  LOOP for (int p = 0; p < kSize; ++p) {
     const auto found = order(from[p * apart * RV]);
     const auto own = kDescending ? found : ~found;
     auto key = own;
     I place = all(p);
     const int filled = p < kCount ? p : kCount;
-    for (int t = 0; t < filled; ++t) {
+    LOOP for (int t = 0; t < filled; ++t) {
       const auto ahead = less(keys[t], own);  // and then for all t that follow: equal ones keep their order
       const auto lost = select(ahead, keys[t], key);
       const I lost_place = select(mask(ahead), at[t], place);
@@ -235,7 +235,7 @@ INLINE void sorted(const V *from, int apart, V *to, int to_apart, Q *places, int
       at[p] = place;
     }
   }
-  for (int t = 0; t < kCount; ++t) {
+  LOOP for (int t = 0; t < kCount; ++t) {
     unordered(kDescending ? keys[t] : ~keys[t], to[t * to_apart * RV]);
     places[t * places_apart * RV] = wide(at[t]);
   }

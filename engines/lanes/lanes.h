@@ -69,6 +69,8 @@ INLINE Q operator-(Q x) { return {-x.low, -x.high}; }
 INLINE Q operator~(Q x) { return {~x.low, ~x.high}; }
 INLINE Q operator<<(Q x, int by) { return {x.low << by, x.high << by}; }
 INLINE Q operator>>(Q x, int by) { return {x.low >> by, x.high >> by}; }
+INLINE Q shifted_left(Q x, Q by) { return {x.low << by.low, x.high << by.high}; }
+INLINE Q shifted_right(Q x, Q by) { return {x.low >> by.low, x.high >> by.high}; }
 
 // Conversions, as the processor's: towards zero to an integer, and the least one for what does not fit.
 INLINE D to_float64(F x) { return same_bits<D>(__builtin_convertvector(x, D_)); }

@@ -9,4 +9,6 @@
 #define INLINE static inline __attribute__((always_inline))
 #define INLINE_MEMBER inline __attribute__((always_inline))
 #define ALWAYS_INLINE __attribute__((always_inline))
+#define FAR inline
+#define LOOP
 #define UNROLL _Pragma("GCC unroll 64")

@@ -1,7 +1,8 @@
-"""The whole C++ file of a network: its row blocks in several widths, and what calls them."""
+"""The whole file of a network: row blocks in several widths and what calls them, or a kernel."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,58 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
 
 
+def written_kernel(plan: Plan, threads: int, unrolled: bool) -> Source:
+    """The kernel of a plan, a thread a row: CUDA C++, HIP C++ and, for tests, C++ at once.
+
+    `unrolled`: with every loop taken apart, so that all that is stored may be in registers.
+    """
+    constants = Constants()
+    body = Writer(plan, constants, _REGISTERS, 1, own_arrays=unrolled).body()
+    body = re.sub("^( *)for ", r"\1LOOP for ", body, flags=re.MULTILINE)
+    data = bytes(constants.data) or b"\0"
+    words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
+    memory = "IN_CONSTANT_MEMORY" if len(data) <= _CONSTANT_MEMORY else "IN_MEMORY"
+    entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
+    tables = (_array("int", n, each, "IN_MEMORY") for each, n in constants.tables.items())
+    items = plan.program.kinds.count("i")
+    text = _KERNEL.format(
+        unrolled="#define UNROLLED\n" if unrolled else "",
+        arena="" if unrolled else f"  alignas(16) char arena[{4 * plan.size}];\n",
+        weights=f"alignas(64) {memory} const uint32_t weights[] = {{{entries}}};",
+        tables="\n".join(tables),
+        body=body,
+        columns=max(1, len(columns_of(plan.program))),
+        items=max(1, items),
+        threads=threads,
+    )
+    return Source(text, b"")
+
+
+_REGISTERS = 48  # of a thread, for the sums of a product
+_CONSTANT_MEMORY = 60 << 10  # of the 64 kB that a kernel may have
+_KERNEL = """\
+{unrolled}#include "device.h"
+{weights}
+{tables}
+namespace one {{
+#include "threads.h"
+#include "functions.h"
+#include "kernels.h"
+INLINE void block(void *const *columns, const int64_t *items, int64_t row) {{
+  (void)items;
+{arena}{body}}}
+}}  // namespace one
+struct Given {{
+  void *columns[{columns}];
+  int64_t items[{items}], rows;
+}};
+KERNEL({threads}) soa_rows(GIVEN Given given) {{
+  const int64_t row = (int64_t)BLOCK_NUMBER * {threads} + THREAD_NUMBER;
+  if (row < given.rows) one::block(given.columns, given.items, row);
+}}
+#include "on_cpu.h"
+"""
+
 _HEAD = """\
 #include "prelude.h"
 
@@ -68,11 +121,10 @@ def _block(width: Width, body: str) -> str:
 
 def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     """What entry.h reads: sizes, and which block runs which rows."""
-    program, columns = plan.program, _columns(plan.program)
+    program, columns = plan.program, columns_of(plan.program)
     rows = max(width.lanes * width.vectors for width in widths)
     copies = sum(column.bytes * rows + 64 for column in columns)
     arena = plan.size * 4 * rows
-    dtypes = "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
     numbers = {
         "kAbi": ABI,
         "kColumns": len(columns),
@@ -86,7 +138,7 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     return "\n".join(
         [
             *(f"static const int64_t {name} = {number};" for name, number in numbers.items()),
-            f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{dtypes}";',
+            f'static const char kKinds[] = "{program.kinds}", kDtypes[] = "{letters(program)}";',
             _array("int", "kBytes", [column.bytes for column in columns]),
             _array("bool", "kWritten", [int(column.output) for column in columns]),
             "#define WHOLE_BLOCKS " + " ".join(f"RUN_BLOCKS({w.name})" for w in whole),
@@ -97,8 +149,13 @@ def _entry(plan: Plan, widths: Sequence[Width]) -> str:
     )
 
 
-def _array(kind: str, name: str, entries: Sequence[int]) -> str:
-    return f"static const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
+def letters(program: Program) -> str:
+    """The dtype of each argument, as the runner reads it."""
+    return "".join(chr(ord("a") + DTYPES.index(each)) for each in program.dtypes)
+
+
+def _array(kind: str, name: str, entries: Sequence[int], memory: str = "static") -> str:
+    return f"{memory} const {kind} {name}[] = {{{', '.join(map(str, entries)) or '0'}}};"
 
 
 @dataclass(frozen=True)
@@ -109,7 +166,7 @@ class Column:
     output: bool
 
 
-def _columns(program: Program) -> list[Column]:
+def columns_of(program: Program) -> list[Column]:
     outputs = {argument for argument, _ in program.outputs}
     found: list[Column] = []
     for tensor in program:

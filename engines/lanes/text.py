@@ -87,10 +87,21 @@ def held(data: torch.Tensor) -> torch.Tensor:
 
 
 class Writer:
-    """Writes the steps of a plan for a number of registers."""
+    """Writes the steps of a plan for a number of registers.
 
-    def __init__(self, plan: Plan, constants: Constants, registers: int, vectors: int) -> None:
-        self.plan, self.constants = plan, constants
+    What is stored lies in an arena; with `own_arrays` in arrays that a compiler may keep in
+    registers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        constants: Constants,
+        registers: int,
+        vectors: int,
+        own_arrays: bool = False,
+    ) -> None:
+        self.plan, self.constants, self.own_arrays = plan, constants, own_arrays
         self.registers, self.vectors = registers, vectors
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
@@ -100,9 +111,9 @@ class Writer:
         for tensor, name in self.names.items():
             kind, place = carrier(tensor.dtype), self.plan.places[tensor]
             shape = " x ".join(map(str, tensor.shape)) or "1"
-            lines.append(
-                f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);  // {shape}"
-            )
+            own = f"{kind} {name}[{tensor.count}];"
+            part = f"{kind} *const {name} = ({kind} *)(arena + {place} * 4 * kRows);"
+            lines.append(f"{own if self.own_arrays else part}  // {shape}")
         line = ""
         for step in self.plan.steps:
             source = step.source if isinstance(step, Kernel) else step

@@ -1,4 +1,4 @@
-// CPU levels of the x86-64 psABI, as engines/target.py knows them: what each needs, what this
+// CPU levels of the x86-64 psABI and of ARM, as engines/kinds/cpu.py knows them: what each needs, what this
 // processor has. Features carry the names that /proc/cpuinfo shows.
 #ifndef SOA_CPU_LEVEL_H
 #define SOA_CPU_LEVEL_H
@@ -8,6 +8,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace soa_cpu {
@@ -66,12 +68,30 @@ inline std::string missing(const std::string &arch, const Registers &has) {
   return lacking;
 }
 
+// The same of an ARM processor, by what the kernel says of it (AT_HWCAP).
+inline std::string missing_arm(const std::string &arch, unsigned long has) {
+  struct Feature {
+    const char *name;
+    int bit;
+    bool later;  // since armv8.1-a, which armv8.2-a includes
+  };
+  const Feature features[] = {{"fp", 0, false},        {"asimd", 1, false}, {"asimdrdm", 12, true},
+                              {"atomics", 8, true}, {"crc32", 7, true}};
+  if (arch != "aarch64" && arch != "armv8.2-a") return "another processor family";
+  std::string lacking;
+  for (const Feature &f : features) {
+    if ((has >> f.bit & 1) != 0 || (f.later && arch == "aarch64")) continue;
+    lacking += (lacking.empty() ? "" : ", ") + std::string(f.name);
+  }
+  return lacking;
+}
+
 // What this host lacks to run native code built for `arch`; empty if nothing.
 inline std::string missing_here(const std::string &arch) {
 #if defined(__x86_64__)
   return missing(arch, here());
 #elif defined(__aarch64__)
-  return arch == "aarch64" ? "" : "another processor family";
+  return missing_arm(arch, getauxval(AT_HWCAP));
 #else
   return "another processor family";
 #endif

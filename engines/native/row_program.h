@@ -74,13 +74,13 @@ class RowProgram : public Artifact {
 };
 
 // The columns of all arguments, as the function takes them.
-class RowArguments : public Bound {
+class ColumnArguments : public Bound {
  public:
-  RowArguments(const RowProgram &program, const std::vector<Memory> &memory)
-      : program_(program),
+  ColumnArguments(const RowFacts &facts, const std::vector<Memory> &memory)
+      : facts_(facts),
         first_(memory.size()),
-        columns_(static_cast<size_t>(program.facts.columns)),
-        items_(static_cast<size_t>(std::count(facts().kinds, facts().kinds + memory.size(), 'i'))) {
+        columns_(static_cast<size_t>(facts.columns)),
+        items_(static_cast<size_t>(std::count(facts.kinds, facts.kinds + memory.size(), 'i'))) {
     size_t next = 0;
     for (size_t i = 0; i < memory.size(); ++i) {
       first_[i] = next;
@@ -99,20 +99,8 @@ class RowArguments : public Bound {
     for (size_t k = 0; k < indices.size(); ++k) put(indices[k], memory[k]);
   }
 
-  void run(const Tiling &tiling, int, void *) override {
-    const int64_t blocks = (rows_ + facts().rows - 1) / facts().rows;
-    if (tiling.threads < 2 || blocks < 2 * tiling.threads) {
-      return program_.run(columns_.data(), items_.data(), 0, rows_, Scratch::of_this_thread(facts().scratch));
-    }
-    // A few pieces a thread, of whole blocks: which rows are together changes no bit.
-    const int64_t piece = std::max<int64_t>(1, blocks / (4 * tiling.threads)) * facts().rows;
-    in_pieces(rows_, piece, tiling.threads, [&](int64_t begin, int64_t end) {
-      program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
-    });
-  }
-
- private:
-  const RowFacts &facts() const { return program_.facts; }
+ protected:
+  const RowFacts &facts() const { return facts_; }
 
   bool carries(size_t i) const { return std::strchr("ni", facts().kinds[i]) != nullptr; }
 
@@ -145,11 +133,32 @@ class RowArguments : public Bound {
     }
   }
 
-  const RowProgram &program_;
+  const RowFacts &facts_;
   std::vector<size_t> first_;  // column of each argument
   std::vector<void *> columns_;
   int64_t rows_ = 0;
   std::vector<int64_t> items_;  // how many each jagged collection has
+};
+
+class RowArguments : public ColumnArguments {
+ public:
+  RowArguments(const RowProgram &program, const std::vector<Memory> &memory)
+      : ColumnArguments(program.facts, memory), program_(program) {}
+
+  void run(const Tiling &tiling, int, void *) override {
+    const int64_t blocks = (rows_ + facts().rows - 1) / facts().rows;
+    if (tiling.threads < 2 || blocks < 2 * tiling.threads) {
+      return program_.run(columns_.data(), items_.data(), 0, rows_, Scratch::of_this_thread(facts().scratch));
+    }
+    // A few pieces a thread, of whole blocks: which rows are together changes no bit.
+    const int64_t piece = std::max<int64_t>(1, blocks / (4 * tiling.threads)) * facts().rows;
+    in_pieces(rows_, piece, tiling.threads, [&](int64_t begin, int64_t end) {
+      program_.run(columns_.data(), items_.data(), begin, end, Scratch::of_this_thread(facts().scratch));
+    });
+  }
+
+ private:
+  const RowProgram &program_;
 };
 
 inline std::unique_ptr<Bound> RowProgram::bind(const std::vector<Memory> &memory) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_program.h"
 #include "opening.h"
 #include "row_program.h"
 #include "threads.h"
@@ -176,10 +177,15 @@ int soa_model_open(const char *library, const char *device, const char *folder, 
     if (library == nullptr || device == nullptr || model == nullptr || instances < 0 || threads < 0) {
       fail(SOA_BAD_ARGUMENT, "a library, a device and a count of instances are needed");
     }
-    void *handle = soa_runner::open_library(library, device, folder);
-    std::unique_ptr<Artifact> artifact = soa_runner::RowProgram::of(handle, device);
-    if (artifact == nullptr) {
-      artifact = std::make_unique<soa_runner::TorchCode>(handle, library, device, folder, instances);
+    std::unique_ptr<Artifact> artifact;
+    if (soa_runner::KernelProgram::is(library)) {
+      artifact = std::make_unique<soa_runner::KernelProgram>(library, device);
+    } else {
+      void *handle = soa_runner::open_library(library, device, folder);
+      artifact = soa_runner::RowProgram::of(handle, device);
+      if (artifact == nullptr) {
+        artifact = std::make_unique<soa_runner::TorchCode>(handle, library, device, folder, instances);
+      }
     }
     *model = new soa_model{std::make_shared<soa_model_state>(std::move(artifact), threads)};
   });

@@ -23,6 +23,7 @@ from runtime.session import Session
 from stages.benchmark import benchmark_targets, ladder
 from stages.capture import Capture
 from stages.compile import Compiled, artifact_file, compile_candidate
+from stages.emulate import emulate_candidate
 from stages.model import tf32_switches
 from stages.package import TargetResult
 from stages.reference import Reference
@@ -105,7 +106,7 @@ def build_targets(
 
     def wanted(target: Target, name: str) -> bool:
         first = found.get((target, engine(name).in_place_of))
-        return first is None or first.report.verdict not in ("valid", "unverified")
+        return first is None or not (first.report.valid or first.report.unverified)
 
     last = {n for n in recipe.engines if recipe.by_default and engine(n).in_place_of}
     for several in (set(recipe.engines) - last, last):
@@ -155,6 +156,8 @@ def _make(
         report = ValidationReport.refused(name, f"{SEE_EACH_OTHER}: {captured.why_dependent}")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
+    elif engine(name).crosses:
+        report = _emulate(work, captured, target, recipe, compiled, parts, tile)
     else:
         report = ValidationReport.not_run(name, str(target))
     return _Made(target, parts, compiled, report, tile)
@@ -263,6 +266,46 @@ def _validate(
     }
     key = content_key(judged_by)
     return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
+
+
+def _emulate(
+    work: Work,
+    captured: Capture,
+    target: Target,
+    recipe: Recipe,
+    compiled: Compiled,
+    parts: Mapping[str, Any],
+    tile: int,
+) -> ValidationReport:
+    """What an emulator of a target that this host lacks shows."""
+
+    def build(folder: Path) -> ValidationReport:
+        with work.step(f"emulate {compiled.engine} on {target}"):
+            report = emulate_candidate(
+                compiled.engine,
+                _artifact_of(compiled, captured),
+                captured.signature,
+                captured.reference,
+                recipe.tolerances,
+                folder / "child",
+                recipe.timeout_s,
+                target,
+                tile,
+            )
+        (folder / "report.json").write_text(json.dumps(report.to_dict()))
+        if report.verdict != "emulated":
+            said = "is only compiled" if report.unverified else report.verdict
+            work.say(f"  {compiled.engine} on {target} {said}: {report.reason}")
+        return report
+
+    def load(folder: Path) -> ValidationReport:
+        return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
+
+    tolerances = {output: asdict(t) for output, t in recipe.tolerances.items()}
+    key = content_key({**parts, "tolerances": tolerances, "tile": tile})
+    return work.cache.result(
+        "emulate", key, build, load, keep=lambda report: report.verdict == "emulated"
+    )
 
 
 def _tile(

@@ -129,7 +129,12 @@ class SessionSettings(Record):
     """Runs at one moment; None for one a core."""
 
 
-Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified"]
+Evidence = Literal["unverified", "compiles", "emulated"]
+"""What speaks for an artifact that no device of its kind has run: nothing; that its compiler took
+it; that it gave the reference's answers on an emulator. docs/targets.md says what each proves."""
+
+Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified", "compiles",
+                  "emulated"]  # fmt: skip
 """Of one candidate. `refused`: its answers deviate, or it does what no artifact may; `failed`: its
 compiler or the artifact broke; `not applicable`: the engine is not for this model or target."""
 
@@ -170,9 +175,10 @@ class Below(Record):
 
 
 class TargetRecord(Record):
-    """One target. `unverified`: built, but no device of this kind has run it."""
+    """One target. `unverified`, `compiles`, `emulated`: built, but no device of this kind has run
+    it."""
 
-    status: Literal["verified", "unverified", "failed"]
+    status: Literal["verified", "unverified", "compiles", "emulated", "failed"]
     chosen: str | None = None
     below: list[Below] = Field(default_factory=list)
     """Where another engine than `chosen` is worth it for small n: `rows` ascending."""

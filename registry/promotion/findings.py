@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import get_args
 
-from registry.bundle import Manifest, Worst
+from registry.bundle import Evidence, Manifest, Worst
 from registry.promotion.policy import Requirements
 
 
@@ -130,6 +131,11 @@ class Findings:
     """Numbers whose bounds the config sets: latency, memory, size, metrics, a shadow's record."""
     bits: Sequence[Bits] = ()
     """Of each artifact of a target that this host runs, where it is asked for."""
+
+    def waits(self, target: str) -> bool:
+        """Whether a target only wants a device of its kind to prove it."""
+        record = self.manifest.targets.get(target)
+        return record is not None and record.status in get_args(Evidence)
 
     def excused(self, target: str) -> bool:
         return target in self.allow_unverified - self.needed.named_targets

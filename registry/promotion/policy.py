@@ -93,6 +93,8 @@ class Requirements:
     signed_by: tuple[tuple[str, ...], ...]
     """Of each policy that asks: one of these keys."""
     origins: tuple[str, ...]
+    production: bool = True
+    """Whether the alias is: there an emulator proves nothing."""
 
 
 def strictest(
@@ -132,4 +134,5 @@ def strictest(
         approvals=tuple(dict.fromkeys(name for p in for_production for name in p.approvals or ())),
         signed_by=tuple(p.signed_by for p in for_production if p.signed_by),
         origins=tuple(asked.origin for asked in policies),
+        production=production,
     )

@@ -5,6 +5,7 @@ from .artifact import open_artifact as open_artifact
 from .artifact import open_candidate as open_candidate
 from .artifact import open_program as open_program
 from .bits import answer_bits as answer_bits
+from .bits import case_of_bits as case_of_bits
 from .opening import LOOKUPS as LOOKUPS
 from .opening import LookupPolicy as LookupPolicy
 from .opening import Mode as Mode

@@ -26,6 +26,10 @@ Builder = Callable[[Bundle, Target], Annex]
 """Builds a bundle's program for a target, proven against the bundle's reference; or raises."""
 
 
+Prover = Callable[["Opened", str, str], str | None]
+"""Why an engine's artifact for a target is refused on this host's own device; None: it is right."""
+
+
 class Options(TypedDict, total=False):
     """The fields of `Opening` but its mode, for type checkers, where they come as `**options`."""
 
@@ -38,6 +42,7 @@ class Options(TypedDict, total=False):
     threads: int | None
     instances: int | None
     builder: Builder | None
+    prover: Prover | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +62,8 @@ class Opening:
     the best target of this host and the engine that was chosen for it; `threads` and `instances`
     (how many runs there may be at one moment) what the version's config says under `session`.
     `builder` is asked for an artifact where the version holds no verified one for this host.
+    `prover` judges one that no such device has run, before its first use on this host; without it
+    production refuses it.
     """
 
     ref: str | Path = field(kw_only=False)
@@ -70,6 +77,7 @@ class Opening:
     threads: int | None = None
     instances: int | None = None
     builder: Builder | None = None
+    prover: Prover | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("test", "production"):

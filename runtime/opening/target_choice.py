@@ -15,6 +15,7 @@ from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
 from runtime.opening.bits import check_bits
+from runtime.opening.first_use import proven
 from runtime.opening.opening import Builder, Opened
 from runtime.process import has_torch, settle_tf32, settle_threads
 
@@ -35,6 +36,8 @@ def open_here(opened: Opened, device: torch.device) -> tuple[Executable, str, st
     if opening.engine_name is None and not has_torch():
         opened = _without_torch(opened)
     target = choose(opened, device, opening.target)
+    if opening.prover is not None:
+        opened = proven(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
     if device.type == "cuda":
@@ -56,6 +59,9 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     name, targets = opened.bundle.manifest.name, opened.bundle.manifest.targets
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
+        verified = {t: record for t, record in usable.items() if record.status == "verified"}
+        with suppress(TargetError):
+            return _fastest(choose_target(list(verified), str(device)), verified)
         try:
             best = choose_target(list(usable), str(device))
         except TargetError as error:

@@ -22,6 +22,7 @@ ALL = ["cpu/x86-64-v2", "cpu/x86-64-v4", "cpu/x86-64-v3", "cuda/sm_90"]
         ("cpu/x86-64-v2", "cpu", "x86-64-v2"),
         ("cpu/x86-64-v4", "cpu", "x86-64-v4"),
         ("cpu/aarch64", "cpu", "aarch64"),
+        ("cpu/armv8.2-a", "cpu", "armv8.2-a"),
         ("cuda/sm_90", "cuda", "sm_90"),
         ("cuda/sm_90a", "cuda", "sm_90a"),
         ("rocm/gfx90a", "rocm", "gfx90a"),
@@ -67,9 +68,9 @@ def test_plain_cpu_is_the_hosts_best_level_up_to_v3() -> None:
     check_host_runs(Target.parse("cpu"))
 
 
-def has(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]) -> None:
+def has(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], machine: str = "x86_64") -> None:
     """A host with such a CPU."""
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(cpu, "cpu_flags", lambda: flags)
 
 
@@ -94,6 +95,23 @@ def test_the_best_level_of_a_host_is_chosen(
     if levels:
         assert choose_target(ALL, "cpu") == f"cpu/{levels[0]}"
         assert choose_target(["cpu/x86-64-v2"], "cpu") == "cpu/x86-64-v2"
+
+
+ARM = frozenset({"fp", "asimd", "evtstrm", "aes", "crc32", "atomics", "asimdrdm", "cpuid"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [(ARM, ("armv8.2-a", "aarch64")), (ARM - {"atomics"}, ("aarch64",)), (V4, ())],
+)
+def test_levels_of_arm(
+    flags: frozenset[str], levels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(monkeypatch, flags, "aarch64")
+    assert host_cpu_levels() == levels
+    if levels == ("aarch64",):
+        with pytest.raises(TargetError, match=r"cpu/armv8\.2-a: it lacks atomics"):
+            choose_target(["cpu/armv8.2-a"], "cpu")
 
 
 def test_the_refusal_says_what_the_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,7 +255,7 @@ class Model {
     auto state = detail::described(nullptr, soa_model_close, arguments.c_str(), described_in, threads);
     std::vector<std::filesystem::path> libraries;
     for (const auto &entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.path().extension() == ".so") libraries.push_back(entry.path());
+      if (entry.path().extension() == ".so" || entry.path().extension() == ".kernel") libraries.push_back(entry.path());
     }
     if (libraries.size() != 1) {
       throw Error(folder.string() + ": one library is needed, found " + std::to_string(libraries.size()));

@@ -4,6 +4,7 @@
 #define SOA_CHECKS_H
 
 #include <array>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -85,7 +86,20 @@ struct Contract {
 // Test mode: run `model` on every case of the reference (stored: safetensors), in memory that was filled with 0xff before.
 // Fails with SOA_DEVIATES where more values of an output are outside its tolerance than the version allows, or where a
 // byte has changed that is no output; with std::exception where the reference is not of this manifest.
-void check_reference(const Json &manifest, const std::string &stored, const soa::Model &model);
+struct Worst {
+  std::size_t elements = 0, outside = 0;
+  double gap = 0, relative = 0;
+};
+using Collections = std::map<std::string, soa::Collection>;
+// Where a model's memory is. Both are called for each case: `bound` is what to bind for collections that are filled, and
+// `answered`, after the run, puts what is there now back into them. By default a collection is bound itself.
+struct Place {
+  std::function<std::vector<soa::Memory>(const Collections &)> bound;
+  std::function<void(std::size_t number, const Collections &)> answered;
+  void *stream = nullptr;
+};
+std::map<std::string, Worst> check_reference(const Json &manifest, const std::string &stored, const soa::Model &model,
+                                             const Place &place = {});
 
 }  // namespace soa_library
 

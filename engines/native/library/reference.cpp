@@ -71,8 +71,6 @@ struct Tensors {
   }
 };
 
-using Collections = std::map<std::string, soa::Collection>;
-
 // The first rows of the stored inputs, all else 0xff. An element (r, c) is stored row by row and laid out column by column.
 soa::Collection filled(const soa::Model &model, const Tensors &tensors, const std::string &name, std::int64_t rows) {
   soa::Collection made = model.collection(name, rows);
@@ -104,11 +102,6 @@ void cut_offsets(const soa::Collection &offsets, std::int64_t items) {
   }
 }
 
-struct Worst {
-  std::size_t elements = 0, outside = 0;
-  double gap = 0;
-};
-
 // Compares an output, and puts back what lay there before the run.
 void compare(const Json &plan, const Stored &stored, const Json &tolerance, const soa::Collection &found,
              const soa::Collection &before, Worst *worst) {
@@ -130,6 +123,7 @@ void compare(const Json &plan, const Stored &stored, const Json &tolerance, cons
       const long double allowed = finite ? atol + rtol * std::fabs(meant) : 0;
       worst->outside += gap > allowed ? 1 : 0;
       worst->gap = std::max(worst->gap, static_cast<double>(gap));
+      if (finite && meant != 0) worst->relative = std::max(worst->relative, static_cast<double>(gap / std::fabs(meant)));
     }
     std::memcpy(mine, before.column<char>(column.name, k), n * column.itemsize);
   }
@@ -138,7 +132,8 @@ void compare(const Json &plan, const Stored &stored, const Json &tolerance, cons
 
 }  // namespace
 
-void check_reference(const Json &manifest, const std::string &stored, const soa::Model &model) {
+std::map<std::string, Worst> check_reference(const Json &manifest, const std::string &stored, const soa::Model &model,
+                                             const Place &place) {
   const Tensors tensors(stored);
   const Json &signature = manifest["signature"], &layouts = signature["collections"], &jagged = signature.get("jagged");
   const Json cases = Json::parse(tensors.header["__metadata__"]["cases"].text());
@@ -155,7 +150,8 @@ void check_reference(const Json &manifest, const std::string &stored, const soa:
       }
     }
     for (const auto &[name, collection] : memory) bound.push_back(collection);
-    model.bind(bound)();
+    model.bind(place.bound ? place.bound(memory) : bound)(place.stream);
+    if (place.answered) place.answered(i, memory);
     for (const Json &output : signature["outputs"].list()) {
       const std::string &name = output["name"].text(), &where = output["collection"].text();
       const Stored meant = tensors["output/" + std::to_string(i) + "/" + name];
@@ -176,6 +172,7 @@ void check_reference(const Json &manifest, const std::string &stored, const soa:
     fail(SOA_DEVIATES, "output '%s': %zu of %zu values are outside atol %g + rtol %g of the reference, the worst by %.3g",
          name.c_str(), found.outside, found.elements, tolerance["atol"].real(), tolerance["rtol"].real(), found.gap);
   }
+  return worst;
 }
 
 }  // namespace soa_library

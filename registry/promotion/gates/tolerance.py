@@ -15,13 +15,15 @@ ORDER = 30
 def decide(found: Findings) -> Iterable[Decision]:
     for target in found.needed.targets:
         record = found.manifest.targets.get(target)
-        unverified = record is not None and record.status == "unverified"
         limit = f"outside <= {found.needed.max_outside:g}"
         if worst := found.worst.get(target):
             yield within("tolerance", target, worst, found)
-        elif unverified and found.excused(target):
-            detail = f"{target} was not run again: unverified, allowed by name"
+        elif record and found.waits(target) and found.excused(target):
+            detail = f"{target} was not run again: {record.status}, allowed by name"
             yield Decision("tolerance", True, "not run", "unverified allowed", detail)
+        elif record and record.status == "emulated" and not found.needed.production:
+            candidate = record.candidates[str(record.chosen)]
+            yield within("tolerance", f"{target} on an emulator", candidate.worst, found)
         else:
             detail = f"{target} was not run again on its reference, {limit} must be shown"
             yield Decision("tolerance", False, "not run", limit, detail)

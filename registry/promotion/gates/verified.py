@@ -27,11 +27,14 @@ def _decide(found: Findings, target: str) -> Decision:
     if record.status == "verified":
         detail = f"{target} is verified ({record.chosen})"
         return Decision("verified", True, "verified", "verified", detail)
-    if record.status == "unverified" and found.excused(target):
-        detail = f"{target} is unverified: no device of this kind has run it; allowed by name"
-        return Decision("verified", True, "unverified", "unverified allowed", detail)
+    if found.waits(target) and found.excused(target):
+        detail = f"{target} is {record.status}: no device of this kind has run it; allowed by name"
+        return Decision("verified", True, record.status, "unverified allowed", detail)
+    if record.status == "emulated" and not found.needed.production:
+        detail = f"{target} is emulated: it gave the reference's answers on an emulator"
+        return Decision("verified", True, "emulated", "emulated", detail)
     advice = ""
-    if record.status == "unverified":
+    if found.waits(target):
         named = target in found.needed.named_targets
         advice = ": run it there" + (", a policy names it" if named else ", or allow it by name")
     detail = f"{target} is {record.status}, verified is needed{advice}"

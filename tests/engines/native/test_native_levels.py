@@ -43,13 +43,19 @@ def test_both_languages_ask_for_the_same_features(said: dict[str, str], level: s
     assert sorted(found.split(", ") if found else []) == list(missing_flags(level))
 
 
+@pytest.mark.parametrize("level", ["aarch64", "armv8.2-a"])
+def test_both_languages_ask_arm_for_the_same_features(said: dict[str, str], level: str) -> None:
+    assert sorted(said[f"arm needs {level}"].split(", ")) == list(missing_flags(level, frozenset()))
+    assert said[f"arm lacks {level}"] == "" and said["arm lacks x86-64-v2"] == FAMILY
+
+
 def test_a_system_that_saves_no_wide_registers_has_no_wide_level(said: dict[str, str]) -> None:
     assert said["saves x86-64-v2"] == ""
     assert said["saves x86-64-v3"] == "avx, avx2, f16c, fma"
     assert "avx512f" in said["saves x86-64-v4"]
 
 
-@pytest.mark.parametrize("arch", ["x86-64-v5", "aarch64", "x86-64-v", ""])
+@pytest.mark.parametrize("arch", ["x86-64-v5", "aarch64", "armv8.2-a", "x86-64-v", ""])
 def test_what_is_no_level_runs_nowhere(said: dict[str, str], arch: str) -> None:
     assert said[f"needs {arch}"] == said[f"lacks {arch}"] == said[f"saves {arch}"] == FAMILY
 

@@ -16,7 +16,7 @@ from registry.promotion import Bits, Proof, SetResult, SignatureCheck, override
 from tests.models.bundles import manifest_data
 from tests.models.findings import V3, findings
 
-ROCM, SM90 = "rocm/gfx90a", "cuda/sm_90"
+ROCM, SM90, ARM = "rocm/gfx90a", "cuda/sm_90", "cpu/armv8.2-a"
 BAD = {"probabilities": Worst(max_abs=0.25, max_rel=0.5, outside=0.125)}
 NAN = {"probabilities": Worst(max_abs=math.nan, max_rel=math.nan, outside=math.nan)}
 DAY = timedelta(days=1)
@@ -85,6 +85,42 @@ def test_unverified_passes_only_by_name(ask: Ask, three: Manifest) -> None:
     named = ask(three, **asked, allow_unverified=allowed, named_targets=allowed)
     assert named["verified"].detail.endswith("run it there, a policy names it")
     assert not named["tolerance"].passed
+
+
+def emulated(deviations: Worst | None) -> Manifest:
+    """A version whose target for ARM an emulator has run."""
+    file = {"files": ["targets/cpu/armv8.2-a/lanes/network.so"], "status": "emulated"}
+    worst = {} if deviations is None else {"probabilities": deviations.model_dump()}
+    arm = {
+        "status": "emulated",
+        "chosen": "lanes",
+        "candidates": {"lanes": {**file, "worst": worst}},
+    }
+    data = manifest_data()
+    return Manifest.model_validate(data | {"targets": data["targets"] | {ARM: arm}})
+
+
+def test_what_was_emulated_reaches_staging_and_not_production(ask: Ask) -> None:
+    good = emulated(Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0))
+    asked: dict[str, Any] = {"targets": (V3, ARM)}
+    assert refusals(ask(good, **asked, production=False)) == set()
+    refused = ask(good, **asked)
+    assert refusals(refused) == {"verified", "tolerance"}
+    assert refused["verified"].detail.startswith(f"{ARM} is emulated, verified is needed")
+    assert refusals(ask(good, **asked, allow_unverified=frozenset({ARM}))) == set()
+    assert refusals(ask(emulated(None), **asked, production=False)) == {"tolerance"}
+    bad = emulated(Worst(max_abs=1.0, max_rel=1.0, outside=0.5))
+    assert refusals(ask(bad, **asked, production=False)) == {"tolerance"}
+
+
+def test_what_only_compiles_reaches_nothing(ask: Ask) -> None:
+    data = emulated(None).model_dump(mode="json")
+    data["targets"][ARM] |= {"status": "compiles"}
+    data["targets"][ARM]["candidates"]["lanes"]["status"] = "compiles"
+    manifest = Manifest.model_validate(data)
+    asked: dict[str, Any] = {"targets": (V3, ARM), "production": False}
+    assert refusals(ask(manifest, **asked)) == {"verified", "tolerance"}
+    assert refusals(ask(manifest, **asked, allow_unverified=frozenset({ARM}))) == set()
 
 
 def test_allowing_never_excuses_what_was_measured(ask: Ask, three: Manifest) -> None:

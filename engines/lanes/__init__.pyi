@@ -1,0 +1,3 @@
+from .compilers import compiler as compiler
+from .compilers import family as family
+from .compilers import run_compiler as run_compiler

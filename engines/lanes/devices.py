@@ -1,0 +1,206 @@
+"""From a captured program to a kernel for GPUs, a thread a row, without a device or a toolkit.
+
+NVRTC, a wheel, compiles for NVIDIA's, and Debian's clang for AMD's. Beside the machine code lies
+`network.kernel`: plain lines of what the runner has to know (engines/native/kernel_program.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import re
+import shutil
+import subprocess
+import sysconfig
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from engines.base import FACTS
+from engines.errors import EngineError, NotApplicableError
+from engines.lanes.compilers import run_compiler
+from engines.lanes.plan import Kernel, Plan, Step, planned
+from engines.lanes.program import row_program
+from engines.lanes.source import HERE, columns_of, letters, written_kernel
+from engines.lanes.tensors import Product, Reduction
+from engines.target import Target
+
+THREADS = 128  # of a block
+_UNROLLED = 6000  # steps of a row's program that are written one after the other
+_MOST_STORED = 400  # numbers that registers could hold, less what lives at other times
+_MOST_SPILLED = 512  # bytes a thread, of code that should run in registers
+_MOST_LOCAL = 64 << 10  # bytes a thread: 2,048 threads of 132 processors then take 17 GB
+_MOST_GIVEN = 4000  # bytes of a kernel's arguments
+_OLDEST_CLANG = 18  # before, it rounds square roots otherwise
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the compiler says of a kernel, per thread; `spilled` is a part of `local`, in bytes."""
+
+    registers: int
+    spilled_bytes: int
+    local_bytes: int
+    unrolled: bool
+
+
+def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
+    """As an engine's `compile`: network.kernel, the code, network.cu, target.txt, facts.json."""
+    plan = planned(row_program(program))
+    columns = columns_of(plan.program)
+    if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_GIVEN:
+        raise NotApplicableError(
+            f"a kernel takes {_MOST_GIVEN // 8} columns at most; this network has {len(columns)}"
+        )
+    _require_room(4 * plan.size)
+    made = _smallest(plan, target, out)
+    _require_room(made.local_bytes)
+    images = [each for each in ("network.image", "network.ptx") if (out / each).is_file()]
+    lines = [
+        "soa-kernel 1", f"target {target}", f"threads {THREADS}", f"columns {len(columns)}",
+        f"items {plan.program.kinds.count('i')}", f"kinds {plan.program.kinds}",
+        f"dtypes {letters(plan.program)}", f"local {made.local_bytes}",
+        *(f"image {each}" for each in images),
+    ]  # fmt: skip
+    (out / "network.kernel").write_text("\n".join(lines) + "\n")
+    (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
+    (out / FACTS).write_text(json.dumps({**asdict(made), "threads": THREADS}))
+    return ["network.kernel", *images, "network.cu", "target.txt", FACTS]
+
+
+def _require_room(size: int) -> None:
+    if size > _MOST_LOCAL:
+        raise NotApplicableError(
+            f"a thread would need {size:,} bytes of local memory for what it computes in between, "
+            f"more than {_MOST_LOCAL:,}: a network with fewer such values would fit"
+        )
+
+
+def _smallest(plan: Plan, target: Target, out: Path) -> Report:
+    """All loops taken apart where registers may hold what is stored; else in local memory."""
+    compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
+    work = sum(map(_steps, plan.steps))
+    for unrolled in (True, False):
+        if unrolled and (work > _UNROLLED or plan.size > _MOST_STORED):
+            continue
+        (out / "network.cu").write_text(written_kernel(plan, THREADS, unrolled).text)
+        made = compile_for(out, target, unrolled)
+        if not unrolled or made.spilled_bytes <= _MOST_SPILLED:
+            break
+    return made
+
+
+def _steps(step: Step) -> int:
+    if not isinstance(step, Kernel):
+        return math.prod(step.source.shape) ** 2
+    inner = step.inner.steps() if isinstance(step.inner, Product | Reduction) else ()
+    atoms = {atom for each in (*step.index, *inner) for atom in each.atoms()}
+    return math.prod(getattr(atom, "extent", 1) for atom in atoms)
+
+
+# --- NVIDIA ---
+
+
+def nvrtc() -> ctypes.CDLL:
+    """The library of the wheel, or the toolkit's; EngineError says how to get it."""
+    packages = Path(sysconfig.get_paths()["purelib"])
+    names = [str(path) for path in sorted(packages.glob("nvidia/*/lib/libnvrtc.so.*"))]
+    for name in (*names[::-1], "libnvrtc.so.13", "libnvrtc.so.12"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise EngineError("NVRTC, which compiles for CUDA, is not here: pip install nvidia-cuda-nvrtc")
+
+
+def _nvidia(out: Path, target: Target, unrolled: bool) -> Report:
+    library = nvrtc()
+    known = _known(library)
+    if int(re.sub("[^0-9]", "", target.arch)) not in known:
+        listed = ", ".join(f"sm_{each}" for each in known)
+        raise EngineError(f"this NVRTC does not know {target.arch}; it knows {listed}")
+    program = ctypes.c_void_p()
+    text = (out / "network.cu").read_bytes()
+    library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
+    given = (
+        f"--gpu-architecture={target.arch}", "--fmad=false", "--std=c++20", "--device-int128",
+        "--ptxas-options=-v", "--disable-warnings", f"--include-path={HERE}",
+    )  # fmt: skip
+    flags = (ctypes.c_char_p * len(given))(*(each.encode() for each in given))
+    try:
+        failed = library.nvrtcCompileProgram(program, len(given), flags)
+        said = _part(library, program, "ProgramLog").decode(errors="replace")
+        if failed:
+            wrong = [line for line in said.splitlines() if "error" in line] or [f"code {failed}"]
+            raise EngineError(f"NVRTC failed: {wrong[0].strip()}")
+        (out / "network.image").write_bytes(_part(library, program, "CUBIN"))
+        (out / "network.ptx").write_bytes(_part(library, program, "PTX"))
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def found(pattern: str) -> int:
+        return int((re.search(pattern, said) or ["", "0"])[1])
+
+    return Report(
+        found(r"Used (\d+) registers"),
+        found(r"(\d+) bytes spill stores"),
+        found(r"(\d+) bytes stack frame"),
+        unrolled,
+    )
+
+
+def _known(library: ctypes.CDLL) -> list[int]:
+    count = ctypes.c_int()
+    library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    archs = (ctypes.c_int * count.value)()
+    library.nvrtcGetSupportedArchs(archs)
+    return list(archs)
+
+
+def _part(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+    content = ctypes.create_string_buffer(size.value)
+    getattr(library, f"nvrtcGet{what}")(program, content)
+    return content.raw
+
+
+# --- AMD ---
+
+
+def clang() -> str:
+    """A clang++ with lld beside it that is new enough; EngineError says how to get it."""
+    for name in (*(f"clang++-{version}" for version in range(25, 17, -1)), "clang++"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        said = subprocess.run([path, "-dumpversion"], capture_output=True, text=True).stdout
+        version = int((re.match(r"\d+", said) or ["0"])[0])
+        if version >= _OLDEST_CLANG and (
+            shutil.which(f"ld.lld-{version}") or shutil.which("ld.lld")
+        ):
+            return path
+    raise EngineError(
+        f"no clang {_OLDEST_CLANG} or later with lld, which compile for ROCm, is here: apt-get "
+        "install clang-19 lld-19"
+    )
+
+
+def _amd(out: Path, target: Target, unrolled: bool) -> Report:
+    command = [
+        clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
+        "-nogpulib", f"--offload-arch={target.arch}", "-std=c++20", "-O3", "-ffp-contract=off",
+        "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(HERE),
+        "-o", "network.image", "network.cu",
+    ]  # fmt: skip
+    said = run_compiler(command, out, out / "network.image")
+
+    def found(what: str) -> int:
+        return int((re.search(rf"{what}: (\d+)", said) or ["", "0"])[1])
+
+    return Report(
+        found("VGPRs") + found("AGPRs"),
+        4 * found("VGPRs Spill"),
+        found(r"ScratchSize \[bytes/lane\]"),
+        unrolled,
+    )

@@ -1,0 +1,186 @@
+// A GPU's driver, of both vendors by one table of names, found where the loader looks. No header of theirs is read, and
+// nothing is linked. Handles are pointers, and device addresses are as wide.
+#ifndef SOA_DEVICE_DRIVER_H
+#define SOA_DEVICE_DRIVER_H
+
+#include <dlfcn.h>
+
+#include <string>
+
+#include "artifact.h"
+
+namespace soa_runner {
+
+enum DriverFunction {
+  kInit, kDeviceCount, kDevice, kAttribute, kRetain, kRelease, kPush, kPop, kLoad, kUnload, kFunction, kLaunch,
+  kStreamOwner, kPointer, kAllocate, kFree, kCopyIn, kCopyOut, kNewStream, kSynchronise, kEndStream, kDriverFunctions
+};
+
+class Driver {
+ public:
+  // vendor: "cuda" or "rocm". Opened once, and never closed.
+  static const Driver &of(const std::string &vendor) {
+    static const Driver cuda(0), rocm(1);
+    const Driver &found = vendor == "rocm" ? rocm : cuda;
+    if (!found.error_.empty()) fail(SOA_OPEN_FAILED, "%s", found.error_.c_str());
+    return found;
+  }
+
+  // Calls a function, whose arguments have to be of the very types that it takes; `doing` is for people.
+  template <typename... Given>
+  void call(DriverFunction which, const char *doing, Given... given) const {
+    const int code = attempt(which, given...);
+    if (code != 0) fail(SOA_RUN_FAILED, "%s: %s failed: %s", doing, kNames[which][vendor_], said(code).c_str());
+  }
+  template <typename... Given>
+  int attempt(DriverFunction which, Given... given) const {
+    return reinterpret_cast<int (*)(Given...)>(found_[which])(given...);
+  }
+
+  // Architecture of a device, as 90 for sm_90 or 94 for gfx942.
+  int architecture(int device) const {
+    int major = 0, minor = 0;
+    call(kAttribute, "asking for the device's architecture", &major, vendor_ == 0 ? 75 : 23, device);
+    call(kAttribute, "asking for the device's architecture", &minor, vendor_ == 0 ? 76 : 61, device);
+    return 10 * major + minor;
+  }
+
+  bool rocm() const { return vendor_ == 1; }
+
+ private:
+  explicit Driver(int vendor) : vendor_(vendor) {
+    const char *library = vendor == 0 ? "libcuda.so.1" : "libamdhip64.so";
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr && vendor == 1) handle = dlopen("libamdhip64.so.6", RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+      error_ = std::string(library) + ", the driver's library, is not here: run on a host with such a GPU";
+      return;
+    }
+    for (int i = 0; i < kDriverFunctions; ++i) {
+      found_[i] = dlsym(handle, kNames[i][vendor]);
+      if (found_[i] == nullptr) error_ = std::string(library) + " is too old: it has no " + kNames[i][vendor];
+    }
+    if (!error_.empty()) return;
+    const int code = attempt(kInit, 0u);
+    if (code != 0) error_ = std::string(library) + " does not start: " + said(code);
+  }
+
+  // Both vendors give these the same numbers.
+  static std::string said(int code) {
+    struct Known {
+      int code;
+      const char *text;
+    };
+    const Known known[] = {
+        {2, "out of device memory"},
+        {100, "no device"},
+        {101, "no such device"},
+        {200, "the code is damaged"},
+        {201, "the stream or the memory belongs to another context"},
+        {209, "the code is for another kind of device"},
+        {222, "the driver is too old for the code: update it, or build for this device"},
+        {400, "a handle that the driver does not know: a stream that is gone, or of another context"},
+        {700, "the kernel reached beyond the memory that it was given"},
+        {719, "the kernel failed; the device takes no more work from this process"},
+    };
+    for (const Known &each : known) {
+      if (each.code == code) return std::string(each.text) + " (error " + std::to_string(code) + ")";
+    }
+    return "error " + std::to_string(code);
+  }
+
+  static constexpr const char *kNames[kDriverFunctions][2] = {
+      {"cuInit", "hipInit"},
+      {"cuDeviceGetCount", "hipGetDeviceCount"},
+      {"cuDeviceGet", "hipDeviceGet"},
+      {"cuDeviceGetAttribute", "hipDeviceGetAttribute"},
+      {"cuDevicePrimaryCtxRetain", "hipDevicePrimaryCtxRetain"},
+      {"cuDevicePrimaryCtxRelease_v2", "hipDevicePrimaryCtxRelease"},
+      {"cuCtxPushCurrent_v2", "hipCtxPushCurrent"},
+      {"cuCtxPopCurrent_v2", "hipCtxPopCurrent"},
+      {"cuModuleLoadData", "hipModuleLoadData"},
+      {"cuModuleUnload", "hipModuleUnload"},
+      {"cuModuleGetFunction", "hipModuleGetFunction"},
+      {"cuLaunchKernel", "hipModuleLaunchKernel"},
+      {"cuStreamGetCtx", "hipStreamGetDevice"},
+      {"cuPointerGetAttribute", "hipPointerGetAttribute"},
+      {"cuMemAlloc_v2", "hipMalloc"},
+      {"cuMemFree_v2", "hipFree"},
+      {"cuMemcpyHtoDAsync_v2", "hipMemcpyHtoDAsync"},
+      {"cuMemcpyDtoHAsync_v2", "hipMemcpyDtoHAsync"},
+      {"cuStreamCreate", "hipStreamCreateWithFlags"},
+      {"cuStreamSynchronize", "hipStreamSynchronize"},
+      {"cuStreamDestroy_v2", "hipStreamDestroy"},
+  };
+
+  const int vendor_;
+  void *found_[kDriverFunctions] = {};
+  std::string error_;
+};
+
+// A device of a driver, and its context: the primary one, which torch, CuPy and alpaka use too.
+class Device {
+ public:
+  // device: "cuda", "cuda:1", also of AMD's.
+  Device(const Driver &driver, const std::string &device) : driver(driver) {
+    const std::size_t colon = device.find(':');
+    number = colon == std::string::npos ? 0 : std::atoi(device.c_str() + colon + 1);
+    int count = 0;
+    driver.call(kDeviceCount, "counting devices", &count);
+    if (number < 0 || number >= count) fail(SOA_OPEN_FAILED, "there is no GPU %d here: the driver sees %d", number, count);
+    driver.call(kDevice, "opening the device", &handle_, number);
+    driver.call(kRetain, "opening the device", &context_, handle_);
+  }
+  Device(const Device &) = delete;
+  Device &operator=(const Device &) = delete;
+  ~Device() { driver.attempt(kRelease, handle_); }  // fails where the process ends, and then there is nothing to give back
+
+  int architecture() const { return driver.architecture(handle_); }
+
+  // Makes it the calling thread's, until this is gone.
+  class Current {
+   public:
+    explicit Current(const Device &device) : driver_(device.driver) {
+      driver_.call(kPush, "turning to the device", device.context_);
+    }
+    ~Current() {
+      void *before = nullptr;
+      driver_.attempt(kPop, &before);
+    }
+
+   private:
+    const Driver &driver_;
+  };
+
+  void require_stream(void *stream) const {
+    std::uintptr_t owner = 0;  // a context, or on AMD's a number
+    const std::uintptr_t wanted = driver.rocm() ? static_cast<std::uintptr_t>(number) : reinterpret_cast<std::uintptr_t>(context_);
+    const int code = driver.attempt(kStreamOwner, stream, &owner);
+    if (code != 0 || owner != wanted) {
+      fail(SOA_BAD_ARGUMENT, "the stream is not one of device %d, on which the artifact was opened", number);
+    }
+  }
+
+  void require_memory(const void *address, std::size_t argument) const {
+    int owner = -1;
+    const int code = driver.attempt(kPointer, &owner, 9, address);  // whose it is
+    if (code != 0) {
+      fail(SOA_BAD_ARGUMENT, "argument %zu: address %p is no memory that the driver knows: the artifact runs on device %d",
+           argument, address, number);
+    }
+    if (owner != number) {
+      fail(SOA_BAD_ARGUMENT, "argument %zu: its memory is of device %d, the artifact runs on device %d", argument, owner, number);
+    }
+  }
+
+  const Driver &driver;
+  int number = 0;
+
+ private:
+  int handle_ = 0;
+  void *context_ = nullptr;
+};
+
+}  // namespace soa_runner
+
+#endif

@@ -1,0 +1,268 @@
+// A driver that runs on the CPU: libcuda.so.1 and libamdhip64.so, as far as device_driver.h calls them, to show that a kernel
+// gives the right answers through the whole path but the chip. Order, handles and arguments of calls are checked. Memory of a
+// device cannot be touched but while the device works, and ends at a page that nobody may touch. Work on a stream waits until
+// somebody asks for it: what relies on being done at once shows.
+//
+// SOA_EMULATED is a folder with `image`, the code that may be loaded, and `kernel.so`, the same text compiled for this CPU.
+// SOA_EMULATED_ARCH is the architecture (90; 100 for 10.0), SOA_EMULATED_DEVICES how many there are (1),
+// SOA_EMULATED_VENDOR whose names are used ("cuda"), SOA_EMULATED_FAULT="FUNCTION CODE AFTER" makes calls of a function, by its name of CUDA, fail after so many that worked.
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+using Address = std::uintptr_t;
+using Kernel = void (*)(const void *given, std::uint32_t blocks, std::uint32_t threads);
+
+enum Code { kOk = 0, kInvalid = 1, kNoMemory = 2, kNotStarted = 3, kNoDevice = 101, kBadImage = 200, kNoContext = 201,
+            kNotFound = 500, kBadHandle = 400 };
+
+struct Context {
+  int device;
+};
+struct Stream {
+  Context *context;
+  std::vector<std::function<void()>> work;
+};
+struct Module {
+  Context *context;
+  Kernel kernel;
+  std::size_t given;
+};
+struct Block {
+  Address pages;
+  std::size_t mapped, size;
+  int device;
+};
+
+std::recursive_mutex mutex;
+bool started = false;
+std::map<int, Context> contexts;
+std::set<Stream *> streams;
+std::set<Module *> modules;
+std::map<Address, Block> memory;
+thread_local std::vector<Context *> current;
+
+std::string setting(const char *name, const char *otherwise) {
+  const char *found = std::getenv(name);
+  return found == nullptr ? otherwise : found;
+}
+
+int devices() { return std::atoi(setting("SOA_EMULATED_DEVICES", "1").c_str()); }
+
+// What every call asks first. `within`: whether it needs a context.
+int checked(const char *function, bool within = true) {
+  static std::map<std::string, int> calls;
+  char name[64] = "";
+  int code = 0, after = 0;
+  const bool fault = std::sscanf(setting("SOA_EMULATED_FAULT", "").c_str(), "%63s %d %d", name, &code, &after) >= 2;
+  if (fault && std::strcmp(name, function) == 0 && calls[function]++ >= after) return code;
+  if (!started) return kNotStarted;
+  return within && current.empty() ? kNoContext : kOk;
+}
+
+void open_memory(int device, int how) {
+  for (const auto &[address, block] : memory) {
+    if (block.device == device) ::mprotect(reinterpret_cast<void *>(block.pages), block.mapped, how);
+  }
+}
+
+// Does what waits on a stream, in its order. All other streams wait on.
+void work_off(Stream *stream) {
+  open_memory(stream->context->device, PROT_READ | PROT_WRITE);
+  for (const auto &each : stream->work) each();
+  stream->work.clear();
+  open_memory(stream->context->device, PROT_NONE);
+}
+
+// The stream that a handle means: the default one of the context where it is null.
+Stream *stream_of(void *handle) {
+  static std::map<Context *, Stream> defaults;
+  if (handle == nullptr) return &defaults.try_emplace(current.back(), Stream{current.back(), {}}).first->second;
+  auto *stream = static_cast<Stream *>(handle);
+  return streams.count(stream) > 0 ? stream : nullptr;
+}
+
+const Block *block_of(Address address, std::size_t size) {
+  auto found = memory.upper_bound(address);
+  if (found == memory.begin()) return nullptr;
+  --found;
+  return address + size <= found->first + found->second.size ? &found->second : nullptr;
+}
+
+int queue(const char *function, void *handle, std::function<void()> work) {
+  if (const int code = checked(function)) return code;
+  Stream *stream = stream_of(handle);
+  if (stream == nullptr || stream->context != current.back()) return kBadHandle;
+  stream->work.push_back(std::move(work));
+  return kOk;
+}
+
+}  // namespace
+
+#define ENTRY(cuda, hip, parameters, names)                                       \
+  static int do_##cuda parameters;                                                \
+  extern "C" __attribute__((visibility("default"))) int cuda parameters {         \
+    const std::lock_guard<std::recursive_mutex> lock(mutex);                      \
+    return do_##cuda names;                                                       \
+  }                                                                               \
+  extern "C" __attribute__((visibility("default"))) int hip parameters { return cuda names; } \
+  static int do_##cuda parameters
+
+ENTRY(cuInit, hipInit, (unsigned flags), (flags)) {
+  if (flags != 0) return kInvalid;
+  started = true;
+  return checked("cuInit", false);
+}
+ENTRY(cuDeviceGetCount, hipGetDeviceCount, (int *count), (count)) {
+  *count = devices();
+  return checked("cuDeviceGetCount", false);
+}
+ENTRY(cuDeviceGet, hipDeviceGet, (int *device, int number), (device, number)) {
+  if (number < 0 || number >= devices()) return kNoDevice;
+  *device = number;
+  return checked("cuDeviceGet", false);
+}
+ENTRY(cuDeviceGetAttribute, hipDeviceGetAttribute, (int *value, int what, int device), (value, what, device)) {
+  const int arch = std::atoi(setting("SOA_EMULATED_ARCH", "90").c_str());
+  if (device < 0 || device >= devices()) return kNoDevice;
+  if (what != 75 && what != 76 && what != 23 && what != 61) return kInvalid;
+  *value = what == 75 || what == 23 ? arch / 10 : arch % 10;
+  return checked("cuDeviceGetAttribute", false);
+}
+ENTRY(cuDevicePrimaryCtxRetain, hipDevicePrimaryCtxRetain, (void **context, int device), (context, device)) {
+  if (device < 0 || device >= devices()) return kNoDevice;
+  *context = &contexts.try_emplace(device, Context{device}).first->second;
+  return checked("cuDevicePrimaryCtxRetain", false);
+}
+ENTRY(cuDevicePrimaryCtxRelease_v2, hipDevicePrimaryCtxRelease, (int device), (device)) {
+  return contexts.count(device) > 0 ? checked("cuDevicePrimaryCtxRelease_v2", false) : kNoContext;
+}
+ENTRY(cuCtxPushCurrent_v2, hipCtxPushCurrent, (void *context), (context)) {
+  const bool known = std::any_of(contexts.begin(), contexts.end(), [&](auto &each) { return &each.second == context; });
+  if (!known) return kNoContext;
+  current.push_back(static_cast<Context *>(context));
+  return checked("cuCtxPushCurrent_v2");
+}
+ENTRY(cuCtxPopCurrent_v2, hipCtxPopCurrent, (void **context), (context)) {
+  if (current.empty()) return kNoContext;
+  *context = current.back();
+  current.pop_back();
+  return checked("cuCtxPopCurrent_v2", false);
+}
+ENTRY(cuModuleLoadData, hipModuleLoadData, (void **module, const void *image), (module, image)) {
+  if (const int code = checked("cuModuleLoadData")) return code;
+  const std::string folder = setting("SOA_EMULATED", ".");
+  std::ifstream file(folder + "/image", std::ios::binary);
+  const std::string known{std::istreambuf_iterator<char>(file), {}};
+  if (known.empty() || std::memcmp(known.data(), image, known.size()) != 0) return kBadImage;
+  void *library = dlopen((folder + "/kernel.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return kBadImage;
+  const auto kernel = reinterpret_cast<Kernel>(dlsym(library, "soa_rows_on_cpu"));
+  const auto *given = static_cast<const std::uint64_t *>(dlsym(library, "soa_rows_given"));
+  if (kernel == nullptr || given == nullptr) return kBadImage;
+  *module = *modules.insert(new Module{current.back(), kernel, *given}).first;
+  return kOk;
+}
+ENTRY(cuModuleUnload, hipModuleUnload, (void *module), (module)) {
+  return modules.erase(static_cast<Module *>(module)) == 1 ? kOk : kBadHandle;
+}
+ENTRY(cuModuleGetFunction, hipModuleGetFunction, (void **function, void *module, const char *name), (function, module, name)) {
+  if (const int code = checked("cuModuleGetFunction")) return code;
+  if (modules.count(static_cast<Module *>(module)) == 0) return kBadHandle;
+  if (std::strcmp(name, "soa_rows") != 0) return kNotFound;
+  *function = module;
+  return kOk;
+}
+ENTRY(cuLaunchKernel, hipModuleLaunchKernel,
+      (void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+       void **given, void **extra),
+      (function, gx, gy, gz, bx, by, bz, shared, stream, given, extra)) {
+  auto *module = static_cast<Module *>(function);
+  if (modules.count(module) == 0) return kBadHandle;
+  if (gx == 0 || gy != 1 || gz != 1 || bx == 0 || bx > 1024 || by != 1 || bz != 1 || shared != 0 || extra != nullptr) return kInvalid;
+  if (!current.empty() && module->context != current.back()) return kNoContext;
+  const auto *bytes = static_cast<const char *>(given[0]);
+  std::vector<std::uint64_t> copy((module->given + 7) / 8);  // a launch takes its arguments along
+  std::memcpy(copy.data(), bytes, module->given);
+  return queue("cuLaunchKernel", stream, [=] { module->kernel(copy.data(), gx, bx); });
+}
+ENTRY(cuStreamGetCtx, hipStreamGetDevice, (void *handle, void *owner), (handle, owner)) {
+  if (const int code = checked("cuStreamGetCtx")) return code;
+  Stream *stream = stream_of(handle);
+  if (stream == nullptr) return kBadHandle;
+  const bool hip = setting("SOA_EMULATED_VENDOR", "cuda") == "rocm";
+  if (hip) *static_cast<int *>(owner) = stream->context->device;
+  if (!hip) *static_cast<void **>(owner) = stream->context;
+  return kOk;
+}
+ENTRY(cuPointerGetAttribute, hipPointerGetAttribute, (void *value, int what, Address address), (value, what, address)) {
+  if (const int code = checked("cuPointerGetAttribute", false)) return code;
+  const Block *block = block_of(address, 1);
+  if (block == nullptr || what != 9) return kInvalid;
+  *static_cast<int *>(value) = block->device;
+  return kOk;
+}
+ENTRY(cuMemAlloc_v2, hipMalloc, (Address *address, std::size_t size), (address, size)) {
+  if (const int code = checked("cuMemAlloc_v2")) return code;
+  if (size == 0) return kInvalid;
+  const std::size_t page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)), room = (size + 255) / 256 * 256;
+  const std::size_t mapped = (room + page - 1) / page * page;
+  void *pages = ::mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return kNoMemory;
+  *address = reinterpret_cast<Address>(pages) + mapped - room;  // its end is at the page that stays closed
+  memory[*address] = {reinterpret_cast<Address>(pages), mapped, size, current.back()->device};
+  return kOk;
+}
+ENTRY(cuMemFree_v2, hipFree, (Address address), (address)) {
+  const auto found = memory.find(address);
+  if (found == memory.end()) return kInvalid;
+  for (Stream *stream : streams) work_off(stream);  // it waits for the device
+  ::munmap(reinterpret_cast<void *>(found->second.pages), found->second.mapped);
+  memory.erase(found);
+  return checked("cuMemFree_v2", false);
+}
+ENTRY(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync, (Address to, const void *from, std::size_t size, void *stream), (to, from, size, stream)) {
+  if (block_of(to, size) == nullptr) return kInvalid;
+  const std::string copy(static_cast<const char *>(from), size);
+  return queue("cuMemcpyHtoDAsync_v2", stream, [=] { std::memcpy(reinterpret_cast<void *>(to), copy.data(), size); });
+}
+ENTRY(cuMemcpyDtoHAsync_v2, hipMemcpyDtoHAsync, (void *to, Address from, std::size_t size, void *stream), (to, from, size, stream)) {
+  if (block_of(from, size) == nullptr) return kInvalid;
+  return queue("cuMemcpyDtoHAsync_v2", stream, [=] { std::memcpy(to, reinterpret_cast<const void *>(from), size); });
+}
+ENTRY(cuStreamCreate, hipStreamCreateWithFlags, (void **stream, unsigned flags), (stream, flags)) {
+  if (const int code = checked("cuStreamCreate")) return code;
+  if (flags > 1) return kInvalid;
+  *stream = *streams.insert(new Stream{current.back(), {}}).first;
+  return kOk;
+}
+ENTRY(cuStreamSynchronize, hipStreamSynchronize, (void *handle), (handle)) {
+  if (const int code = checked("cuStreamSynchronize")) return code;
+  Stream *stream = stream_of(handle);
+  if (stream == nullptr) return kBadHandle;
+  work_off(stream);
+  return kOk;
+}
+ENTRY(cuStreamDestroy_v2, hipStreamDestroy, (void *handle), (handle)) {
+  auto *stream = static_cast<Stream *>(handle);
+  if (streams.erase(stream) == 0) return kBadHandle;
+  work_off(stream);
+  delete stream;
+  return checked("cuStreamDestroy_v2", false);
+}

@@ -1,0 +1,84 @@
+"""The first use of an artifact that an emulator alone has run, on a device of its kind.
+
+It is validated here before it runs, in a process of its own. The verdict stays in this host's
+cache, for this bundle and this very kind of device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engines.kinds import cpu_flags
+from registry.bundle import TargetRecord
+from runtime.errors import LoadError
+from soa.files import parse_json, read_plain, write_whole
+from soa.text import logger
+
+if TYPE_CHECKING:
+    import torch
+
+    from runtime.opening.opening import Opened, Prover
+
+log = logger("soa-pipeline")
+
+WAITING = ("compiles", "emulated")
+"""Statuses of targets that wait for such a validation."""
+
+
+def proven(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
+    """The same with the target verified; LoadError with the numbers where it gives wrong answers.
+
+    A target that does not wait for it stays as it is.
+    """
+    record = opened.bundle.manifest.targets[target]
+    if record.status not in WAITING:
+        return opened
+    for engine in [opened.opening.engine_name] if opened.opening.engine_name else record.engines():
+        if why := _verdict(opened, target, engine, device, prover):
+            raise LoadError(
+                f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
+                f"this device refuses it: {why}"
+            )
+    targets = {**opened.bundle.manifest.targets, target: _verified(record)}
+    manifest = opened.bundle.manifest.model_copy(update={"targets": targets})
+    return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
+
+
+def _verified(record: TargetRecord) -> TargetRecord:
+    candidates = {
+        name: each.model_copy(update={"status": "valid"}) if each.status in WAITING else each
+        for name, each in record.candidates.items()
+    }
+    return record.model_copy(update={"status": "verified", "candidates": candidates})
+
+
+def _verdict(
+    opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
+) -> str | None:
+    """Why it is refused here; None where it is right. What was found before is not asked again."""
+    from registry.store import cache_root
+
+    kind = hashlib.sha256(_kind(device).encode()).hexdigest()[:16]
+    name = "-".join([opened.bundle.digest, target.replace("/", "."), engine, kind])
+    note = cache_root() / "first-use" / name
+    with suppress(OSError, ValueError):
+        said = parse_json(read_plain(note))["refused"]
+        return None if said is None else str(said)
+    log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
+    why = prover(opened, target, engine)
+    with suppress(OSError):  # a host whose cache cannot be written does it again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(note, json.dumps({"refused": why}))
+    return why
+
+
+def _kind(device: torch.device) -> str:
+    if device.type == "cpu":
+        return " ".join(sorted(cpu_flags()))
+    import torch
+
+    return f"{torch.cuda.get_device_name(device)} {torch.version.cuda} {torch.version.hip}"

@@ -1,0 +1,217 @@
+"""Emulate: an artifact for what this host lacks, against the reference, as near as it can be had.
+
+Another processor's artifact runs under qemu. A kernel runs on a driver for the CPU
+(engines/native/emulated), which executes the same text compiled as C++. Either is bound and judged
+by the test mode of the C++ library (engines/native/library/prove.cpp).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from engines import lanes
+from engines.errors import EngineError
+from engines.lanes import compiler, family, run_compiler
+from engines.target import Target
+from registry.store import cache_root
+from runtime.checked import Deviation, Tolerance
+from runtime.opening import case_of_bits
+from soa.describe import describe
+from soa.signature import Signature
+from stages.reference import Reference
+from stages.validate import ValidationReport
+
+_NATIVE = Path(__file__).parents[1] / "engines" / "native"
+_SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
+_SYSROOT = "/usr/{machine}-linux-gnu"
+_LONGEST = 300  # characters of what an emulator said
+
+
+_DRIVERS = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
+_KERNEL = (
+    "-std=c++20", "-O2", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-strict-aliasing", "-w",
+)  # fmt: skip
+_FMA = {"x86_64": ("-mfma", "-mavx2")}
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """What stands in for a target's device: how `prove` is started, and what for."""
+
+    said: str
+    machine: str
+    command: tuple[str, ...] = ()
+    device: str = "cpu"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
+    """EngineError names what is missing, and the command that installs it. What has to be made for
+    the artifact is made in `folder`."""
+    return _processor(target) if target.device == "cpu" else _driver(target, artifact, folder)
+
+
+def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
+    machine = family(target)
+    words = compiler(machine)
+    there = Path(lanes.__file__).parent
+    kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(there), "-x", "c++"]
+    out = folder / "kernel.so"
+    run_compiler([*kernel, str(artifact / "network.cu"), "-o", str(out)], folder, out)
+    library = _made(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
+    (folder / _DRIVERS[target.device]).symlink_to(library)
+    shutil.copyfile(artifact / "network.image", folder / "image")
+    environment = {
+        "LD_LIBRARY_PATH": str(folder),
+        "SOA_EMULATED": str(folder),
+        "SOA_EMULATED_VENDOR": target.device,
+        "SOA_EMULATED_ARCH": str(_architecture(target.arch)),
+    }
+    return Emulator("on a driver for the CPU", machine, (), "cuda:0", environment)
+
+
+def _architecture(arch: str) -> int:
+    """As drivers number it: 90 of sm_90, 94 of gfx942, 110 of gfx1100."""
+    if arch.startswith("sm_"):
+        return int(arch[3:].rstrip("abcdefgh"))
+    return 10 * int(arch[3:-2]) + int(arch[-2], 16)
+
+
+def _processor(target: Target) -> Emulator:
+    machine = family(target)
+    qemu = shutil.which(f"qemu-{machine}")
+    if qemu is None:
+        raise EngineError(f"qemu-{machine} is not here: apt-get install qemu-user")
+    if target.arch == "x86-64-v4":
+        raise EngineError("qemu has no AVX-512")
+    if machine == platform.machine():
+        return Emulator(f"under qemu-{machine}", machine, (qemu, "-cpu", "max"))
+    sysroot = Path(_SYSROOT.format(machine=machine))
+    if not any(sysroot.glob("lib*/ld-linux*")):
+        package = "libc6-arm64-cross" if machine == "aarch64" else "libc6-amd64-cross"
+        raise EngineError(f"no C library for {machine} in {sysroot}: apt-get install {package}")
+    return Emulator(f"under qemu-{machine}", machine, (qemu, "-L", str(sysroot)))
+
+
+def emulate_candidate(
+    name: str,
+    file: Path,
+    signature: Signature,
+    reference: Path,
+    tolerances: Mapping[str, Tolerance],
+    folder: Path,
+    timeout_s: float,
+    target: Target,
+    tile: int = 0,
+) -> ValidationReport:
+    """Run an artifact on the whole reference in a process of its own. Where nothing can stand in
+    for the target, the report says that the artifact compiles, and what is missing."""
+    begun = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        try:
+            emulator = emulator_of(target, file.parent, Path(scratch))
+            program = _program(emulator.machine)
+        except EngineError as error:
+            why = f"{target} was not run: {error}"
+            return ValidationReport.without_device(name, "compiles", why)
+        artifact = Path(scratch) / "artifact"
+        artifact.mkdir()
+        for each in file.parent.iterdir():
+            if each.is_file():
+                shutil.copyfile(each, artifact / each.name)
+        (artifact / "arguments.txt").write_text(describe(signature, tile or None))
+        contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
+        contract.write_text(json.dumps(_contract(signature, tolerances)))
+        cases: list[Mapping[str, int]] = list(Reference.load(reference).cases)
+        asked = [program, artifact, emulator.device, contract, reference.absolute(),
+                 cases.index(case_of_bits(cases)), answers]  # fmt: skip
+        command = [*emulator.command, *map(str, asked)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout_s, errors="replace",
+                env={**os.environ, **emulator.environment},
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            why = f"{emulator.said}: no answer within {timeout_s:g} s"
+            return ValidationReport.failed(name, why)
+        if done.returncode != 0:
+            return _refused(name, emulator, done)
+        bits = hashlib.sha256(answers.read_bytes()).hexdigest()
+    why = f"validated {emulator.said}; no {target} has run it"
+    return ValidationReport.without_device(
+        name, "emulated", why, _worst(done.stdout.splitlines()), time.monotonic() - begun, bits
+    )
+
+
+def _contract(signature: Signature, tolerances: Mapping[str, Tolerance]) -> dict[str, object]:
+    return {
+        "signature": signature.to_dict(),
+        "tolerances": {output: asdict(each) for output, each in tolerances.items()},
+    }
+
+
+def _refused(
+    name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
+) -> ValidationReport:
+    said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:_LONGEST]
+    if done.returncode == 1:
+        return ValidationReport.refused(name, f"{emulator.said}: {said}")
+    code = -done.returncode if done.returncode < 0 else done.returncode - 128  # as a shell has it
+    known = code in {each.value for each in signal.Signals}
+    why = f"killed by {signal.Signals(code).name}" if known else f"exit status {done.returncode}"
+    return ValidationReport.failed(name, f"{emulator.said}: {why}: {said}")
+
+
+def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
+    found: dict[str, Deviation] = {}
+    for line in lines:
+        word, output, elements, outside, largest, relative = line.split(" ")
+        assert word == "output"
+        found[output] = Deviation(
+            elements=int(elements),
+            max_abs=float(largest),
+            max_rel=float(relative),
+            outside=int(outside) / max(1, int(elements)),
+            nonfinite_mismatches=0,
+            ulp_p50=None,
+            ulp_p99=None,
+            ulp_max=None,
+            argmax=None,
+            worst_row=None,
+        )
+    return found
+
+
+def _program(machine: str) -> Path:
+    flags = ("-ldl", "-lpthread")
+    return _made(f"prove-{machine}", compiler(machine), _SOURCES, flags)
+
+
+def _made(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
+    """A program or a library of our own sources, from this host's cache."""
+    key = hashlib.sha256(" ".join(words).encode())
+    for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
+        key.update(path.read_bytes())
+    place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
+    if not place.is_file():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+            made = Path(scratch) / name
+            include = [f"-I{_NATIVE / part}" for part in (".", "include", "library")]
+            given = [*(str(_NATIVE / each) for each in sources), "-o", str(made), *flags]
+            run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), made)
+            os.replace(made, place)
+    return place

@@ -1,0 +1,183 @@
+"""`python on_driver.py KERNEL CASE`: a kernel on the driver that runs on the CPU.
+
+Prints what a case came to, as JSON. SOA_EMULATED and LD_LIBRARY_PATH say where the driver is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engines.errors import RunError
+from engines.native import NativeExecutable
+
+ROWS, PITCH, FEATURES, ANSWERS = 131, 160, 6, 3
+driver = ctypes.CDLL("libcuda.so.1")
+kernel = Path(sys.argv[1])
+
+
+def ask(function: str, *arguments: Any) -> None:
+    code = getattr(driver, function)(*arguments)
+    assert code == 0, (function, code)
+
+
+def turn_to(device: int) -> None:
+    ask("cuInit", 0)
+    context = ctypes.c_void_p()
+    ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    ask("cuCtxPushCurrent_v2", context)
+
+
+def room(values: np.ndarray[Any, Any]) -> int:
+    address = ctypes.c_size_t()
+    ask("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(values.nbytes))
+    return address.value
+
+
+def new_stream() -> int:
+    stream = ctypes.c_void_p()
+    ask("cuStreamCreate", ctypes.byref(stream), 1)
+    return int(stream.value or 0)
+
+
+def copy_in(to: int, values: np.ndarray[Any, Any], stream: int) -> None:
+    size, address = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
+    ask("cuMemcpyHtoDAsync_v2", ctypes.c_size_t(to), address, size, ctypes.c_void_p(stream))
+
+
+def copy_out(values: np.ndarray[Any, Any], of: int, stream: int) -> None:
+    size, address = ctypes.c_size_t(values.nbytes), ctypes.c_void_p(values.ctypes.data)
+    ask("cuMemcpyDtoHAsync_v2", address, ctypes.c_size_t(of), size, ctypes.c_void_p(stream))
+
+
+def synchronise(stream: int) -> None:
+    ask("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+def inputs() -> np.ndarray[Any, Any]:
+    given = np.full((FEATURES, PITCH), np.nan, np.float32)
+    given[:, :ROWS] = np.random.default_rng(3).normal(size=(FEATURES, ROWS))
+    return given
+
+
+def outputs() -> np.ndarray[Any, Any]:
+    return np.full((ANSWERS, PITCH), -7.0, np.float32)
+
+
+def spans(x: int, y: int, n: int = ROWS, pitch: int = PITCH) -> list[Any]:
+    """In the order of the signature: rows, inputs, outputs."""
+    return [
+        (0, "float32", (n, 0)),
+        (x, "float32", (FEATURES, pitch)),
+        (y, "float32", (ANSWERS, pitch)),
+    ]
+
+
+def opened(device: int = 0) -> NativeExecutable:
+    return NativeExecutable(kernel, f"cuda:{device}")
+
+
+def answers(n: int = ROWS, pitch: int = PITCH, stream_of_copy: str = "same") -> list[list[float]]:
+    turn_to(0)
+    model, x, y = opened(), room(inputs()), room(outputs())
+    stream, found = new_stream(), outputs()
+    copy_in(x, inputs(), stream if stream_of_copy == "same" else new_stream())
+    copy_in(y, outputs(), stream)
+    model.prepare(spans(x, y, n, pitch)).run(stream)
+    copy_out(found, y, stream)
+    assert (found == -7.0).all()  # nothing is done before it is waited for
+    synchronise(stream)
+    result: list[list[float]] = found.tolist()
+    return result
+
+
+def several_streams() -> list[bool]:
+    """Four streams, waited for in another order, give what one gives."""
+    turn_to(0)
+    model, x = opened(), room(inputs())
+    first = new_stream()
+    copy_in(x, inputs(), first)
+    synchronise(first)
+    places = [(new_stream(), room(outputs()), outputs()) for _ in range(4)]
+    for k, (stream, y, found) in enumerate(places):
+        copy_in(y, outputs(), stream)
+        model.prepare(spans(x, y, ROWS - k)).run(stream)
+        copy_out(found, y, stream)
+    for stream, _, _ in reversed(places):
+        synchronise(stream)
+    whole = places[0][2]
+    return [
+        bool(
+            (found[:, : ROWS - k] == whole[:, : ROWS - k]).all()
+            and (found[:, ROWS - k :] == -7).all()
+        )
+        for k, (_, _, found) in enumerate(places)
+    ]
+
+
+def on_the_other_device() -> bool:
+    turn_to(1)
+    x, y, stream, found = room(inputs()), room(outputs()), new_stream(), outputs()
+    copy_in(x, inputs(), stream)
+    copy_in(y, outputs(), stream)
+    opened(1).prepare(spans(x, y)).run(stream)
+    copy_out(found, y, stream)
+    synchronise(stream)
+    return bool(np.isfinite(found).all() and (found[:, ROWS:] == -7).all())
+
+
+def memory_of_another_device() -> None:
+    turn_to(1)
+    x, y = room(inputs()), room(outputs())
+    opened(0).prepare(spans(x, y))
+
+
+def memory_of_the_host() -> None:
+    turn_to(0)
+    opened().prepare(spans(inputs().ctypes.data & ~127, room(outputs())))
+
+
+def stream_of_another_context() -> None:
+    turn_to(1)
+    alien = new_stream()
+    turn_to(0)
+    opened().prepare(spans(room(inputs()), room(outputs()))).run(alien)
+
+
+def opens() -> None:
+    opened()
+
+
+def runs() -> None:
+    turn_to(0)
+    stream, call = new_stream(), opened().prepare(spans(room(inputs()), room(outputs())))
+    for _ in range(3):
+        call.run(stream)
+    synchronise(stream)
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "answers": answers,
+    "no rows": lambda: answers(0),
+    "another pitch": lambda: answers(pitch=PITCH - 8),
+    "beyond the end": lambda: answers(pitch=PITCH + 4096),
+    "no order": lambda: answers(stream_of_copy="another"),
+    "several streams": several_streams,
+    "on the other device": on_the_other_device,
+    "no such device": lambda: opened(7),
+    "memory of another device": memory_of_another_device,
+    "memory of the host": memory_of_the_host,
+    "stream of another context": stream_of_another_context,
+    "opens": opens,
+    "runs": runs,
+}
+try:
+    print(json.dumps({"found": CASES[sys.argv[2]]()}))
+except RunError as error:
+    print(json.dumps({"refused": str(error)}))

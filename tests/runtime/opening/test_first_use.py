@@ -1,0 +1,83 @@
+"""An artifact that an emulator alone has run is validated on the first host that has its device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import loading, promotion
+from pipeline.loading import load
+from registry.bundle import Bundle, PulledNote, write_note
+from runtime.errors import LoadError
+from tests.models.project import TARGET, Built, resealed
+
+ENGINE = "lanes"
+
+
+def emulated(built: Built, folder: Path, tolerance: float | None = None) -> Path:
+    """A promoted copy whose target no device has run; with a tolerance, every output has that."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        candidate = {**record["candidates"][ENGINE], "status": "emulated"}
+        changes = {"status": "emulated", "chosen": ENGINE, "below": []}
+        manifest["targets"] = {TARGET: {**record, **changes, "candidates": {ENGINE: candidate}}}
+        for each in manifest["tolerances"].values() if tolerance is not None else ():
+            each.update(atol=tolerance, rtol=tolerance, max_outside=0.0)
+
+    path = resealed(built.bundle, folder, edit).path
+    write_note(path, PulledNote("jets/1", Bundle.open(path).digest, "somebody", "now"))
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "first-use"
+
+
+def test_it_is_validated_once_and_then_production_runs_it(
+    bare_jets: Built, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = emulated(bare_jets, tmp_path / "edited")
+    origin = load(folder).origin
+    assert origin is not None and origin.engine == ENGINE
+    (note,) = cache.iterdir()
+    assert json.loads(note.read_text()) == {"refused": None}
+    monkeypatch.setattr(promotion, "revalidate", lambda *_: pytest.fail("it is asked again"))
+    load(folder)
+
+
+def test_wrong_answers_are_refused_with_the_numbers(
+    bare_jets: Built, tmp_path: Path, cache: Path
+) -> None:
+    folder = emulated(bare_jets, tmp_path / "edited", tolerance=0.0)
+    for _ in range(2):  # the second time by what the first has found
+        with pytest.raises(LoadError, match=r"was emulated .* refuses it: .*deviation \d"):
+            load(folder)
+    assert "deviation" in json.loads(next(cache.iterdir()).read_text())["refused"]
+
+
+def test_without_torch_nothing_is_validated(
+    bare_jets: Built, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "has_torch", lambda: False)
+    with pytest.raises(LoadError, match="pip install torch"):
+        load(emulated(bare_jets, tmp_path / "edited"))
+
+
+def test_what_was_verified_comes_first(bare_jets: Built, tmp_path: Path, cache: Path) -> None:
+    """A lower level of the CPU that is verified runs, before a higher one that waits."""
+
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][TARGET]
+        waits = {**record, "status": "compiles"}
+        manifest["targets"] = {TARGET: waits, "cpu/x86-64-v2": {**record, "raced_with": []}}
+
+    folder = resealed(bare_jets.bundle, tmp_path / "edited", edit).path
+    origin = load(folder, mode="test").origin
+    assert origin is not None and origin.target == "cpu/x86-64-v2"
+    assert not cache.exists()

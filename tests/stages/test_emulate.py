@@ -1,0 +1,303 @@
+"""Artifacts for what this host lacks: run on an emulator against the reference."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from engines import EngineError, Portable, Target, engine
+from engines.lanes import compilers, devices
+from pipeline.building.cache import StageCache
+from pipeline.building.candidates import Recipe, Work, build_targets
+from runtime.checked import default_tolerance
+from stages import emulate
+from stages.capture import Capture, capture
+from stages.emulate import emulate_candidate
+from stages.package import TargetResult
+from stages.reference.answers import random_inputs
+from stages.validate import ValidationReport
+from tests.models.building import mlp_signature
+from tests.models.shared import made_once
+
+ARM, V3, CUDA, ROCM = "cpu/armv8.2-a", "cpu/x86-64-v3", "cuda/sm_90", "rocm/gfx90a"
+ON_DRIVER = Path(__file__).parents[1] / "engines" / "native" / "on_driver.py"
+HAVE_ARM = shutil.which("aarch64-linux-gnu-g++") and shutil.which("qemu-aarch64")
+
+Arm = tuple[Capture, dict[str, TargetResult]]
+
+needs_arm = pytest.mark.skipif(
+    not HAVE_ARM or platform.machine() != "x86_64",
+    reason="needs g++-aarch64-linux-gnu and qemu-user, on another processor",
+)
+
+
+class Functions(nn.Module):
+    """A product, sums, functions in single and double precision, an order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.first, self.last = nn.Linear(6, 19), nn.Linear(19, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(x)) + torch.erf(x.sum(1, keepdim=True))
+        found = torch.softmax(self.last(hidden), -1)
+        return found + torch.sin(x[:, :3]) * 1e-3 + x.sort(1).values[:, :3].exp() * 1e-3
+
+
+def captured(folder: Path) -> Capture:
+    folder.mkdir(exist_ok=True)
+    signature = mlp_signature(highest=40, lowest=0)
+    inputs = random_inputs(signature, 1, {})
+    return capture(Functions().eval(), signature, inputs, folder, "none")
+
+
+def built(made: Capture, folder: Path, targets: Sequence[str]) -> dict[str, TargetResult]:
+    tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}
+    recipe = Recipe(("lanes",), {}, 300.0, tolerances, frozenset(), None, 0.1)
+    work = Work(StageCache(folder / "cache"), lambda text: None)
+    return build_targets(work, made, [Target.parse(t) for t in targets], recipe, folder.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache_of_the_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`prove` takes ten seconds to compile: once a run."""
+    where = made_once(tmp_path_factory, "emulators", lambda folder: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(emulate, "cache_root", lambda: where)
+        yield
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Arm:
+    """Built for whatever there is a compiler for."""
+    folder = tmp_path_factory.mktemp("arm")
+    made = captured(folder / "captured")
+    have = {ARM: bool(HAVE_ARM), CUDA: there(devices.nvrtc), ROCM: there(devices.clang)}
+    return made, built(made, folder, [V3, *(target for target, yes in have.items() if yes)])
+
+
+def there(compiler: Callable[[], object]) -> bool:
+    try:
+        compiler()
+    except EngineError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("target", [ARM, CUDA, ROCM])
+def test_other_devices_give_the_bits_of_x86(arm: Arm, target: str) -> None:
+    _, results = arm
+    if target not in results or platform.machine() != "x86_64":
+        pytest.skip(f"no compiler for {target} is here")
+    here, there = (results[each].reports["lanes"] for each in (V3, target))
+    assert here.valid and there.verdict == "emulated", there.reason
+    assert here.bits is not None and there.bits == here.bits
+    assert results[target].status == "emulated" and results[target].chosen == "lanes"
+    (deviation,) = there.worst.values()
+    assert deviation.elements > 100 and deviation.outside == 0 and 0 < deviation.max_abs < 1e-5
+
+
+@pytest.mark.parametrize("target", [CUDA, ROCM])
+def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
+    if target not in arm[1]:
+        pytest.skip(f"no compiler for {target} is here")
+    compiled = arm[1][target].compiled["lanes"]
+    assert {"network.kernel", "network.image", "network.cu"} <= set(compiled.files)
+    assert compiled.facts["unrolled"] and 0 < compiled.facts["registers"] <= 512
+    assert compiled.facts["spilled_bytes"] == 0
+    machine = (compiled.folder / "network.image").read_bytes()[18:20]
+    assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # ELF's number of each
+
+
+def on_driver(
+    arm: Arm, folder: Path, case: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """A case of tests/engines/native/on_driver.py."""
+    if CUDA not in arm[1]:
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    compiled = arm[1][CUDA].compiled["lanes"]
+    stands_in = emulate.emulator_of(Target.parse(CUDA), compiled.folder, folder)
+    return subprocess.run(
+        [sys.executable, ON_DRIVER, compiled.folder / "network.kernel", case],
+        capture_output=True, text=True,
+        env={**os.environ, **stands_in.environment, "PYTHONPATH": str(ON_DRIVER.parents[3]),
+             "SOA_EMULATED_DEVICES": "2", **settings},
+    )  # fmt: skip
+
+
+def said(arm: Arm, folder: Path, case: str, **settings: str) -> dict[str, Any]:
+    done = on_driver(arm, folder, case, **settings)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_work_on_streams(arm: Arm, tmp_path: Path) -> None:
+    folders = iter(range(100))
+
+    def found(case: str) -> Any:
+        folder = tmp_path / str(next(folders))
+        folder.mkdir()
+        return said(arm, folder, case)["found"]
+
+    whole = torch.tensor(found("answers"))
+    assert whole[:, :131].isfinite().all() and (whole[:, 131:] == -7).all()
+    assert (torch.tensor(found("no rows")) == -7).all()
+    assert found("several streams") == [True] * 4
+    assert found("on the other device") is True
+    # What is wrong shows: rows of another pitch, a copy on a stream that nobody has waited for.
+    assert not torch.equal(torch.tensor(found("another pitch")), whole)
+    assert not torch.equal(torch.tensor(found("no order")), whole)
+
+
+def test_memory_beyond_the_end_ends_the_process(arm: Arm, tmp_path: Path) -> None:
+    done = on_driver(arm, tmp_path, "beyond the end")
+    assert -done.returncode in (signal.SIGSEGV, signal.SIGBUS)
+
+
+@pytest.mark.parametrize(
+    ("case", "settings", "says"),
+    [
+        ("no such device", {}, "no GPU 7 here: the driver sees 2"),
+        ("memory of another device", {}, "argument 1: its memory is of device 1"),
+        ("memory of the host", {}, "argument 1: address 0x"),
+        ("stream of another context", {}, "the stream is not one of device 0"),
+        ("runs", {"SOA_EMULATED_ARCH": "80"}, "cuda/sm_90, and device 0 is of architecture 8.0"),
+        ("opens", {"SOA_EMULATED_FAULT": "cuInit 100"}, "no device"),
+        ("runs", {"SOA_EMULATED_FAULT": "cuLaunchKernel 719 2"}, "takes no more work"),
+        ("opens", {"SOA_EMULATED_FAULT": "cuModuleLoadData 222"}, "the driver is too old"),
+        ("opens", {"SOA_EMULATED_FAULT": "cuDevicePrimaryCtxRetain 2"}, "out of device memory"),
+    ],
+)
+def test_mistakes_on_a_device_are_named(
+    arm: Arm, tmp_path: Path, case: str, settings: dict[str, str], says: str
+) -> None:
+    found = said(arm, tmp_path, case, **settings)["refused"]
+    assert says in found and "\n" not in found
+
+
+def test_without_a_driver(arm: Arm) -> None:
+    if CUDA not in arm[1] or torch.cuda.is_available():
+        pytest.skip("needs nvidia-cuda-nvrtc, and no GPU")
+    kernel = arm[1][CUDA].compiled["lanes"].folder / "network.kernel"
+    with pytest.raises(EngineError, match="libcuda"):
+        engine("lanes").open(kernel, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("row < given.rows", "row + 1 < given.rows"),  # the last row
+        (r"weights\[\] = \{0x\w+u", "weights[] = {0x3f000000u"),
+    ],
+)
+def test_a_wrong_kernel_is_refused(arm: Arm, tmp_path: Path, right: str, wrong: str) -> None:
+    """A fault that is planted in what the emitter writes."""
+    if CUDA not in arm[1]:
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    folder = tmp_path / "artifact"
+    shutil.copytree(arm[1][CUDA].compiled["lanes"].folder, folder)
+    text = (folder / "network.cu").read_text()
+    planted = re.sub(right, wrong, text)
+    assert planted != text
+    (folder / "network.cu").write_text(planted)
+    report = again(arm, tmp_path, target=CUDA, folder=folder)
+    assert report.verdict == "refused" and "outside" in str(report.reason)
+
+
+def test_an_architecture_that_nobody_knows(arm: Arm, tmp_path: Path) -> None:
+    for target, known in (("cuda/sm_33", "sm_90"), ("rocm/gfx1", "gfx1")):
+        if {"cuda": CUDA, "rocm": ROCM}[target[:4]] in arm[1]:
+            with pytest.raises(EngineError, match=known) as refused:
+                portable = Portable(arm[0].program, None)
+                engine("lanes").compile(portable, Target.parse(target), {}, tmp_path)
+            assert "\n" not in str(refused.value)
+
+
+def test_compilers_for_gpus_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EngineError, match="apt-get install clang-19 lld-19"):
+        devices.clang()
+    monkeypatch.setattr("ctypes.CDLL", lambda name: missing())
+    with pytest.raises(EngineError, match="pip install nvidia-cuda-nvrtc"):
+        devices.nvrtc()
+
+
+def missing() -> None:
+    raise OSError("it is not here")
+
+
+def again(
+    arm: Arm, scratch: Path, reference: Path | None = None, target: str = ARM,
+    folder: Path | None = None,
+) -> ValidationReport:  # fmt: skip
+    """An artifact once more, on its own reference or another one."""
+    made, results = arm
+    compiled = results[target].compiled["lanes"]
+    tolerances = {b.name: default_tolerance("float32") for b in made.signature.outputs}
+    return emulate_candidate(
+        "lanes", (folder or compiled.folder) / compiled.files[0], made.signature,
+        reference or made.reference, tolerances, scratch, 300, Target.parse(target),
+    )  # fmt: skip
+
+
+@needs_arm
+def test_other_answers_are_refused(arm: Arm, tmp_path: Path) -> None:
+    with safe_open(arm[0].reference, framework="pt") as stored:
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        metadata = stored.metadata()
+    for name in tensors:
+        if name.startswith("output/"):
+            tensors[name] = tensors[name] * 1.001
+    save_file(tensors, tmp_path / "reference.safetensors", metadata)
+    report = again(arm, tmp_path, tmp_path / "reference.safetensors")
+    assert report.verdict == "refused" and "outside" in str(report.reason)
+
+
+@needs_arm
+def test_an_artifact_that_ends_its_process_failed(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    dies = emulate.Emulator("on a test's", "aarch64", ("/bin/sh", "-c", "kill -s SEGV $$"))
+    monkeypatch.setattr(emulate, "emulator_of", lambda *_: dies)
+    report = again(arm, tmp_path)
+    assert report.verdict == "failed" and "SIGSEGV" in str(report.reason)
+
+
+@needs_arm
+def test_without_qemu_it_compiles(
+    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    report = again(arm, tmp_path)
+    assert report.verdict == "compiles" and "apt-get install qemu-user" in str(report.reason)
+    waiting = replace(arm[1][ARM], reports={"lanes": report})
+    assert waiting.status == "compiles" and waiting.chosen == "lanes"
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(compilers, "find_spec", lambda name: None)
+    other = "aarch64" if platform.machine() == "x86_64" else "x86_64"
+    with pytest.raises(EngineError, match=r"apt-get install g\+\+-") as said:
+        compilers.compiler(other)
+    assert "pip install ziglang" in str(said.value) and "\n" not in str(said.value)
