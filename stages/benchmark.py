@@ -25,6 +25,7 @@ from soa.dtypes import torch_dtype
 from soa.files import as_record
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature
+from soa.text import microseconds, number
 from stages.choice import choose_by_rows, fastest_overall
 from stages.model import outputs_in_order
 from stages.reference import Arrays, Case, Reference, filled_collections, label
@@ -79,12 +80,12 @@ class BenchmarkReport:
             took = times[name].median_us
             rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
             if EAGER in rivals:
-                ratios.append(f"{rivals[EAGER] / took:.2g} at {case}")
+                ratios.append(f"{number(rivals[EAGER] / took, 2)} at {case}")
             best = min(rivals, key=lambda rival: rivals[rival])
             if rivals[best] < took / _LOST:
                 lost.append(
-                    f"{best} was faster at {case}: {rivals[best]:.3g} us, the chosen {name} "
-                    f"{took:.3g} us"
+                    f"{best} was faster at {case}: {microseconds(rivals[best])}, the chosen {name} "
+                    f"{microseconds(took)}"
                 )
         faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
         return [*(faster if ratios else []), *lost]

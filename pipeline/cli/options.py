@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from soa.text import plain
-
 if TYPE_CHECKING:
     from pipeline.report import Part
     from registry.store import Registry
@@ -73,13 +71,9 @@ def give(answer: Answer) -> None:
     if context.params["as_json"]:
         click.echo(json.dumps(answer.data, indent=1))  # in ASCII
     else:
-        for part in answer.shown:
-            if isinstance(part, str):
-                tell(part)
-            else:
-                from pipeline.report import show
+        from pipeline.report import show
 
-                show([part])
+        show(answer.shown)
     if not answer.passed:
         context.exit(1)
 
@@ -93,12 +87,16 @@ def opened_at(ref: str, registry: Registry) -> Opened:
 
 def say(text: object) -> None:
     """A line on stderr: what is being done, and what went wrong."""
-    click.echo(plain(text), err=True)
+    from pipeline.report import write
+
+    write(text, err=True)
 
 
 def tell(text: object) -> None:
     """A line of the answer, on stdout."""
-    click.echo(plain(text))
+    from pipeline.report import write
+
+    write(text)
 
 
 class Number(click.FloatRange):

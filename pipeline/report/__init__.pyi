@@ -1,10 +1,11 @@
 from .difference import describe_difference as describe_difference
 from .difference import diff as diff
 from .tables import Part as Part
-from .tables import console as console
+from .tables import Table as Table
 from .tables import microseconds as microseconds
 from .tables import new_table as new_table
 from .tables import show as show
+from .tables import write as write
 from .versions import describe_benchmark as describe_benchmark
 from .versions import describe_build as describe_build
 from .versions import describe_bundle as describe_bundle

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from registry.bundle import Bundle, Manifest, TargetRecord
 from registry.mlflow.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
-from soa.text import in_html, in_markdown, plain
+from soa.text import in_html, in_markdown, microseconds, number, plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
@@ -178,8 +178,10 @@ def _candidates(targets: Targets) -> Rows:
                     record.status,
                     f"{engine} (chosen)" if engine == record.chosen else engine,
                     candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
-                    ", ".join(f"{name} {w.max_abs:.2g}" for name, w in candidate.worst.items()),
-                    ", ".join(f"{t.median_us:.3g} us at n={case}" for case, t in timed),
+                    ", ".join(
+                        f"{name} {number(w.max_abs, 2)}" for name, w in candidate.worst.items()
+                    ),
+                    ", ".join(f"{microseconds(t.median_us)} at n={case}" for case, t in timed),
                 )
             )
     return rows

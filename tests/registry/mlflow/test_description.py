@@ -38,7 +38,7 @@ def test_a_target_that_was_built_later(registry: Registry, bundle: Bundle, tmp_p
     record = {"status": "verified", "chosen": "aoti", "candidates": {"aoti": aoti}}
     annex = write_annex(tmp_path / "annex", bundle, "cuda/sm_90", record=record)
     registry.add_target(version, annex)
-    row = "| cuda/sm_90 | verified | aoti (chosen) | valid | probabilities 3.5e-07 | 7.5 us at"
+    row = "| cuda/sm_90 | verified | aoti (chosen) | valid | probabilities 3.5e-7 | 7.5 µs at"
     with registry.client() as client:
         run = client.get_run(str(version.run_id))
         described = str(client.get_model_version("jets", "1").description)
