@@ -11,6 +11,7 @@ refused if a layout asks for no more than an element's alignment, else windows l
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -62,6 +63,8 @@ _ROUNDING = 1e-12  # of a fraction
 
 
 NOT_TRIED = "not tried"
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")
+"""Of an absolute path, all but its last part."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ class ValidationReport:
     bits: str | None = None
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
     verdict: Verdict = "refused"
+    trace: str | None = None
+    """The log and a script that repeats it, on this host: no bundle says it."""
 
     def __post_init__(self) -> None:
         """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
@@ -113,8 +118,21 @@ class ValidationReport:
         """Where it is not eager's, in words; empty where that is nowhere."""
         return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
 
+    @property
+    def why(self) -> str:
+        """The reason, and where to look on this host."""
+        return f"{self.reason} ({self.trace})" if self.trace else f"{self.reason}"
+
+    def for_others(self) -> ValidationReport:
+        """Without the paths of this host: of each that its reason names, the last part is left."""
+        reason = None if self.reason is None else _FOLDERS.sub("", self.reason)
+        return replace(self, reason=reason, trace=None)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        if self.trace is None:  # earlier releases know no such key
+            del found["trace"]
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
@@ -126,9 +144,9 @@ class ValidationReport:
         return cls(engine_name, False, reason, unverified=True)
 
     @classmethod
-    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+    def failed(cls, engine_name: str, reason: str, trace: str | None = None) -> ValidationReport:
         """Its compiler or the artifact itself broke."""
-        return cls(engine_name, False, reason, verdict="failed")
+        return cls(engine_name, False, reason, verdict="failed", trace=trace)
 
     @classmethod
     def refused(cls, engine_name: str, reason: str) -> ValidationReport:
@@ -198,7 +216,7 @@ def validate_candidate(
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
         return ValidationReport.failed(
-            name, f"{why} (log: {outcome.log}, repeat with: {outcome.script})"
+            name, f"{why}", f"log: {outcome.log}, repeat with: {outcome.script}"
         )
     return ValidationReport.from_dict(outcome.value)
 

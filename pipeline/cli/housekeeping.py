@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, say
+from pipeline.cli.options import Answer, Number, command, complain, say
 from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
@@ -268,7 +268,7 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
         *(f"{ref} is now @{alias}" for alias, ref in promoted.items()),
     ]
     for error in refused.values():
-        say(f"pipeline: {error}")
+        complain(f"pipeline: {error}")
     return Answer(data, shown, passed=not refused)
 
 

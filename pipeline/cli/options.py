@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -36,7 +37,12 @@ def command(
 
     def made(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
-        def answered(as_json: bool, registry_uri: str | None = None, **given: Any) -> None:
+        def answered(
+            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **given: Any
+        ) -> None:
+            click.get_current_context().meta.update(quiet=quiet, verbose=verbose)
+            if verbose:
+                logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
             if registry:
                 from registry.store import Registry
 
@@ -55,11 +61,13 @@ def command(
                     "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
                 )
             )
-        built.params.append(
+        built.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing of the progress."),
             click.Option(
-                ["--json", "as_json"], is_flag=True, help="Print the result as JSON, for machines."
-            )
-        )
+                ["-v", "--verbose"], is_flag=True, help="Show logs, and where an error comes from."
+            ),
+        ]
         return built
 
     return made
@@ -85,8 +93,20 @@ def opened_at(ref: str, registry: Registry) -> Opened:
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
+def asked(name: Literal["quiet", "verbose"]) -> bool:
+    """Of the running command."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(name))
+
+
 def say(text: object) -> None:
-    """A line on stderr: what is being done, and what went wrong."""
+    """A line on stderr: what is being done."""
+    if not asked("quiet"):
+        complain(text)
+
+
+def complain(text: object) -> None:
+    """A line on stderr: what went wrong."""
     from pipeline.report import write
 
     write(text, err=True)

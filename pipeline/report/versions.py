@@ -141,7 +141,7 @@ def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
     for report in reports:
         if not report.valid:
             verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
-            yield f"{report.engine} {verdict}" + (f": {report.reason}" if report.reason else "")
+            yield f"{report.engine} {verdict}" + (f": {report.why}" if report.reason else "")
         if report.edges:
             yield f"{report.engine} {report.at_edges}"
 

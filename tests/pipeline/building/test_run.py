@@ -298,7 +298,10 @@ def test_compiler_that_fails_is_one_failed_candidate(
     failed = record.candidates["aoti"]
     assert (failed.status, failed.files) == ("failed", [])
     assert failed.reason is not None
-    script = failed.reason.rpartition("repeat with: ")[2].rstrip(")")
+    script = result.stderr.partition("repeat with: ")[2].partition(")")[0]
+    bundle = empty.open(empty.find("jets"))
+    for said in ("manifest.json", "reports/validation.json"):
+        assert str(project.work) not in bundle.file(said).read_text()
     assert Path(script).with_name("log.txt").read_text()
     answer = Path(script).with_name("answer.json")
     answer.unlink()
