@@ -87,8 +87,8 @@ def main() -> None:
 
     \b
     The usual way:
-      pipeline init model.py:build rows.root    write a config for a model of your own
-      pipeline run configs/demo.yaml            build, validate, register a version
+      pipeline init model.py:build rows.root    write a config for your model
+      pipeline run config.yaml                  build, validate, register it
       pipeline promote NAME/1 --to production   let it through the gates
       pipeline apply NAME@production F --out D  score a file F into a folder D
       python: pipeline.load("NAME@production")  run it on your own columns

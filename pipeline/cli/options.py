@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -84,6 +85,22 @@ def give(answer: Answer) -> None:
         show(answer.shown)
     if not answer.passed:
         context.exit(1)
+
+
+html_option: Callable[[Any], Any] = click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write a page that needs no other file too.",
+)  # fmt: skip
+
+
+def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
+    """The page, where one was asked for; what to say of it."""
+    from soa.files import write_whole
+
+    if html is None:
+        return []
+    write_whole(html, made())
+    return [f"wrote {html}"]
 
 
 def opened_at(ref: str, registry: Registry) -> Opened:

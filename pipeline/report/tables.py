@@ -36,6 +36,8 @@ class Table:
     columns: tuple[str, ...]
     rows: list[tuple[tuple[str, ...], ...]] = field(default_factory=list)
     """Each cell as its lines."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Where a cell of that text leads, on a page."""
 
     def add_row(self, *cells: Cell) -> None:
         lines = (tuple(map(plain, (cell,) if isinstance(cell, str) else cell)) for cell in cells)
@@ -48,7 +50,10 @@ class Table:
             if i == 0 or any(any(row[i]) for row in self.rows if i < len(row))
         ]  # fmt: skip
         rows = [tuple(row[i] for i in kept if i < len(row)) for row in self.rows]
-        return Table(self.title, tuple(self.columns[i] for i in kept), rows)
+        return Table(self.title, tuple(self.columns[i] for i in kept), rows, self.links)
+
+    def numbers(self) -> list[bool]:
+        return [self.is_number(i) for i in range(len(self.columns))]
 
     def is_number(self, column: int) -> bool:
         """Whether it is written to the right; such a column is not broken into lines."""
@@ -124,7 +129,7 @@ def table_lines(table: Table, width: int) -> Iterator[str]:
     if widths is None:
         yield from _apart(table, width)
         return
-    right = [table.is_number(i) for i in range(len(table.columns))]
+    right = table.numbers()
     heads = tuple(
         tuple(_wrap(name, room)) for name, room in zip(table.columns, widths, strict=True)
     )

@@ -323,7 +323,7 @@ def _why(event: Event) -> str:
     return "; ".join(parts)
 
 
-def describe_versions(versions: Iterable[Version]) -> Part:
+def describe_versions(versions: Iterable[Version]) -> Table:
     rows = (
         (
             v.ref,
