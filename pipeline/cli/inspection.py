@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, html_option, opened_at, say, write_page
+from pipeline.cli.options import (
+    Answer,
+    Number,
+    command,
+    give,
+    html_option,
+    opened_at,
+    say,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -211,3 +221,23 @@ def doctor(registry: Registry) -> Answer:
         (f"{f.status:8} {f.what:14} {f.found}{f' — {f.cure}' if f.cure else ''}" for f in findings),
         passed=all(f.status != "missing" for f in findings),
     )
+
+
+@command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="0: any that is free.")  # fmt: skip
+def ui(host: str, port: int, registry: Registry) -> None:
+    """Show the registry in a browser: models, versions, history, two versions side by side.
+
+    It only reads. It serves until Ctrl-C, to this host alone unless --host says otherwise: there is
+    no password.
+    """
+    from pipeline.report import listening, serve_site
+
+    with listening(host, port) as listener, suppress(KeyboardInterrupt):
+        number = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{number}/"
+        give(Answer({"url": url}, [f"{registry.shown} is at {url}; Ctrl-C ends it"]))
+        serve_site(registry, host, listener)

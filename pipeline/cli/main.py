@@ -13,7 +13,7 @@ from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
-from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
+from pipeline.cli.inspection import bench, diff, doctor, ls, show, ui, validate
 from pipeline.cli.options import asked, complain
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
@@ -22,7 +22,7 @@ from soa.errors import SoaPipelineError
 
 _GROUPS = {
     "Build": (init, run, build, cxx, doctor),
-    "Judge": (ls, show, diff, validate, bench, promote, approve, policy),
+    "Judge": (ls, show, ui, diff, validate, bench, promote, approve, policy),
     "Run": (apply, explain, deploy, serve),
     "Keep": (history, rollback, sign, verify, pull, push, export_command, import_command, rm, gc,
              cache),

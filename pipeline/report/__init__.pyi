@@ -6,6 +6,9 @@ from .pages import model_page as model_page
 from .pages import models_page as models_page
 from .pages import publish as publish
 from .pages import version_page as version_page
+from .site import listening as listening
+from .site import serve_site as serve_site
+from .site import site as site
 from .tables import Part as Part
 from .tables import Table as Table
 from .tables import microseconds as microseconds

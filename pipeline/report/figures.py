@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,7 +129,7 @@ def _inline(svg: str, caption: str, lines: Sequence[Line], unit: Callable[[float
     """For a page: ids of its own, the page's colours, and what it shows in words."""
     from markupsafe import escape
 
-    own = f"f{abs(hash((caption, svg))) % 10**10:x}-"
+    own = f"f{zlib.crc32((caption + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{own}', text)
     text = re.sub(r"url\(#", f"url(#{own}", text)

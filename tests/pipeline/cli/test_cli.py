@@ -20,7 +20,7 @@ from tests.models.project import PASSED, TARGET, Built, answer, cli, described, 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
     "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
-    "serve", "doctor", "cache", "init", "apply", "explain", "cxx",
+    "serve", "doctor", "cache", "init", "apply", "explain", "cxx", "ui",
 )  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[3]
