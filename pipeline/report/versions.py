@@ -15,16 +15,15 @@ from registry.errors import BundleError
 from registry.history import Event
 from registry.mlflow import Version
 from registry.promotion import Decision
-from runtime.checked import Deviation, Tolerance
 from soa.files import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
-from stages.benchmark import BenchmarkReport, Timing
-from stages.reference import proof_of
-from stages.validate import ValidationReport
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch, and a list of versions does not wait for it
     from pipeline.report.tables import Part
+    from runtime.checked import Tolerance
+    from stages.benchmark import BenchmarkReport, Timing
+    from stages.validate import ValidationReport
 
 T = TypeVar("T")
 SPREAD = "one thread; below each median its 5th … 95th percentile"
@@ -51,6 +50,9 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
 
 def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
     """As it was recorded; else what the manifest keeps of it."""
+    from runtime.checked import Deviation
+    from stages.validate import ValidationReport
+
     validated = bundle.validation() or {}
     if target in validated:
         found = _recorded(dict[str, ValidationReport], bundle, validated, target)
@@ -70,6 +72,8 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
 
 def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
     """As it was recorded, with what users do today beside it; else what the manifest keeps."""
+    from stages.benchmark import BenchmarkReport, Timing
+
     timed = bundle.benchmark() or {}
     if target in timed:
         return _recorded(BenchmarkReport, bundle, timed, target)
@@ -91,6 +95,8 @@ def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target:
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
     """What the reference proves: its values that are NaN or infinite, and what it does not show."""
+    from stages.reference import proof_of
+
     counts, notes = proof_of(bundle)
     rows = (
         (
