@@ -235,6 +235,7 @@ def ui(host: str, port: int, registry: Registry) -> None:
     """
     from pipeline.report import listening, serve_site
 
+    registry.list()  # one that cannot be reached ends it here
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
         number = listener.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from soa.text import microseconds, number, plain
+from soa.text import in_html, microseconds, number, plain
 from stages.benchmark import COPIES, EAGER, BenchmarkReport
 from stages.validate import ValidationReport
 
@@ -127,8 +127,6 @@ def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
 
 def _inline(svg: str, caption: str, lines: Sequence[Line], unit: Callable[[float], str]) -> str:
     """For a page: ids of its own, the page's colours, and what it shows in words."""
-    from markupsafe import escape
-
     own = f"f{zlib.crc32((caption + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{own}', text)
@@ -141,7 +139,7 @@ def _inline(svg: str, caption: str, lines: Sequence[Line], unit: Callable[[float
         f"{line.name}: {', '.join(f'{unit(value)} at {rows:,}' for rows, value in line.points)}"
         for line in lines
     )
-    label = escape(plain(f"{caption}. {said}"))
+    label = in_html(f"{caption}. {said}")
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)

@@ -240,8 +240,16 @@ def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
 
 
 def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
-    title = f"{found['a']['ref']} and {found['b']['ref']}"
-    return page(title, [Section("What changed", list(describe_difference(found)))], links=links)
+    sides = {side: found[side] | {"ref": _shared(found[side])} for side in "ab"}
+    title = f"{sides['a']['ref']} and {sides['b']['ref']}"
+    changes = describe_difference({**found, **sides})
+    return page(title, [Section("What changed", [*changes])], links=links)
+
+
+def _shared(side: Mapping[str, Any]) -> str:
+    """What others are told a bundle is: no path of this host."""
+    ref = str(side["ref"])
+    return f"bundle {side['digest'][:12]}" if ref.startswith("/") else ref
 
 
 def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
@@ -270,7 +278,7 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
 
 
 def publish(
-    registry: Registry, version: Version, bundle: Bundle, folder: Path | None
+    registry: Registry, version: Version, bundle: Bundle, folder: Path | None = None
 ) -> Path | None:
     """Write a version's page beside MLflow's tags and, with a folder, into it; returns the file.
 

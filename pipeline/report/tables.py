@@ -20,7 +20,8 @@ Cell = str | tuple[str, ...]
 _PIPE = 100  # columns where nothing says how many there are
 _PROSE = 14  # no column of sentences is narrower than so many
 _GAP = "  "
-_NUMBER = re.compile(r"[-+<>=~≤≥]*[0-9.,]+\S*( (\S{1,2}|[0-9:]+))?|nan\b.*|-?inf\b.*|—|exact|")
+_NUMBER = re.compile(r"[-+<>=~≤≥]*[0-9][0-9.,/…e%+-]*( \S{1,2})?|nan|-?inf|—|exact|none|")
+_MOMENT = re.compile(r"[0-9-]{10} [0-9:]{5,8}|")
 _ASCII = str.maketrans({"─": "-", "—": "-", "…": "...", "→": "->", "←": "<-",
                         "·": "*", "µ": "u", "±": "+-", "≤": "<=", "≥": ">="})  # fmt: skip
 
@@ -56,9 +57,16 @@ class Table:
         return [self.is_number(i) for i in range(len(self.columns))]
 
     def is_number(self, column: int) -> bool:
-        """Whether it is written to the right; such a column is not broken into lines."""
-        cells = [row[column] for row in self.rows if column < len(row)]
-        return column > 0 and all(_NUMBER.fullmatch(line) for cell in cells for line in cell)
+        """Whether it is written to the right."""
+        return column > 0 and self._all(column, _NUMBER)
+
+    def is_prose(self, column: int) -> bool:
+        """Whether it may be broken into lines."""
+        return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
+
+    def _all(self, column: int, form: re.Pattern[str]) -> bool:
+        cells = (row[column] for row in self.rows if column < len(row))
+        return all(form.fullmatch(line) for cell in cells for line in cell)
 
 
 Part = str | Table
@@ -174,8 +182,7 @@ def _widths(table: Table, width: int) -> list[int] | None:
         longest = max(map(cells_of, lines), default=0)
         head = max(map(cells_of, name.split()), default=0)
         words = max((cells_of(word) for line in lines for word in line.split()), default=0)
-        prose = i > 0 and not table.is_number(i)
-        needed = max(words, min(longest, _PROSE)) if prose else longest
+        needed = max(words, min(longest, _PROSE)) if table.is_prose(i) else longest
         whole.append(max(longest, cells_of(name)))
         least.append(max(needed, head))
     if sum(least) > room:
