@@ -134,6 +134,9 @@ def table_lines(table: Table, width: int) -> Iterator[str]:
         yield from _wrap(table.title, width)
     table = table.filled()
     widths = _widths(table, width)
+    if widths is None and len(table.columns) == 2 and not any(table.columns):  # facts, by name
+        first = max((cells_of(line) for row in table.rows for line in row[0]), default=0)
+        widths = [first, max(width - first - len(_GAP), 1)]
     if widths is None:
         yield from _apart(table, width)
         return

@@ -157,7 +157,7 @@ def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
     table = new_table(title, "", *report.timings)
     spans = spans_of(report.below, report.fastest)
     for name in dict.fromkeys(name for rows in report.timings.values() for name in rows):
-        chosen = (f"chosen {spans[name]}".rstrip(),) if name in spans else ()
+        chosen = ("chosen", *filter(None, spans[name].split(" and "))) if name in spans else ()
         times = (rows.get(name) for rows in report.timings.values())
         table.add_row((name, *chosen), *("" if t is None else time_and_spread(t) for t in times))
     return table

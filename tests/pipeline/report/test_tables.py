@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -92,6 +94,11 @@ def test_each_question_of_a_gate_names_its_target() -> None:
     assert [row[0] for row in table.rows] == [(f"verified: {target}",) for target in targets]
 
 
+def test_facts_stand_beside_their_names_whatever_their_length() -> None:
+    table = new_table("", "", "", rows=[("digest", "ab" * 32), ("rows", "n: 0 … 5,000")])
+    assert lines(table, 40) == ["digest  " + "ab" * 32, "rows    n: 0 … 5,000"]
+
+
 def test_where_no_table_fits_each_row_is_by_itself() -> None:
     version = Version(
         "particlenet", 3, "ab" * 32, ("production", "staging"), {"cpu/x86-64-v3": "verified"},
@@ -128,3 +135,13 @@ def test_a_locale_without_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
         write("done — ok")
         out.flush()
         assert raw.getvalue().decode("latin-1").startswith("5.7 us ... 6 -> \\u6f22\na  b\n-  -\n")
+
+
+def test_a_list_of_versions_waits_for_no_heavy_import() -> None:
+    check = (
+        "import sys; from pipeline.report import describe_history, describe_versions, show\n"
+        "show([describe_versions([]), describe_history('jets', [])])\n"
+        "print([m for m in ('torch', 'matplotlib', 'jinja2', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
