@@ -28,7 +28,7 @@ from pipeline.config import (
     tolerances_of,
 )
 from pipeline.errors import ReportError
-from pipeline.report import publish
+from pipeline.report import page_place, publish
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version
@@ -85,7 +85,9 @@ def run(
     known = _finished(record, root, store)
     if known is not None:
         bundle, version = known
-        return RunResult(version, bundle, (), time.monotonic() - begun)
+        page = page_place(root / "reports", version)
+        seconds = time.monotonic() - begun
+        return RunResult(version, bundle, (), seconds, page if page.is_file() else None)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
     labelled = _labelled(config)

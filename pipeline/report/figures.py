@@ -78,6 +78,19 @@ def deviation_figure(
     return _drawn(caption, lines, "largest deviation", number, (allowed,) if allowed > 0 else ())
 
 
+def ulp_figure(caption: str, output: str, reports: Iterable[ValidationReport]) -> Figure | None:
+    """How many values are how far off, in units in the last place."""
+    lines = []
+    for report in reports:
+        bins = report.worst[output].ulp_bins if output in report.worst else ()
+        points = [(i, float(count)) for i, count in enumerate(bins) if count]
+        if points:
+            lines.append(Line(report.engine, points))
+    last = max((i for line in lines for i, _ in line.points), default=0)
+    names = ["0", "1", *(f"{2 ** (i - 1):,}" for i in range(2, last + 1))]
+    return _drawn(caption, lines, "values", number, (), names)
+
+
 def rows_of(case: str | Mapping[str, int]) -> int:
     """Of several row dimensions the largest."""
     counts = case.values() if not isinstance(case, str) else map(int, re.findall(r"=(\d+)", case))
@@ -90,9 +103,13 @@ def _drawn(
     y: str,
     unit: Callable[[float], str],
     limits: Sequence[float],
+    bins: Sequence[str] = (),
 ) -> Figure | None:
-    """Lines over rows, both logarithmic; None where there are no two sizes to compare."""
-    if len({rows for line in lines for rows, _ in line.points if rows > 0}) < 2:
+    """Lines over rows, both logarithmic; None where there are no two sizes to compare.
+
+    `bins`: where each of the ranges of ULPs begins over which the lines go instead.
+    """
+    if len({x for line in lines for x, _ in line.points if x > 0 or bins}) < 2:
         return None
     import matplotlib
     from markupsafe import Markup
@@ -107,14 +124,20 @@ def _drawn(
             _draw(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
         for limit in limits:
             axes.axhline(limit, color=_TEXT, linestyle=":", linewidth=1, label="allowed (atol)")
-        axes.set(xscale="log", yscale="log", xlabel="rows", ylabel=y)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axes.set(yscale="log", xlabel="ULP, from" if bins else "rows", ylabel=y)
+        if bins:
+            step = -(-len(bins) // 8)
+            axes.set_xticks(range(0, len(bins), step), bins[::step])
+        else:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.yaxis.set_major_formatter(lambda value, _: unit(value))
         axes.minorticks_off()
         drawing.legend(loc="outside lower center", ncols=2)
         out = io.StringIO()
         drawing.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    return Figure(Markup(_inline(out.getvalue(), caption, lines, unit)), caption)
+    label = "; ".join([caption, *(_words(line, unit, bins) for line in lines)])
+    return Figure(Markup(_inline(out.getvalue(), label)), caption)
 
 
 def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
@@ -125,9 +148,15 @@ def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
         axes.fill_between(rows, line.low, line.high, color=color, alpha=0.15, linewidth=0)
 
 
-def _inline(svg: str, caption: str, lines: Sequence[Line], unit: Callable[[float], str]) -> str:
+def _words(line: Line, unit: Callable[[float], str], bins: Sequence[str]) -> str:
+    """A line of a plot for those who hear it."""
+    values = (f"{unit(v)} at {bins[x] if bins else format(x, ',')}" for x, v in line.points)
+    return f"{line.name}: {', '.join(values)}"
+
+
+def _inline(svg: str, label: str) -> str:
     """For a page: ids of its own, the page's colours, and what it shows in words."""
-    own = f"f{zlib.crc32((caption + svg).encode()):x}-"
+    own = f"f{zlib.crc32((label + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]
     text = re.sub(r'\bid="', f'id="{own}', text)
     text = re.sub(r"url\(#", f"url(#{own}", text)
@@ -135,11 +164,6 @@ def _inline(svg: str, caption: str, lines: Sequence[Line], unit: Callable[[float
     text = text.replace(_TEXT, "currentColor").replace(_GRID, "var(--line)")
     for i, color in enumerate(_SERIES):
         text = text.replace(color, f"var(--s{i})")
-    said = "; ".join(
-        f"{line.name}: {', '.join(f'{unit(value)} at {rows:,}' for rows, value in line.points)}"
-        for line in lines
-    )
-    label = in_html(f"{caption}. {said}")
     text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+    return text.replace("<svg", f'<svg role="img" aria-label="{in_html(label)}"', 1)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ReportError
 from pipeline.report.difference import describe_difference
-from pipeline.report.figures import Figure, deviation_figure, speed_figure
+from pipeline.report.figures import Figure, deviation_figure, speed_figure, ulp_figure
 from pipeline.report.tables import Part, Table, new_table
 from pipeline.report.versions import (
     SPREAD,
@@ -167,6 +167,7 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", output, reports)
         with suppress(ValueError, KeyError, IndexError):  # a foreign report that does not fit
             yield _worst_rows(bundle, reports, record.chosen)
         yield from facts_of(record)
@@ -289,6 +290,11 @@ def publish(
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{version.name}-{version.number}.html"
+    file = page_place(folder, version)
     write_whole(file, text)
     return file
+
+
+def page_place(folder: Path, version: Version) -> Path:
+    """Where `publish` writes the page of a version."""
+    return folder / f"{version.name}-{version.number}.html"

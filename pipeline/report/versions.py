@@ -62,7 +62,9 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
             engine, c.status == "valid", c.reason, bits=c.bits, verdict=c.status,
             unverified=c.status == "unverified",
             worst={
-                output: Deviation(0, w.max_abs, w.max_rel, w.outside, 0, *[None] * 5)
+                output: Deviation(
+                    0, w.max_abs, w.max_rel, w.outside, 0, None, None, None, None, None
+                )
                 for output, w in c.worst.items()
             },
         )

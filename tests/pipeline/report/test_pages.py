@@ -7,12 +7,15 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from pipeline.report.figures import ulp_figure
 from pipeline.report.pages import bench_page, difference_page, publish, version_page
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
@@ -20,7 +23,9 @@ from registry.history.event_log import Event
 from registry.mlflow.version import PROMOTION, Promotion, Version
 from registry.promotion import Decision
 from registry.store.registry import Registry
+from runtime.checked import Tolerance, compare
 from stages.benchmark import BenchmarkReport, Timing
+from stages.validate import ValidationReport
 from tests.fuzz.hostile import require_plain
 from tests.fuzz.test_records import MANIFEST, SOUND, V3, compared, opened
 from tests.models import bundles
@@ -28,6 +33,7 @@ from tests.models import bundles
 HOSTILE = "<script>alert(1)</script> \x1b[31m \u202elive\u202c </svg> {{ 7 * 7 }} $x_1$ \U0001d54f"
 WHEN = datetime(2026, 11, 23, 10, 20, 30, tzinfo=UTC)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+BAND = Tolerance(1e-5, 1e-4)
 _VOID = {"meta", "br", "link", "img", "hr"}
 
 
@@ -190,3 +196,16 @@ def test_in_a_browser(width: int, tmp_path: Path) -> None:
     assert found["wide"] <= found["inner"] and found["inner"] > 0.9 * width
     assert found["scripts"] == 0 and found["plot"] > 150
     assert all(0 <= left < width / 3 for left in found["left"])
+
+
+def test_how_far_values_are_off() -> None:
+    """A curve over powers of two of ULPs; reports of earlier releases have none."""
+    made = compare(torch.linspace(1, 2, 100) + 1e-5, torch.linspace(1, 2, 100), BAND, False)
+    reports = [ValidationReport("aoti", True, None, worst={"x": made})]
+    assert sum(made.ulp_bins) == 100
+    spread = replace(made, ulp_bins=(5, 0, 3, 1))
+    figure = ulp_figure("all of it", "x", [replace(reports[0], worst={"x": spread})])
+    assert figure is not None
+    assert 'aria-label="all of it; aoti: 5 at 0, 3 at 2, 1 at 4"' in figure.svg
+    older = replace(made, ulp_bins=())
+    assert ulp_figure("all of it", "x", [replace(reports[0], worst={"x": older})]) is None
