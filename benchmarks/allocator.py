@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.table import print_machine
-from pipeline.report.tables import console, microseconds, new_table
+from pipeline.report.tables import microseconds, new_table, show
 
 _REF = "particlenet@production"
 _SIZES = (1, 8, 32)
@@ -43,7 +43,7 @@ def main(ref: str = _REF) -> int:
         one, other = map(statistics.median, by_way)
         table.add_row(n, *map(_spread, by_way), f"{one / other:.2f}")
     table.add_row("memory, most", *(f"{max(e['mb'] for e in found[way]):.0f} MB" for way in _WAYS))
-    console().print(table)
+    show([table])
     return 0
 
 

@@ -24,7 +24,8 @@ from runtime.checked import Tolerance
 from stages.capture import Capture, capture
 from stages.emulate import emulate_candidate
 from stages.model import build_model
-from stages.validate import ValidationReport, validate_candidate
+from stages.reports import ValidationReport
+from stages.validate import validate_candidate
 
 TARGETS = (
     "cpu/x86-64-v3", "cpu/armv8.2-a", "cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "rocm/gfx90a",

@@ -15,18 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.text import Text
 from torch.export import ExportedProgram
 
 from benchmarks.row_major import exported_rows
-from benchmarks.table import console
 from benchmarks.zoo import asked
 from engines.aoti.build import AotiBuild, settings_for
 from engines.exported import load_program, quiet_torch
 from engines.target import host_targets
 from pipeline.config import load_config
 from pipeline.config.assemble import reference_inputs, source_of
-from pipeline.report.tables import new_table
+from pipeline.report.tables import new_table, show
 from stages.capture import capture
 from stages.model.source import build_model
 
@@ -60,7 +58,7 @@ def main(configs: list[Path]) -> None:
                 print(f"{config.name} on rows: {str(error).splitlines()[0]}")
             else:
                 found["on rows"] = calls(rows, Path(place))
-        show(config.name, found)
+        show_calls(config.name, found)
 
 
 def calls(program: ExportedProgram, folder: Path) -> Counter[str]:
@@ -84,11 +82,11 @@ def calls(program: ExportedProgram, folder: Path) -> Counter[str]:
     return found
 
 
-def show(name: str, found: dict[str, Counter[str]]) -> None:
+def show_calls(name: str, found: dict[str, Counter[str]]) -> None:
     table = new_table(name, "called", *found)
     for call in sorted({call for each in found.values() for call in each}):
-        table.add_row(call, *(Text(str(each[call] or "")) for each in found.values()))
-    console().print(table)
+        table.add_row(call, *(str(each[call] or "") for each in found.values()))
+    show([table])
 
 
 if __name__ == "__main__":

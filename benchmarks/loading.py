@@ -30,9 +30,8 @@ from runtime.session.session import Session
 from soa import Signature
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from benchmarks.subject import Subject
+    from pipeline.report.tables import Table
 
 _WAYS = ("without digests", "digests", "digests and signature")
 _ENGINES = ("aoti", "exported")
@@ -54,7 +53,7 @@ def main() -> None:
         return
     from benchmarks.subject import Wide, subject
     from benchmarks.table import print_machine
-    from pipeline.report.tables import console, new_table
+    from pipeline.report.tables import new_table, show
 
     print_machine()
     for hidden in (120, 2850):
@@ -67,8 +66,8 @@ def main() -> None:
             table.add_row(f"{name}, everything imported", *warm)
             fresh = _in_turns(partial(_started, folder, name), _WAYS, 5)
             table.add_row(f"{name}, whole process", *fresh)
-        console().print(table)
-        console().print(by_name(folder, made.folder, size))
+        show([table])
+        show([by_name(folder, made.folder, size)])
         shutil.rmtree(made.folder)
 
 

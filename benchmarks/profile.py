@@ -18,11 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from rich.text import Text
 
-from benchmarks.table import console, print_machine
+from benchmarks.table import print_machine
 from benchmarks.zoo import asked, built, chosen_target, new_registry, sizes
-from pipeline.report.tables import new_table
+from pipeline.report.tables import new_table, show
 from registry.bundle.bundle import Bundle
 from runtime.loader import measured_session
 from runtime.opening import Opening, open_version
@@ -60,8 +59,8 @@ def profile(bundle: Bundle) -> None:
         kinds[next(found_in, "the rest")] += count
     table = new_table(f"{bundle.manifest.name}, {label(case)}, {made_by}", "what", "share")
     for kind, count in kinds.most_common():
-        table.add_row(Text(kind), f"{count / found.total():.0%}")
-    console().print(table)
+        table.add_row(kind, f"{count / found.total():.0%}")
+    show([table])
 
 
 def sampled(call: Callable[[], object]) -> Counter[str]:

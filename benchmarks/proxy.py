@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.table import print_machine
 from pipeline.deployment.repository import deploy
 from pipeline.loading import load
-from pipeline.report.tables import console, microseconds, new_table
+from pipeline.report.tables import microseconds, new_table, show
 from registry.store.registry import Registry
 from runtime.session.session import Session
 from serving.client.options import RemoteOptions
@@ -153,7 +153,7 @@ def _print(loads: dict[tuple[str, int], Load]) -> None:
             way, str(clients), f"{found.rate:.0f}", microseconds(found.p50_us),
             microseconds(found.p99_us), " / ".join(map(str, found.shares)),
         )  # fmt: skip
-    console().print(table)
+    show([table])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from benchmarks.serving_clients import Seen, connected, make_request
 from benchmarks.table import print_machine
 from pipeline.deployment.repository import Deployed, deploy
 from pipeline.loading import load
-from pipeline.report.tables import console, microseconds, new_table
+from pipeline.report.tables import microseconds, new_table, show
 from registry.bundle.bundle import Bundle
 from registry.errors import NotFoundError
 from registry.store.registry import Registry
@@ -91,15 +91,15 @@ def _in_production(registry: Registry) -> Iterator[str]:
         try:
             registry.find(ref)
         except NotFoundError as error:
-            console().print(f"left out: {error}")
+            show([f"left out: {error}"])
         else:
             yield ref
 
 
 def _measure(registry: Registry, ref: str, folder: Path) -> None:
     done = _deployed(registry, ref, folder / "deployed")
-    console().print()
-    console().print(f"{done.service.name}/{done.service.number}, {done.service.target}")
+    show([""])
+    show([f"{done.service.name}/{done.service.number}, {done.service.target}"])
     bundle = Bundle.open(done.folder / str(done.service.number) / "bundle")
     reference = Reference.load(bundle.file(bundle.manifest.reference))
     services = _services(done.service)
@@ -239,7 +239,7 @@ def _print_latency(bundle: Path, url: str, inputs: Arrays) -> None:
         table.add_row(name, *cells)
     over = [a - b for a, b in zip(medians["remote"], medians["local"], strict=True)]
     table.add_row("remote over local", *map(microseconds, over))
-    console().print(table)
+    show([table])
 
 
 def _print_loads(loads: dict[tuple[str, int], Load], place: Place) -> None:
@@ -255,7 +255,7 @@ def _print_loads(loads: dict[tuple[str, int], Load], place: Place) -> None:
             microseconds(p50), microseconds(p99), f"{found.rows_a_run:.2f}",
             microseconds(found.clients_us), microseconds(found.server_us),
         )  # fmt: skip
-    console().print(table)
+    show([table])
 
 
 if __name__ == "__main__":

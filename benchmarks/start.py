@@ -85,7 +85,7 @@ def main() -> None:
                 if turn:  # the first brings the files into memory, and fills the cache
                     found[row].append(took)
     from benchmarks.table import print_machine
-    from pipeline.report.tables import console, new_table
+    from pipeline.report.tables import new_table, show
 
     print_machine()
     table = new_table("a process, from its beginning to its end", "", "clock", "processor", "most")
@@ -93,7 +93,7 @@ def main() -> None:
         clock, cpu = (statistics.median(getattr(t, of) for t in each) for of in ("wall", "cpu"))
         memory = statistics.median(t.memory for t in each)
         table.add_row(row, f"{clock:.2f} s", f"{cpu:.2f} s", f"{memory:.0f} MB")
-    console().print(table)
+    show([table])
 
 
 def prepare(folder: Path) -> None:

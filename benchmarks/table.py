@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rich.console import Console
-from rich.text import Text
-
 from pipeline.building.provenance import host, tools
-from pipeline.report.tables import new_table
+from pipeline.report.tables import new_table, show
 from stages.reports import Timing
 
 WIDTH = 132
@@ -61,13 +58,12 @@ def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], ba
 
 def print_machine() -> None:
     facts = {**host(), "torch": tools().get("torch", "?")}
-    console().print(Text(", ".join(f"{key}: {value}" for key, value in facts.items())))
+    show([", ".join(f"{key}: {value}" for key, value in facts.items())])
 
 
 def print_panels(caption: str, panels: Iterable[Panel]) -> None:
     """One table a panel, under one caption."""
-    out = console()
-    out.print(Text(caption))
+    print(caption)
     for panel in panels:
         headers = [c if isinstance(c, str) else f"{c:,.0f}" for c in panel.columns]
         names = list(panel.rows)
@@ -77,18 +73,12 @@ def print_panels(caption: str, panels: Iterable[Panel]) -> None:
             headers, names = names, headers
             shown = [list(cells) for cells in zip(*shown, strict=True)]
         table = new_table(panel.title, corner, *headers)
-        for column in table.columns[1:]:
-            column.no_wrap = True
         for name, cells in zip(names, shown, strict=True):
-            table.add_row(name, *map(Text, cells))
-        out.print(table)
+            table.add_row(name, *cells)
+        show([table], WIDTH)
 
 
-def console() -> Console:
-    return Console(width=WIDTH, highlight=False)
-
-
-def _shown(cell: Cell | None, unit: str) -> str:
+def _shown(cell: Cell | None, unit: str) -> str | tuple[str, str]:
     """`6.44 µs x1.00`, and its spread in the same unit below."""
     if cell is None:
         return ""
@@ -98,7 +88,7 @@ def _shown(cell: Cell | None, unit: str) -> str:
         first += f" x{cell.ratio:.2f}"
     if cell.low is None or cell.high is None:
         return first
-    return f"{first}\n{cell.low / scale:{digits}} … {cell.high / scale:{digits}}"
+    return first, f"{cell.low / scale:{digits}} … {cell.high / scale:{digits}}"
 
 
 def _scale(value: float, unit: str) -> tuple[float, str, str]:

@@ -35,3 +35,7 @@ class FormatError(DataError):
 
 class ApplyError(SoaPipelineError):
     """A job on files that cannot begin or go on."""
+
+
+class ReportError(SoaPipelineError):
+    """A page that cannot be made, or shown."""

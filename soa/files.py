@@ -63,7 +63,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is there complete or not at all, also on a full disk or after a kill."""
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

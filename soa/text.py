@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 import logging
+import math
 import re
 import unicodedata
 
@@ -63,3 +64,28 @@ def _plain_arguments(record: logging.LogRecord) -> bool:
 def listed(words: list[str]) -> str:
     """`a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """As people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`."""
+    if value == 0 or not math.isfinite(value):
+        return str(value) if value else "0"
+    power = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
+    if -4 <= power < 9:
+        text = f"{value:,.{max(0, digits - 1 - power)}f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+
+
+def microseconds(value: float) -> str:
+    """Three significant digits, in µs, ms or s."""
+    scale, unit = time_unit(value)
+    return f"{number(value / scale)} {unit}"
+
+
+def time_unit(value: float) -> tuple[float, str]:
+    """How many µs the unit has in which so many are written, and its name."""
+    if value < 999.5:
+        return 1.0, "µs"
+    return (1e3, "ms") if value < 999.5e3 else (1e6, "s")

@@ -30,7 +30,7 @@ from runtime.opening import case_of_bits
 from soa.describe import describe
 from soa.signature import Signature
 from stages.reference import Reference
-from stages.validate import ValidationReport
+from stages.reports import ValidationReport
 
 _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")

@@ -203,9 +203,9 @@ def example_of(capture: Capture) -> dict[str, Any]:
 
 def _why_not(result: TargetResult) -> str:
     """Every candidate's reason, for a target without a valid one; equal ones are said once."""
-    reasons: dict[str | None, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name, report in result.reports.items():
-        reasons.setdefault(report.reason, []).append(name)
+        reasons.setdefault(report.why, []).append(name)
     return "; ".join(
         f"{result.target} {', '.join(names)}: {reason}" for reason, names in reasons.items()
     )
@@ -231,7 +231,7 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
     validated = {
-        target: {engine_name: r.to_dict() for engine_name, r in result.reports.items()}
+        target: {engine_name: r.for_others().to_dict() for engine_name, r in result.reports.items()}
         for target, result in results.items()
     }
     timed = {t: result.benchmark.to_dict() for t, result in results.items() if result.benchmark}
@@ -248,7 +248,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
         timings = result.benchmark.timings if result.benchmark else {}
         candidates[engine_name] = Candidate(
             status=report.verdict,
-            reason=report.reason,
+            reason=report.for_others().reason,
             files=_bundle_files(place, engine_name, compiled),
             options=dict(result.options.get(engine_name, {})),
             compile_seconds=round(compiled.seconds, 3),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
 from soa.files import as_record
+from soa.text import microseconds, number
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
@@ -52,12 +54,12 @@ class BenchmarkReport:
             took = times[name].median_us
             rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
             if EAGER in rivals:
-                ratios.append(f"{rivals[EAGER] / took:.2g} at {case}")
+                ratios.append(f"{number(rivals[EAGER] / took, 2)} at {case}")
             best = min(rivals, key=lambda rival: rivals[rival])
             if rivals[best] < took / _LOST:
                 lost.append(
-                    f"{best} was faster at {case}: {rivals[best]:.3g} us, the chosen {name} "
-                    f"{took:.3g} us"
+                    f"{best} was faster at {case}: {microseconds(rivals[best])}, the chosen {name} "
+                    f"{microseconds(took)}"
                 )
         faster = [f"{self.fastest} is chosen; its speed to the eager model's: {', '.join(ratios)}"]
         return [*(faster if ratios else []), *lost]
@@ -71,6 +73,8 @@ class BenchmarkReport:
 
 
 NOT_TRIED = "not tried"
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")
+"""Of an absolute path, all but its last part."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ class ValidationReport:
     """The digest of the answers to a few rows of the reference, of a valid artifact for a CPU."""
     verdict: Verdict = "refused"
     evidence: Evidence = "unverified"
+    trace: str | None = None
+    """The log and a script that repeats it, on this host: no bundle says it."""
 
     def __post_init__(self) -> None:
         """Of what is not valid, `failed` and `not applicable` are said; all else is refused."""
@@ -124,8 +130,21 @@ class ValidationReport:
         """Where it is not eager's, in words; empty where that is nowhere."""
         return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
 
+    @property
+    def why(self) -> str:
+        """The reason, and where to look on this host."""
+        return f"{self.reason} ({self.trace})" if self.trace else f"{self.reason}"
+
+    def for_others(self) -> ValidationReport:
+        """Without the paths of this host: of each that its reason names, the last part is left."""
+        reason = None if self.reason is None else _FOLDERS.sub("", self.reason)
+        return replace(self, reason=reason, trace=None)
+
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        found = asdict(self)
+        if self.trace is None:  # earlier releases know no such key
+            del found["trace"]
+        return found
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ValidationReport:
@@ -153,9 +172,9 @@ class ValidationReport:
         )  # fmt: skip
 
     @classmethod
-    def failed(cls, engine_name: str, reason: str) -> ValidationReport:
+    def failed(cls, engine_name: str, reason: str, trace: str | None = None) -> ValidationReport:
         """Its compiler or the artifact itself broke."""
-        return cls(engine_name, False, reason, verdict="failed")
+        return cls(engine_name, False, reason, verdict="failed", trace=trace)
 
     @classmethod
     def refused(cls, engine_name: str, reason: str) -> ValidationReport:

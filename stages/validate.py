@@ -35,6 +35,7 @@ from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.memory import read_block
 from soa.signature import Signature
+from soa.text import number
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -116,7 +117,7 @@ def validate_candidate(
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
         return ValidationReport.failed(
-            name, f"{why} (log: {outcome.log}, repeat with: {outcome.script})"
+            name, f"{why}", f"log: {outcome.log}, repeat with: {outcome.script}"
         )
     return ValidationReport.from_dict(outcome.value)
 
@@ -238,7 +239,7 @@ def _at_edge(session: Session, edge: Edge, tolerances: Mapping[str, Tolerance]) 
         if edge.exact and silent > max(allowed.max_outside, _ROUNDING):
             return (
                 f"output {name!r} differs from eager, row {deviation.worst_row}: max abs deviation "
-                f"{deviation.max_abs:.3g}. If no such integers come, say which do "
+                f"{number(deviation.max_abs)}. If no such integers come, say which do "
                 "(reference: ranges: {column: [low, high]})"
             ), True
         differs |= deviation.outside > allowed.max_outside
@@ -305,7 +306,7 @@ def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -
                 what = (
                     f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
                     if found.nonfinite_mismatches
-                    else f"max abs deviation {found.max_abs:.3g}"
+                    else f"max abs deviation {number(found.max_abs)}"
                 )
                 text = (
                     f"output {output!r} at {label(case.rows)}, row {found.worst_row}: {what}, "

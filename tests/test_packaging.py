@@ -199,7 +199,7 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
         sources = {p.relative_to(ROOT).as_posix() for p in (ROOT / package).rglob("*.py")}
         native = {
             p.relative_to(ROOT).as_posix()
-            for suffix in ("h", "hpp", "cpp")
+            for suffix in ("h", "hpp", "cpp", "html")
             for p in (ROOT / package).rglob(f"*.{suffix}")
         }
         assert sources | native <= set(names)

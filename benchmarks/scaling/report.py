@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.plot import save_plot
 from benchmarks.scaling.answers import Answers
 from benchmarks.scaling.tables import tables
-from benchmarks.table import WIDTH, Cell, Panel, console
+from benchmarks.table import WIDTH, Cell, Panel
+from pipeline.report.tables import Table, show, table_lines
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "scaling.md"
@@ -22,10 +18,8 @@ PAGE = DOCS / "scaling.md"
 def report(found: Answers, page: Path | None) -> None:
     """Print everything; with a page, put it in there and the plots into `plots` beside it."""
     shown = tables(found)
-    out = console()
     for parts in shown.values():
-        for part in parts:
-            out.print(part)
+        show(parts)
     if page is not None:
         texts = {name: _text(parts) for name, parts in shown.items()}
         page.write_text(replaced(page.read_text(), texts))
@@ -48,12 +42,8 @@ def replaced(page: str, texts: dict[str, str]) -> str:
 
 
 def _text(parts: Sequence[Table | str]) -> str:
-    out = io.StringIO()
-    console = Console(file=out, width=WIDTH, highlight=False)
-    for part in parts:
-        console.print(part)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+    texts = (p if isinstance(p, str) else "\n".join(table_lines(p, WIDTH)) for p in parts)
+    return "\n\n".join(texts)
 
 
 def _plots(found: Answers) -> dict[str, tuple[str, list[Panel]]]:

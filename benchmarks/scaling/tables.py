@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from rich.table import Table
-
 from benchmarks.scaling.answers import BATCH, BATCHES, JOBS, Answers, proxy_threads
 from benchmarks.scaling.check import GOAL
 from benchmarks.scaling.records import QUIET
-from pipeline.report.tables import microseconds, new_table
+from pipeline.report.tables import Table, microseconds, new_table
 
 
 def tables(found: Answers) -> dict[str, list[Table | str]]:
@@ -79,7 +77,7 @@ def _check(found: Answers) -> Table:
             f"{run.p99_s * 1e3:.3g} → {seen.quantile(0.99) * 1e3:.3g}",
             f"{run.requests_a_run:.1f} → {merged:.1f}", verdict,
         )  # fmt: skip
-    return _unwrapped(table)
+    return table
 
 
 def _capacity(found: Answers) -> Table:
@@ -185,12 +183,6 @@ def _scaled(found: Answers) -> Table:
 
 def _count(servers: int | None) -> str:
     return "too slow alone" if servers is None else f"{servers:,}"
-
-
-def _unwrapped(table: Table) -> Table:
-    for column in table.columns:
-        column.no_wrap = True
-    return table
 
 
 def _time(seconds: float) -> str:

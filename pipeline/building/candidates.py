@@ -167,7 +167,8 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
     error = str(compiled.error)
     if compiled.not_applicable:
         return ValidationReport.not_applicable(compiled.engine, error)
-    return ValidationReport.failed(compiled.engine, f"{error} (repeat with: {compiled.script})")
+    trace = f"log: {compiled.log}, repeat with: {compiled.script}"
+    return ValidationReport.failed(compiled.engine, error, trace)
 
 
 def _with_tile(
@@ -208,7 +209,10 @@ def _compile(
         if found.not_applicable:
             work.say(f"  {name} for {target} is not applicable: {found.error}")
         elif found.error:
-            work.say(f"  {name} for {target} failed: {found.error}; log: {found.log}")
+            work.say(
+                f"  {name} for {target} failed: {found.error} "
+                f"(log: {found.log}, repeat with: {found.script})"
+            )
         return found
 
     def load(folder: Path) -> Compiled:
@@ -250,7 +254,7 @@ def _validate(
         (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
             verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
-            work.say(f"  {what} {verdict}: {report.reason}")
+            work.say(f"  {what} {verdict}: {report.why}")
         elif report.edges:
             work.say(f"  {what} {report.at_edges}")
         return report

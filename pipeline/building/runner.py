@@ -28,6 +28,8 @@ from pipeline.config import (
     stated_columns,
     tolerances_of,
 )
+from pipeline.errors import ReportError
+from pipeline.report import page_place, publish
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.mlflow import Version
@@ -48,6 +50,8 @@ class RunResult:
     bundle: Bundle
     worked: tuple[str, ...]
     seconds: float
+    report: Path | None = None
+    """A page about it, in the work folder; None where none was made."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,9 @@ def run(
     known = _finished(record, root, store)
     if known is not None:
         bundle, version = known
-        return RunResult(version, bundle, (), time.monotonic() - begun)
+        page = page_place(root / "reports", version)
+        seconds = time.monotonic() - begun
+        return RunResult(version, bundle, (), seconds, page if page.is_file() else None)
     with suppress(NotFoundError):
         store.versions(config.name)  # an unreachable registry ends the run before any work
     labelled = _labelled(config)
@@ -95,11 +101,21 @@ def run(
     bundle = _build(config, path, progress, captured, labelled, key)
     with progress.step("register"):
         version = store.register(bundle)
+        report = page_of(store, version, bundle, root / "reports", say)
     if not progress.try_again:
         record.parent.mkdir(parents=True, exist_ok=True)
         place = os.path.relpath(bundle.path, root)  # which may be moved and copied
         write_whole(record, json.dumps(asdict(_Done(place, bundle.digest, files))))
-    return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun)
+    return RunResult(version, bundle, tuple(progress.worked), time.monotonic() - begun, report)
+
+
+def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
+    """Write the page about a version; without the libraries that draw it, say so."""
+    try:
+        return publish(store, version, bundle, at)
+    except ReportError as error:
+        say(f"  no report: {error}")
+        return None
 
 
 def _targets(config: Config) -> list[Target]:

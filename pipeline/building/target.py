@@ -21,6 +21,7 @@ from engines.target import Target, check_host_runs
 from pipeline.building.cache import StageCache, content_key
 from pipeline.building.candidates import Recipe, Say, Work, build_targets
 from pipeline.building.provenance import code_digest, host, tools
+from pipeline.building.runner import page_of
 from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError
@@ -71,6 +72,7 @@ def build(
         say(f"adding {wanted} to {version.ref}")
         found = registry.add_target(version, annex)
     whole = open_version(Opening(found.ref, mode="test", registry=registry)).bundle
+    page_of(registry, found, whole, (work or Path("pipeline-work")) / "reports", say)
     return Added(found, str(wanted), whole.annexes[str(wanted)], whole)
 
 

@@ -46,6 +46,7 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
         "digest": result.bundle.digest,
         "bundle": str(result.bundle.path),
         "worked": list(result.worked),
+        "report": None if result.report is None else str(result.report),
         "targets": {t: {"status": r.status, "chosen": r.chosen} for t, r in targets.items()},
     }
     return Answer(data, _shown_run(result))
@@ -60,6 +61,8 @@ def _shown_run(result: RunResult) -> Iterator[Part]:
         return
     yield from describe_build(result.bundle)
     yield f"registered {ref} in {result.seconds:.1f} s"
+    if result.report is not None:
+        yield f"report: {result.report}"
     yield f"next: pipeline promote {ref} --to production"
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, say
+from pipeline.cli.options import Answer, Number, command, complain, say
 from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
 if TYPE_CHECKING:
+    from registry.mlflow import Version
     from registry.ref import Ref
     from registry.store import Entry, Registry
 
@@ -63,6 +65,7 @@ def push(folder: Path, name: str | None, registry: Registry) -> Answer:
 
     done = push_bundle(registry, folder, name)
     version = done.version
+    _page_of(registry, version)
     for target in done.kept:
         say(f"{version.ref} has another build of {target}, which stays")
     if done.signature == "kept":
@@ -253,6 +256,8 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
         from registry.housekeeping import import_from
 
         found = import_from(registry, path, name)
+    for each in found.versions.values():
+        _page_of(registry, each.version)
     export = found.export
     versions = {f"{export.name}/{n}": each.version.ref for n, each in found.versions.items()}
     data = {
@@ -268,8 +273,17 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
         *(f"{ref} is now @{alias}" for alias, ref in promoted.items()),
     ]
     for error in refused.values():
-        say(f"pipeline: {error}")
+        complain(f"pipeline: {error}")
     return Answer(data, shown, passed=not refused)
+
+
+def _page_of(registry: Registry, version: Version) -> None:
+    """The report beside MLflow's tags; without the libraries that draw it, none."""
+    from pipeline.errors import ReportError
+    from pipeline.report import publish
+
+    with suppress(ReportError):
+        publish(registry, version, registry.open(version, verify=False))
 
 
 def _size(count: int) -> str:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, Number, command, opened_at, say
+from pipeline.cli.options import (
+    Answer,
+    Number,
+    command,
+    give,
+    html_option,
+    opened_at,
+    say,
+    write_page,
+)
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -54,13 +65,16 @@ def _version(version: Version) -> dict[str, Any]:
 
 @command()
 @click.argument("ref")
-def show(ref: str, registry: Registry) -> Answer:
+@html_option
+def show(ref: str, html: Path | None, registry: Registry) -> Answer:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
-    from pipeline.report import describe_bundle
+    from pipeline.report import describe_bundle, version_page
     from stages.reference import proof_of
 
     opened = opened_at(ref, registry)
     bundle, version = opened.bundle, opened.version
+    events = registry.history(version.name) if html and version else []
+    said = write_page(html, lambda: version_page(bundle, version, events))
     counts, notes = proof_of(bundle)
     data = {
         "version": _version(version) if version else None,
@@ -71,23 +85,25 @@ def show(ref: str, registry: Registry) -> Answer:
         },
         "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
     }
-    return Answer(data, describe_bundle(bundle, version))
+    return Answer(data, said or describe_bundle(bundle, version))
 
 
 @command()
 @click.argument("a")
 @click.argument("b")
-def diff(a: str, b: str, registry: Registry) -> Answer:
+@html_option
+def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
     """Show what changed from A to B: weights, config, blocks, targets, deviations, times, tools.
 
     Each is a REF: a version, or ./FOLDER of a bundle. Nothing is measured anew: deviations and
     times are those recorded when each was built.
     """
-    from pipeline.report import describe_difference
+    from pipeline.report import describe_difference, difference_page
     from pipeline.report import diff as compare
 
     found = compare(registry, a, b)
-    return Answer(found, describe_difference(found))
+    said = write_page(html, lambda: difference_page(found))
+    return Answer(found, [*describe_difference(found), *said])
 
 
 _target_option: Callable[[Any], Any] = click.option(
@@ -158,9 +174,12 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
     "--seconds", type=Number(0, min_open=True), default=1.0, show_default=True,
     help="Time to spend on each size.",
 )  # fmt: skip
-def bench(ref: str, target: str | None, seconds: float, registry: Registry) -> Answer:
+@html_option
+def bench(
+    ref: str, target: str | None, seconds: float, html: Path | None, registry: Registry
+) -> Answer:
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
-    from pipeline.report import describe_benchmark
+    from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import measured_session
     from stages.benchmark import benchmark
     from stages.reference import Reference
@@ -176,12 +195,16 @@ def bench(ref: str, target: str | None, seconds: float, registry: Registry) -> A
         say(f"timing {', '.join(valid)} on {name}")
         sessions = {engine: measured_session(opened, name, engine) for engine in valid}
         found[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
+    said = write_page(html, lambda: bench_page(ref, found))
     return Answer(
         {name: report.to_dict() for name, report in found.items()},
-        (
-            describe_benchmark(f"one call on {name}: median [p05 … p95], one thread", report)
-            for name, report in found.items()
-        ),
+        [
+            *(
+                describe_benchmark(f"{name}: one call, {SPREAD}", each)
+                for name, each in found.items()
+            ),
+            *said,
+        ],
     )
 
 
@@ -199,3 +222,24 @@ def doctor(registry: Registry) -> Answer:
         (f"{f.status:8} {f.what:14} {f.found}{f' — {f.cure}' if f.cure else ''}" for f in findings),
         passed=all(f.status != "missing" for f in findings),
     )
+
+
+@command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True,
+              help="0: any that is free.")  # fmt: skip
+def ui(host: str, port: int, registry: Registry) -> None:
+    """Show the registry in a browser: models, versions, history, two versions side by side.
+
+    It only reads. It serves until Ctrl-C, to this host alone unless --host says otherwise: there is
+    no password.
+    """
+    from pipeline.report import listening, serve_site
+
+    registry.list()  # one that cannot be reached ends it here
+    with listening(host, port) as listener, suppress(KeyboardInterrupt):
+        number = listener.getsockname()[1]
+        shown = f"[{host}]" if ":" in host else host
+        url = f"http://{shown}:{number}/"
+        give(Answer({"url": url}, [f"{registry.shown} is at {url}; Ctrl-C ends it"]))
+        serve_site(registry, host, listener)

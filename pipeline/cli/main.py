@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import traceback
 from typing import Any, NoReturn
 
 import click
@@ -12,13 +13,20 @@ from pipeline.cli.applying import apply, explain
 from pipeline.cli.building import build, cxx, run
 from pipeline.cli.housekeeping import cache, export_command, gc, import_command, pull, push, rm
 from pipeline.cli.init import init
-from pipeline.cli.inspection import bench, diff, doctor, ls, show, validate
-from pipeline.cli.options import say
+from pipeline.cli.inspection import bench, diff, doctor, ls, show, ui, validate
+from pipeline.cli.options import asked, complain
 from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
 from pipeline.cli.signing import sign, verify
 from soa.errors import SoaPipelineError
 
+_GROUPS = {
+    "Build": (init, run, build, cxx, doctor),
+    "Judge": (ls, show, ui, diff, validate, bench, promote, approve, policy),
+    "Run": (apply, explain, deploy, serve),
+    "Keep": (history, rollback, sign, verify, pull, push, export_command, import_command, rm, gc,
+             cache),
+}  # fmt: skip
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -31,6 +39,14 @@ class _Group(click.Group):
         except click.NoSuchOption as error:
             _refuse(ctx, error)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """In groups, each with its first sentence, whole."""
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(str(c.name), c.get_short_help_str(1000).rstrip(".") + ".") for c in commands]
+                )
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -38,16 +54,19 @@ class _Group(click.Group):
             _refuse(error.ctx or ctx, error)
         except SoaPipelineError as error:
             for line in f"pipeline: {error}".split("\n"):  # a config's mistakes, each on a line
-                say(line)
+                complain(line)
+            if asked("verbose"):
+                for line in traceback.format_exc().splitlines():
+                    complain(line)
             ctx.exit(1)
         except OSError as error:
-            say(f"pipeline: {_of_the_disk(error)}")
+            complain(f"pipeline: {_of_the_disk(error)}")
             ctx.exit(1)
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
     said, command = error.format_message().rstrip("."), ctx.command_path
-    say(f"{command}: {said}; see {command} --help")
+    complain(f"{command}: {said}; see {command} --help")
     ctx.exit(error.exit_code)
 
 
@@ -68,23 +87,23 @@ def main() -> None:
 
     \b
     The usual way:
-      pipeline init model.py:build rows.root    write a config for a model of your own
-      pipeline run configs/demo.yaml            build, validate, register a version
+      pipeline init model.py:build rows.root    write a config for your model
+      pipeline run config.yaml                  build, validate, register it
       pipeline promote NAME/1 --to production   let it through the gates
-      pipeline apply NAME@production FILE --out DIR   score files with it
+      pipeline apply NAME@production F --out D  score a file F into a folder D
       python: pipeline.load("NAME@production")  run it on your own columns
 
     A REF is NAME (its latest version), NAME/3, NAME@production, or the path of a bundle's folder
     with a slash in it, as ./FOLDER.
+
+    \b
+    Words complete after this line in bash; zsh and fish alike:
+      eval "$(_PIPELINE_COMPLETE=bash_source pipeline)"
     """
     # Behind a server MLflow prints a link whenever a run ends; standard output is for answers.
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
-for _command in (
-    init, run, build, apply, explain, ls, show, diff, validate, bench, doctor, promote, approve,
-    rollback, history,
-    policy, pull, push, cache, rm, gc, export_command, import_command, sign, verify, deploy, serve,
-    cxx,
-):  # fmt: skip
-    main.add_command(_command)
+for _commands in _GROUPS.values():
+    for _command in _commands:
+        main.add_command(_command)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
-
-from soa.text import plain
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -38,7 +38,12 @@ def command(
 
     def made(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
-        def answered(as_json: bool, registry_uri: str | None = None, **given: Any) -> None:
+        def answered(
+            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **given: Any
+        ) -> None:
+            click.get_current_context().meta.update(quiet=quiet, verbose=verbose)
+            if verbose:
+                logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
             if registry:
                 from registry.store import Registry
 
@@ -57,11 +62,13 @@ def command(
                     "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
                 )
             )
-        built.params.append(
+        built.params += [
+            click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
+            click.Option(["-q", "--quiet"], is_flag=True, help="Say nothing of the progress."),
             click.Option(
-                ["--json", "as_json"], is_flag=True, help="Print the result as JSON, for machines."
-            )
-        )
+                ["-v", "--verbose"], is_flag=True, help="Show logs, and where an error comes from."
+            ),
+        ]
         return built
 
     return made
@@ -73,15 +80,27 @@ def give(answer: Answer) -> None:
     if context.params["as_json"]:
         click.echo(json.dumps(answer.data, indent=1))  # in ASCII
     else:
-        for part in answer.shown:
-            if isinstance(part, str):
-                tell(part)
-            else:
-                from pipeline.report import show
+        from pipeline.report import show
 
-                show([part])
+        show(answer.shown)
     if not answer.passed:
         context.exit(1)
+
+
+html_option: Callable[[Any], Any] = click.option(
+    "--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write a page that needs no other file too.",
+)  # fmt: skip
+
+
+def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
+    """The page, where one was asked for; what to say of it."""
+    from soa.files import write_whole
+
+    if html is None:
+        return []
+    write_whole(html, made())
+    return [f"wrote {html}"]
 
 
 def opened_at(ref: str, registry: Registry) -> Opened:
@@ -91,14 +110,30 @@ def opened_at(ref: str, registry: Registry) -> Opened:
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
+def asked(name: Literal["quiet", "verbose"]) -> bool:
+    """Of the running command."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(name))
+
+
 def say(text: object) -> None:
-    """A line on stderr: what is being done, and what went wrong."""
-    click.echo(plain(text), err=True)
+    """A line on stderr: what is being done."""
+    if not asked("quiet"):
+        complain(text)
+
+
+def complain(text: object) -> None:
+    """A line on stderr: what went wrong."""
+    from pipeline.report import write
+
+    write(text, err=True)
 
 
 def tell(text: object) -> None:
     """A line of the answer, on stdout."""
-    click.echo(plain(text))
+    from pipeline.report import write
+
+    write(text)
 
 
 class Number(click.FloatRange):

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from pipeline.cli.options import Answer, command, give, say
+from soa.text import number
 
 if TYPE_CHECKING:
     from pipeline.deployment import ClusterFiles, Deployed
@@ -247,7 +248,10 @@ def serve(
             counts = [f"nv_inference_{n}" for n in ("request_success", "count", "exec_count")]
             shown = [
                 f"{version} answers as its reference does",
-                *(f"  {name}: largest deviation {found:.2g}" for name, found in worst.items()),
+                *(
+                    f"  {name}: largest deviation {number(found, 2)}"
+                    for name, found in worst.items()
+                ),
                 *(f"{protocol:8} {address}" for protocol, address in endpoints.items()),
                 *(f"{name} {metrics.get(name, 0.0):.0f}" for name in counts),
             ]

@@ -22,6 +22,7 @@ from pipeline.init.feeds import Ask, Feed, choose, expanded, fitted
 from pipeline.init.model import ROWS, Model, Option, answers, read_model, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
+from soa.text import number
 from stages.model import build_model
 from stages.reference import eager_outputs, row_major_inputs
 
@@ -172,7 +173,11 @@ def _identifier(text: str) -> str:
 def _span(values: Array) -> str:
     """The least and the largest of a column, and where it is NaN."""
     there = values[~np.isnan(values)]
-    span = f"{there.min():.6g} to {there.max():.6g}" if there.size else "no value"
+    span = (
+        f"{number(float(there.min()), 6)} to {number(float(there.max()), 6)}"
+        if there.size
+        else "no value"
+    )
     missing = values.size - there.size
     return f"{span}, {missing} of {values.size} are NaN," if missing else span
 

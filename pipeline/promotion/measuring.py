@@ -118,10 +118,10 @@ def revalidate(
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
-        without = ValidationReport.failed
+        reason = candidate.reason or "no artifact"
         if candidate.status == "not applicable":
-            without = ValidationReport.not_applicable
-        return without(engine_name, candidate.reason or "no artifact")
+            return ValidationReport.not_applicable(engine_name, reason)
+        return ValidationReport.failed(engine_name, reason)
     check_host_runs(Target.parse(target))
     say(f"validating {engine_name} on {target} against the reference")
     report = _validated(opened, target, engine_name)

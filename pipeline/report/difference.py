@@ -16,12 +16,14 @@ import torch
 
 from engines.errors import EngineError
 from engines.exported import load_program, quiet_torch
-from pipeline.report.tables import microseconds, new_table
+from pipeline.report.tables import new_table
+from pipeline.report.versions import percent
 from registry.bundle import Bundle, Candidate, Manifest
 from registry.errors import BundleError
 from registry.store import Registry
 from runtime.opening import Opening, open_version
 from soa.options import known_options
+from soa.text import microseconds, number
 
 if TYPE_CHECKING:
     from pipeline.report.tables import Part
@@ -237,11 +239,7 @@ def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
         title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
         table = new_table(title, "target", "engine", "output", "A", "B")
         for d in found["deviations"]:
-            cells = (
-                "—" if d[f"{side}_max_abs"] is None
-                else f"{float(d[f'{side}_max_abs']):.2e} ({float(d[f'{side}_outside']):.2%})"
-                for side in "ab"
-            )  # fmt: skip
+            cells = (_deviation(d[f"{side}_max_abs"], d[f"{side}_outside"]) for side in "ab")
             table.add_row(d["target"], d["engine"], d["output"], *cells)
         yield table
     if found["speed"]:
@@ -249,7 +247,7 @@ def describe_difference(found: Mapping[str, Any]) -> Iterator[Part]:
         table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
         for s in found["speed"]:
             cells = ("—" if s[t] is None else microseconds(float(s[t])) for t in ("a_us", "b_us"))
-            ratio = "" if s["ratio"] is None else f"{float(s['ratio']):.2f}"
+            ratio = "" if s["ratio"] is None else number(float(s["ratio"]))
             table.add_row(s["target"], s["engine"], s["rows"], *cells, ratio)
         yield table
 
@@ -268,13 +266,23 @@ def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str)
         numbers = (change[number] for number in _NUMBERS)
         table.add_row(
             change["name"],
-            a or "—",
-            "=" if a == b else b or "—",
-            "" if elements is None else str(elements),
-            *("" if n is None else f"{float(n):.3g}" for n in numbers),
+            _shape(a),
+            "=" if a == b else _shape(b),
+            "" if elements is None else f"{elements:,}",
+            *("" if n is None else number(float(n)) for n in numbers),
         )
     yield table
     yield from _more(len(changes))
+
+
+def _shape(kind: str | None) -> str:
+    """In one word: `float32[48,6]`."""
+    return "—" if kind is None else kind.replace(" (", "[").replace(", ", ",").replace(")", "]")
+
+
+def _deviation(largest: Any, outside: Any) -> str:
+    """Numbers, or texts for those that JSON has not."""
+    return "—" if largest is None else f"{number(float(largest))} ({percent(float(outside))})"
 
 
 def _more(count: int) -> Iterator[str]:

@@ -1,69 +1,206 @@
-"""How results are shown to people: lines and tables, printed by `show` alone."""
+"""What a report is made of, and how a terminal shows it; `pages.py` shows the same as HTML."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
-from collections.abc import Iterable
-from typing import Any
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
+from soa.text import microseconds as microseconds
 from soa.text import plain
 
+Cell = str | tuple[str, ...]
+"""A text, or several lines of one."""
+_PIPE = 100  # columns where nothing says how many there are
+_PROSE = 14  # no column of sentences is narrower than so many
+_GAP = "  "
+_NUMBER = re.compile(r"[-+<>=~≤≥]*[0-9][0-9.,/…e%+-]*( \S{1,2})?|nan|-?inf|—|exact|none|")
+_MOMENT = re.compile(r"[0-9-]{10} [0-9:]{5,8}|")
+_ASCII = str.maketrans({"─": "-", "—": "-", "…": "...", "→": "->", "←": "<-",
+                        "·": "*", "µ": "u", "±": "+-", "≤": "<=", "≥": ">="})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, names of columns, and rows; the first column says what a row is.
+
+    Cells may hold anybody's text: nothing in it is markup.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[tuple[str, ...], ...]] = field(default_factory=list)
+    """Each cell as its lines."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Where a cell of that text leads, on a page."""
+
+    def add_row(self, *cells: Cell) -> None:
+        lines = (tuple(map(plain, (cell,) if isinstance(cell, str) else cell)) for cell in cells)
+        self.rows.append(tuple(lines))
+
+    def filled(self) -> Table:
+        """Without the columns in which no row has anything."""
+        kept = [
+            i for i in range(len(self.columns))
+            if i == 0 or any(any(row[i]) for row in self.rows if i < len(row))
+        ]  # fmt: skip
+        rows = [tuple(row[i] for i in kept if i < len(row)) for row in self.rows]
+        return Table(self.title, tuple(self.columns[i] for i in kept), rows, self.links)
+
+    def numbers(self) -> list[bool]:
+        return [self.is_number(i) for i in range(len(self.columns))]
+
+    def is_number(self, column: int) -> bool:
+        """Whether it is written to the right."""
+        return column > 0 and self._all(column, _NUMBER)
+
+    def is_prose(self, column: int) -> bool:
+        """Whether it may be broken into lines."""
+        return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
+
+    def _all(self, column: int, form: re.Pattern[str]) -> bool:
+        cells = (row[column] for row in self.rows if column < len(row))
+        return all(form.fullmatch(line) for cell in cells for line in cell)
+
+
 Part = str | Table
-"""What a report yields: a line, or a table of `new_table`."""
+"""What a report yields: a line, or a table."""
 
 
-def microseconds(value: float) -> str:
-    """Three significant digits, in µs, ms or s."""
-    for limit, scale, unit in ((1e3, 1.0, "µs"), (1e6, 1e3, "ms")):
-        if value < limit:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value / 1e6:.3g} s"
-
-
-class _Console(Console):
-    """Prints text as text (soa/text.py), and a line as a line, however long."""
-
-    def print(self, *objects: Any, **how: Any) -> None:
-        lines = all(isinstance(each, str) for each in objects)
-        super().print(*map(_as_text, objects), soft_wrap=lines, **how)
-
-
-class _Table(Table):
-    def add_row(self, *cells: Any, **how: Any) -> None:
-        super().add_row(*map(_as_text, cells), **how)
-
-
-def _as_text(shown: Any) -> Any:
-    return Text(plain(shown)) if isinstance(shown, str) else shown
-
-
-def console() -> Console:
-    """The terminal's width; 140 columns where the output goes to a file or a pipe."""
-    return _Console(width=None if sys.stdout.isatty() else 140, highlight=False)
-
-
-def show(parts: Iterable[Part]) -> None:
-    """Print a report on stdout."""
-    out = console()
-    for part in parts:
-        out.print(part)
-
-
-def new_table(title: str, *columns: str, rows: Iterable[Iterable[str]] = ()) -> Table:
-    """A table whose cells may hold anybody's text: nothing in it is markup."""
-    table = _Table(
-        title=Text(plain(title, "\n"), "table.title"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for i, column in enumerate(columns):
-        table.add_column(_as_text(column), justify="left" if i == 0 else "right", overflow="fold")
+def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) -> Table:
+    table = Table(plain(title, "\n"), tuple(map(plain, columns)))
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def show(parts: Iterable[Part], width: int | None = None) -> None:
+    """Print a report on stdout."""
+    for i, part in enumerate(parts):
+        if isinstance(part, str):
+            write(part)
+            continue
+        if i and part.title:
+            _echo("")
+        for line in table_lines(part, width or terminal_width()):
+            _echo(line)
+
+
+def write(text: object, err: bool = False) -> None:
+    """A line; on a terminal it goes on, indented, at the end of a word."""
+    line, stream = plain(text), sys.stderr if err else sys.stdout
+    for piece in wrapped(line, terminal_width()) if stream.isatty() else [line]:
+        _echo(piece, err)
+
+
+def _echo(line: str, err: bool = False) -> None:
+    encoding = (sys.stderr if err else sys.stdout).encoding or "utf-8"
+    try:
+        line.encode(encoding)
+    except UnicodeEncodeError:  # a locale without UTF-8
+        line = line.translate(_ASCII).encode(encoding, "backslashreplace").decode(encoding)
+    click.echo(line, err=err)
+
+
+def terminal_width() -> int:
+    """Of the terminal, or $COLUMNS."""
+    return shutil.get_terminal_size((_PIPE, 24)).columns
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """At spaces; a word that is longer than the terminal stays whole."""
+    lead = re.match(r" *(\S+ {2,})?", line)
+    indent = min(lead.end() if lead else 0, width // 2)
+    return _wrap(line, width, " " * (indent or 2))
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, max(width, 1), subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
+    ) or [""]  # fmt: skip
+
+
+def table_lines(table: Table, width: int) -> Iterator[str]:
+    """The table in so many columns: numbers and names whole, sentences in several lines; where not
+    even that fits, each row by itself, a line for each cell."""
+    if table.title:
+        yield from _wrap(table.title, width)
+    table = table.filled()
+    widths = _widths(table, width)
+    if widths is None and len(table.columns) == 2 and not any(table.columns):  # facts, by name
+        first = max((cells_of(line) for row in table.rows for line in row[0]), default=0)
+        widths = [first, max(width - first - len(_GAP), 1)]
+    if widths is None:
+        yield from _apart(table, width)
+        return
+    right = table.numbers()
+    heads = tuple(
+        tuple(_wrap(name, room)) for name, room in zip(table.columns, widths, strict=True)
+    )
+    if any(table.columns):
+        yield from _row(heads, widths, right)
+        yield _GAP.join("─" * room for room in widths)
+    for row in table.rows:
+        yield from _row(row, widths, right)
+
+
+def _row(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]
+) -> Iterator[str]:
+    broken = [
+        [piece for line in cell for piece in (_wrap(line, room) if line else [""])]
+        for cell, room in zip(cells, widths, strict=False)
+    ]
+    for lines in zip_longest(*broken, fillvalue=""):
+        padded = [
+            line.rjust(room - cells_of(line) + len(line)) if to_right
+            else line.ljust(room - cells_of(line) + len(line))
+            for line, room, to_right in zip(lines, widths, right, strict=False)
+        ]  # fmt: skip
+        yield _GAP.join(padded).rstrip()
+
+
+def cells_of(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _widths(table: Table, width: int) -> list[int] | None:
+    """Of each column; None where the table does not fit."""
+    room = width - len(_GAP) * (len(table.columns) - 1)
+    whole, least = [], []
+    for i, name in enumerate(table.columns):
+        lines = [line for row in table.rows if i < len(row) for line in row[i]]
+        longest = max(map(cells_of, lines), default=0)
+        head = max(map(cells_of, name.split()), default=0)
+        words = max((cells_of(word) for line in lines for word in line.split()), default=0)
+        needed = max(words, min(longest, _PROSE)) if table.is_prose(i) else longest
+        whole.append(max(longest, cells_of(name)))
+        least.append(max(needed, head))
+    if sum(least) > room:
+        return None
+    while sum(least) < min(room, sum(whole)):
+        least[max(range(len(least)), key=lambda i: whole[i] - least[i])] += 1
+    return least
+
+
+def _apart(table: Table, width: int) -> Iterator[str]:
+    names = max((cells_of(name) for name in table.columns[1:]), default=0)
+    for row in table.rows:
+        yield from _wrap(" ".join(row[0]) or "—", width)
+        for name, cell in zip(table.columns[1:], row[1:], strict=False):
+            if any(cell):
+                lead = f"  {name}{' ' * (names - cells_of(name))}  " if names else "  "
+                text = _GAP.join(line for line in cell if line)
+                yield from _wrap(lead + text, width, " " * min(len(lead), width // 2))

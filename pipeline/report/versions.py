@@ -5,23 +5,28 @@ Every number comes from a report or a manifest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pipeline.report.tables import microseconds, new_table
-from registry.bundle import Bundle, TargetRecord, spans_of
+from pipeline.report.tables import Cell, Table, new_table
+from registry.bundle import Bundle, Manifest, TargetRecord, spans_of
 from registry.errors import BundleError
 from registry.history import Event
 from registry.mlflow import Version
 from registry.promotion import Decision
+from registry.ref import TARGET_PATTERN
 from soa.files import as_record
 from soa.signature import Signature
-from stages.reports import BenchmarkReport, ValidationReport
+from soa.text import microseconds, number, time_unit
+from stages.reports import BenchmarkReport, Timing, ValidationReport
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import torch, and a list of versions does not wait for it
     from pipeline.report.tables import Part
+    from runtime.checked import Tolerance
 
 T = TypeVar("T")
+SPREAD = "one thread; below each median its 5th … 95th percentile"
 
 
 def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
@@ -29,21 +34,58 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
 
     `only`: of this target, and where it comes from if it was built later.
     """
-    validated, timed = bundle.validation() or {}, bundle.benchmark() or {}
     if only is None:
         yield from describe_reference(bundle)
-        yield from _metrics(bundle)
+        yield from metrics_of(bundle)
     for target in bundle.manifest.targets if only is None else [only]:
-        if only or target in validated:
-            found = _recorded(dict[str, ValidationReport], bundle, validated, target)
-            yield from describe_validation(f"validation on {target}", list(found.values()))
-            yield from _facts(bundle.manifest.targets[target])
-    for target in bundle.manifest.targets if only is None else [only]:
-        if only or target in timed:
-            title = f"one call from SoA to SoA on {target}: median [p05 … p95], one thread"
-            yield describe_benchmark(title, _recorded(BenchmarkReport, bundle, timed, target))
-    if only is not None:
-        yield from _annex(bundle, only)
+        record = bundle.manifest.targets[target]
+        title = f"{target} ({record.status}): deviation from the model's own answers"
+        yield from describe_validation(title, validation_of(bundle, target))
+        yield from facts_of(record)
+        timed = benchmark_of(bundle, target)
+        if timed.timings:
+            yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
+        yield from annex_of(bundle, target)
+
+
+def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
+    """As it was recorded; else what the manifest keeps of it."""
+    from runtime.checked import Deviation
+    from stages.reports import ValidationReport
+
+    validated = bundle.validation() or {}
+    if target in validated:
+        found = _recorded(dict[str, ValidationReport], bundle, validated, target)
+        return list(found.values())
+    return [
+        ValidationReport(
+            engine, c.status == "valid", c.reason, bits=c.bits, verdict=c.status,
+            unverified=c.status == "unverified",
+            worst={
+                output: Deviation(
+                    0, w.max_abs, w.max_rel, w.outside, 0, None, None, None, None, None
+                )
+                for output, w in c.worst.items()
+            },
+        )
+        for engine, c in bundle.manifest.targets[target].candidates.items()
+    ]  # fmt: skip
+
+
+def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
+    """As it was recorded, with what users do today beside it; else what the manifest keeps."""
+    from stages.reports import BenchmarkReport, Timing
+
+    timed = bundle.benchmark() or {}
+    if target in timed:
+        return _recorded(BenchmarkReport, bundle, timed, target)
+    record, timings = bundle.manifest.targets[target], dict[str, dict[str, Timing]]()
+    for engine, candidate in record.candidates.items():
+        for case, t in candidate.benchmark.items():
+            size = case if "=" in case else f"n={case}"
+            timings.setdefault(size, {})[engine] = Timing(t.median_us, t.p05_us, t.p95_us, 0)
+    below = tuple((each.rows, each.engine) for each in record.below)
+    return BenchmarkReport(timings, record.chosen, below=below)
 
 
 def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:
@@ -61,7 +103,7 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
     rows = (
         (
             found.output, str(len(found.by_size)), f"{found.values:,}",
-            f"{found.count:,} ({found.share:.2%})",
+            f"{found.count:,} ({percent(found.share)})" if found.count else "none",
             ", ".join(f"{bad} at {size}" for size, (bad, _) in found.by_size.items() if bad),
         )
         for found in counts
@@ -70,12 +112,12 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
     yield from (f"  {note}" for note in notes)
 
 
-def _metrics(bundle: Bundle) -> Iterator[Part]:
+def metrics_of(bundle: Bundle) -> Iterator[Part]:
     """What the labelled rows came to, where the config has such."""
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         rows = [
-            (k, t, f"{v:.6g}") for t, record in targets.items() for k, v in record.metrics.items()
+            (k, t, number(v, 6)) for t, record in targets.items() for k, v in record.metrics.items()
         ]
         yield new_table("metrics", "metric", "target", "value", rows=rows)
         yield f"  on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
@@ -83,59 +125,77 @@ def _metrics(bundle: Bundle) -> Iterator[Part]:
 
 def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iterator[Part]:
     table = new_table(
-        title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max",
-        "verdict",
-    )  # fmt: skip
+        title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max"
+    )
     for report in reports:
-        verdict = report.verdict
-        if not report.worst:
-            table.add_row(report.engine, "", "", "", "", "", "", verdict)
         for output, d in report.worst.items():
             ulp = "exact" if d.ulp_max is None and d.max_abs == 0 else "—"
-            if d.ulp_max is not None:
-                ulp = f"{d.ulp_p50:.0f} / {d.ulp_p99:.0f} / {d.ulp_max:.0f}"
-            agreement = "" if d.argmax is None else f"{d.argmax:.2%}"
+            if d.ulp_max is not None and d.ulp_p50 is not None and d.ulp_p99 is not None:
+                ulp = "/".join(map(number, (d.ulp_p50, d.ulp_p99, d.ulp_max)))
+            agreement = "" if d.argmax is None else percent(d.argmax)
             table.add_row(
-                report.engine, output, f"{d.max_abs:.2e}", f"{d.max_rel:.2e}", ulp,
-                f"{d.outside:.2%}", agreement, verdict,
+                report.engine, output, number(d.max_abs), number(d.max_rel), ulp,
+                percent(d.outside), agreement,
             )  # fmt: skip
-    yield table
-    yield from (f"{report.engine}: {report.reason}" for report in reports if report.reason)
-    yield from (f"{report.engine} {report.at_edges}" for report in reports if report.edges)
+    if table.rows:
+        yield table
+    yield from verdicts_of(reports)
+
+
+def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
+    """Who is valid, and of all others why not."""
+    if valid := [report.engine for report in reports if report.valid]:
+        yield f"valid: {', '.join(valid)}"
+    for report in reports:
+        if not report.valid:
+            verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
+            yield f"{report.engine} {verdict}" + (f": {report.why}" if report.reason else "")
+        if report.edges:
+            yield f"{report.engine} {report.at_edges}"
 
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
+    """Below each median its spread, in the same unit."""
     table = new_table(title, "", *report.timings)
     spans = spans_of(report.below, report.fastest)
     for name in dict.fromkeys(name for rows in report.timings.values() for name in rows):
-        times = [rows.get(name) for rows in report.timings.values()]
-        table.add_row(
-            _choice(name, spans),
-            *(
-                ""
-                if t is None
-                else f"{microseconds(t.median_us)} "
-                f"[{microseconds(t.p05_us)} … {microseconds(t.p95_us)}]"
-                for t in times
-            ),
-        )
+        chosen = ("chosen", *filter(None, spans[name].split(" and "))) if name in spans else ()
+        times = (rows.get(name) for rows in report.timings.values())
+        table.add_row((name, *chosen), *("" if t is None else time_and_spread(t) for t in times))
     return table
 
 
-def _choice(engine: str, spans: Mapping[str, str]) -> str:
-    return f"{engine} ({f'chosen {spans[engine]}'.rstrip()})" if engine in spans else engine
+def time_and_spread(t: Timing) -> Cell:
+    scale, _ = time_unit(t.median_us)
+    low, high = number(t.p05_us / scale), number(t.p95_us / scale)
+    median = microseconds(t.median_us)
+    return median if low == high else (median, f"{low}…{high}")
+
+
+def percent(share: float) -> str:
+    """`0%`, `99.87%`, and `<0.01%` for what is not nothing."""
+    if share in (0, 1):
+        return f"{share:.0%}"
+    return "<0.01%" if 0 < share < 1e-4 else f"{min(share, 0.9999):.2%}"
 
 
 def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
+    yield version.ref if version else str(bundle.path)
+    yield new_table("", "", "", rows=facts(bundle, version).items())
+    yield blocks_of(bundle.manifest)
+    yield from describe_build(bundle)
+
+
+def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
+    """What a version is and where it comes from, by name."""
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
-    yield version.ref if version else str(bundle.path)
     dependence = manifest.capture.dependence
     source = "not in a git repository"
     if provenance.git_commit is not None:
         changed = " with changes" if provenance.git_dirty else ""
         source = f"git {provenance.git_commit[:12]}{changed}"
-    facts = {
+    found = {
         "description": manifest.description or "—",
         "digest": bundle.digest,
         "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
@@ -144,19 +204,24 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
         "origin": _origin(version.origin if version else {}),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
-        "rows": ", ".join(f"{dim}: {r.min} … {r.max}" for dim, r in signature.ranges.items()),
+        "rows": ", ".join(f"{dim}: {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items()),
         "dependence": "none: a row's answer is its own" if dependence == "" else dependence,
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
+        "shadow": "; ".join(
+            f"{seen.events:,} events beside {seen.production}, {seen.errors:,} errors, "
+            f"{seen.dropped:,} dropped; largest differences "
+            f"{', '.join(f'{name} {number(v)}' for name, v in seen.max_abs.items()) or 'none'}"
+            for seen in (version.shadows.values() if version else ())
+        ),
     }
-    yield from (f"  {key:12} {value}" for key, value in facts.items() if value)
-    for seen in version.shadows.values() if version else ():
-        yield (
-            f"  shadow       {seen.events:,} events beside {seen.production}, "
-            f"{seen.errors} errors, {seen.dropped:,} dropped; largest differences "
-            f"{', '.join(f'{name} {value:.3g}' for name, value in seen.max_abs.items()) or 'none'}"
-        )
+    return {key: value for key, value in found.items() if value}
+
+
+def blocks_of(manifest: Manifest) -> Table:
+    """What the model reads and writes."""
+    signature = Signature.from_dict(manifest.signature)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for arrow, bound_blocks in (("→", signature.inputs), ("←", signature.outputs)):
         for bound in bound_blocks:
@@ -166,31 +231,14 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
                 f"{arrow} {bound.name}",
                 bound.block.collection,
                 _first(names),
-                f"{plan.kind} {plan.dtype} {' by '.join(map(str, plan.feature_shape))}",
-                "" if t is None else f"{t.atol:g} + {t.rtol:g}·|ref|",
+                f"{plan.kind} {plan.dtype} {' by '.join(map(str, plan.feature_shape))}".rstrip(),
+                "" if t is None else _band(t),
             )
-    yield blocks
-    yield from describe_reference(bundle)
-    yield from _metrics(bundle)
-    for target, record in manifest.targets.items():
-        table = new_table(
-            f"{target}: {record.status}", "engine", "status", "worst max abs", "median"
-        )
-        for engine, candidate in record.candidates.items():
-            worst = max((w.max_abs for w in candidate.worst.values()), default=None)
-            table.add_row(
-                _choice(engine, record.spans()),
-                candidate.status,
-                "" if worst is None else f"{worst:.2e}",
-                ", ".join(
-                    f"{'' if '=' in n else 'n='}{n}: {microseconds(t.median_us)}"
-                    for n, t in candidate.benchmark.items()
-                ),
-            )
-        yield table
-        yield from (f"  {name}: {c.reason}" for name, c in record.candidates.items() if c.reason)
-        yield from _facts(record)
-        yield from _annex(bundle, target)
+    return blocks
+
+
+def _band(t: Tolerance) -> str:
+    return f"{number(t.atol)} + {number(t.rtol)}·|ref|" if t.atol or t.rtol else "exact"
 
 
 def _first(names: Sequence[str]) -> str:
@@ -207,7 +255,7 @@ def _origin(found: Mapping[str, Any]) -> str:
     return f"pushed by {found.get('pushed_by')} at {found.get('pushed_at')}{was}{source}"
 
 
-def _facts(record: TargetRecord) -> Iterator[str]:
+def facts_of(record: TargetRecord) -> Iterator[str]:
     """What engines record of their artifacts, as `name value` pairs; empty lists are left out."""
     for engine, candidate in record.candidates.items():
         shown = [
@@ -220,7 +268,7 @@ def _facts(record: TargetRecord) -> Iterator[str]:
             yield f"  {engine}: {'; '.join(shown)}"
 
 
-def _annex(bundle: Bundle, target: str) -> Iterator[str]:
+def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
     """Where a target that was built later comes from."""
     annex = bundle.annexes.get(target)
     if annex is not None:
@@ -240,27 +288,26 @@ def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Pa
 
 
 def _question(decision: Decision) -> str:
-    """The gate, and of one that asks for several numbers which of them."""
+    """The gate, and of one that asks several times what it was asked of."""
     what, said, _ = decision.detail.partition(f" is {decision.found}, limit ")
-    return f"{decision.gate}: {what}" if said else decision.gate
+    target = re.match(rf"{TARGET_PATTERN}(?=[ :])", decision.detail)
+    of = what if said else target and target[0]
+    return f"{decision.gate}: {of}" if of else decision.gate
 
 
 def describe_history(name: str, events: Iterable[Event]) -> Part:
-    table = new_table(
-        f"history of {name}, times in UTC", "", "time", "what", "version", "alias", "from", "by", ""
-    )
+    table = new_table(f"history of {name}, times in UTC", "", "time", "what", "by", "why")
     for event in events:
+        what = event.kind if event.state == "done" else f"{event.kind} (void)"
+        if event.version is not None:
+            what += f" of {name}/{event.version}"
+        if event.alias is not None:
+            what += f" to @{event.alias}"
         moved = event.kind not in ("approval", "found", "build", "removal", "import")
-        table.add_row(
-            str(event.number),
-            event.time.strftime("%Y-%m-%d %H:%M:%S"),
-            event.kind if event.state == "done" else f"{event.kind} (void)",
-            "" if event.version is None else f"{name}/{event.version}",
-            "" if event.alias is None else f"@{event.alias}",
-            f"{name}/{event.replaced}" if moved and event.replaced else "",
-            event.approver or event.by,
-            _why(event),
-        )
+        if moved and event.replaced:
+            what += f", which was {name}/{event.replaced}"
+        when = event.time.strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(str(event.number), when, what, event.approver or event.by, _why(event))
     return table
 
 
@@ -284,7 +331,7 @@ def _why(event: Event) -> str:
     return "; ".join(parts)
 
 
-def describe_versions(versions: Iterable[Version]) -> Part:
+def describe_versions(versions: Iterable[Version]) -> Table:
     rows = (
         (
             v.ref,

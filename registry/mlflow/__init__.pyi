@@ -3,7 +3,6 @@ from . import models as models
 from .access import Access as Access
 from .access import sent_once as sent_once
 from .access import translated as translated
-from .description import page as page
 from .mlmodel import MLMODEL as MLMODEL
 from .mlmodel import Field as Field
 from .mlmodel import fields as fields

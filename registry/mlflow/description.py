@@ -1,4 +1,4 @@
-"""What of a bundle MLflow shows: tags, parameters, metrics, a description and a report."""
+"""What of a bundle MLflow shows: tags, parameters, metrics and a description."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from registry.bundle import Bundle, Manifest, TargetRecord
 from registry.mlflow.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
-from soa.text import in_html, in_markdown, plain
+from soa.text import in_markdown, microseconds, number, plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.
 _DESCRIPTION_LIMIT = 5000
 _PARAMETER_LIMIT = 6000
 _CELL_LIMIT = 200
-_STYLE = """body { font: 14px/1.5 sans-serif; margin: 2em; max-width: 60em }
-table { border-collapse: collapse; margin: 0.5em 0 1.5em }
-th, td { padding: 0.2em 0.8em; border-bottom: 1px solid #ddd; text-align: left }"""
 _CANDIDATES = ("target", "status", "engine", "candidate", "largest deviation", "median of a call")
 
 Targets = Mapping[str, TargetRecord]
@@ -105,65 +102,6 @@ def with_target(text: str, target: str, record: TargetRecord) -> str:
     return longer if len(longer) <= _DESCRIPTION_LIMIT else text
 
 
-def page(title: str, manifest: Manifest, targets: Targets, digest: str) -> str:
-    """The whole report as HTML, without scripts and other files: MLflow's viewer loads none.
-
-    `targets`: of the manifest, or one that was built later; `digest`: of the folder with it.
-    """
-    made = [(t, e, c) for t, record in targets.items() for e, c in record.candidates.items()]
-    deviations = [
-        (target, engine, output, f"{w.max_abs:.3g}", f"{w.max_rel:.3g}", f"{w.outside:.3g}")
-        for target, engine, candidate in made
-        for output, w in candidate.worst.items()
-    ]
-    times = [
-        (target, engine, case, f"{t.median_us:.3g}", f"{t.p05_us:.3g}", f"{t.p95_us:.3g}")
-        for target, engine, candidate in made
-        for case, t in candidate.benchmark.items()
-    ]
-    tables: list[tuple[str, tuple[str, ...], Rows]] = [
-        ("version", ("", ""), _facts(manifest, digest)),
-        ("candidates", _CANDIDATES, _candidates(targets)),
-        (
-            "largest deviations from the reference",
-            ("target", "engine", "output", "max abs", "max rel", "outside"),
-            deviations,
-        ),
-        (
-            "times of a call",
-            ("target", "engine", "rows", "median µs", "p05 µs", "p95 µs"),
-            times,
-        ),
-    ]
-    shown = in_html(title)
-    lines = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{shown}</title><style>{_STYLE}</style></head>\n<body>\n<h1>{shown}</h1>"
-    ]
-    for name, head, rows in tables:
-        lines.append(f"<h2>{in_html(name)}</h2>\n<table>")
-        for tag, row in [("th", head), *(("td", row) for row in rows)]:
-            cells = "".join(f"<{tag}>{in_html(cell)}</{tag}>" for cell in row)
-            lines.append(f"<tr>{cells}</tr>")
-        lines.append("</table>")
-    return "\n".join([*lines, "</body></html>\n"])
-
-
-def _facts(manifest: Manifest, digest: str) -> Rows:
-    provenance = manifest.provenance
-    dirty = " with uncommitted changes" if provenance.git_dirty else ""
-    found = {
-        "description": manifest.description,
-        "digest": digest,
-        "created": provenance.created,
-        "git commit": (provenance.git_commit or "") + dirty,
-        "config": provenance.config_sha256,
-        "tools": ", ".join(f"{tool} {version}" for tool, version in provenance.tools.items()),
-        "host": ", ".join(f"{key} {value}" for key, value in provenance.host.items()),
-    }
-    return [(key, value) for key, value in found.items() if value]
-
-
 def _candidates(targets: Targets) -> Rows:
     """A row for each candidate; for a target without one, a row for the target."""
     rows = []
@@ -178,8 +116,10 @@ def _candidates(targets: Targets) -> Rows:
                     record.status,
                     f"{engine} (chosen)" if engine == record.chosen else engine,
                     candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
-                    ", ".join(f"{name} {w.max_abs:.2g}" for name, w in candidate.worst.items()),
-                    ", ".join(f"{t.median_us:.3g} us at n={case}" for case, t in timed),
+                    ", ".join(
+                        f"{name} {number(w.max_abs, 2)}" for name, w in candidate.worst.items()
+                    ),
+                    ", ".join(f"{microseconds(t.median_us)} at n={case}" for case, t in timed),
                 )
             )
     return rows

@@ -127,6 +127,11 @@ class Registry(Reader):
                 raise
             return self.find(Ref(model, int(made.version)))
 
+    def keep_report(self, version: Version, name: str, text: str) -> None:
+        """Keep a page beside a version's numbers, where MLflow shows it; a failure is ignored."""
+        with contextlib.suppress(Exception), self.client(write=True) as client:
+            client.log_text(str(version.run_id), text, name)
+
     def add_target(self, version: Version, annex: Annex) -> Version:
         """Add to a version what was built for one more target; its bundle stays as it is.
 
@@ -146,7 +151,7 @@ class Registry(Reader):
                     upload.require_annex(self, client, str(version.run_id), annex)
                     built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
                     writer.apply(writer.event("build", found, annexes=built, engine=engine))
-                    upload.describe_annex(client, found, bundle, annex)
+                    upload.describe_annex(client, found, annex)
             except BaseException:
                 self._discard(client, version, annex)
                 raise

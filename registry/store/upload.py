@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from registry import stamp
 from registry.bundle import SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
-from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, page, tag_of
+from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, tag_of
 from registry.store.artifacts import (
     FOLDER,
     annex_place,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 UPLOADING = "soa.uploading."
 """A run's tag, for each annex that was ever begun: `TARGET.DIGEST`, and when (UTC)."""
-REPORT = "report.html"
-"""In the run's artifacts, where MLflow's page shows it."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
@@ -56,8 +54,6 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     for start in range(0, len(params), 100):  # MLflow takes no more at once
         client.log_batch(run_id, params=params[start : start + 100])
     _log_targets(client, run_id, manifest.targets)
-    title = f"{manifest.name}, bundle {bundle.digest[:12]}"
-    client.log_text(run_id, page(title, manifest, manifest.targets, bundle.digest), REPORT)
     if MLMODEL in bundle.files:
         # Let MLflow's page of the run say that the folder is a model, and how to use it.
         model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
@@ -129,15 +125,12 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
         require_annex(access, client, run.info.run_id, annex)
 
 
-def describe_annex(client: MlflowClient, version: Version, bundle: Bundle, annex: Annex) -> None:
-    """Show people what was built for a version later: numbers, report, description. It comes after
-    the tag that counts, so a failure is ignored."""
+def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
+    """Show people what was built for a version later: numbers, description. It comes after the tag
+    that counts, so a failure is ignored."""
     record, run = annex.record.record, str(version.run_id)
-    title = f"{version.ref} on {annex.target}, annex {annex.digest[:12]}"
-    text = page(title, bundle.manifest, {annex.target: record}, annex.digest)
     with contextlib.suppress(Exception):
         _log_targets(client, run, {annex.target: record})
-        client.log_text(run, text, f"report.{tag_of(annex.target)}.html")
         found = client.get_model_version(version.name, str(version.number)).description or ""
         longer = description.with_target(found, annex.target, record)
         client.update_model_version(version.name, str(version.number), longer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import torch
 
 from registry.bundle import Tolerance as Tolerance
@@ -49,8 +51,10 @@ def compare(
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     worst = int((mismatch.double() if mismatch.any() else gap).argmax())
     quantiles: tuple[float | None, ...] = (None, None, None)
+    bins: tuple[int, ...] = ()
     if floating:
-        quantiles = _ulp_quantiles(found, rounded, finite)
+        distances = _ulp_distances(found, rounded, finite)
+        quantiles, bins = _quantiles(distances), _bins(distances)
     return Deviation(
         elements=found.numel(),
         max_abs=float(gap.max()),
@@ -62,12 +66,15 @@ def compare(
         ulp_max=quantiles[2],
         argmax=_argmax_agreement(a, b) if classifier else None,
         worst_row=worst // max(1, found[0].numel()) if found.ndim else 0,
+        ulp_bins=bins,
     )
 
 
-def _ulp_quantiles(
+def _ulp_distances(
     found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
-) -> tuple[float, float, float]:
+) -> torch.Tensor:
+    """Of the finite elements, ascending."""
+
     def ordered(values: torch.Tensor) -> torch.Tensor:
         """Bit patterns as integers that grow with the value."""
         bits = values.contiguous().view(_INTEGER_OF[values.dtype])
@@ -75,14 +82,22 @@ def _ulp_quantiles(
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
     one, other = ordered(found)[finite], ordered(rounded)[finite]
-    if one.numel() == 0:
-        return (0.0, 0.0, 0.0)
     # Exact where int64 holds the difference, which across zero it may not.
     rough = (one.double() - other.double()).abs()
     distance = torch.where(rough < 2.0**62, (one - other).abs().double(), rough)
-    values = distance.sort().values
+    return distance.sort().values
+
+
+def _quantiles(values: torch.Tensor) -> tuple[float, float, float]:
     last = values.numel() - 1
+    if last < 0:
+        return (0.0, 0.0, 0.0)
     return (float(values[last // 2]), float(values[round(0.99 * last)]), float(values[last]))
+
+
+def _bins(values: torch.Tensor) -> tuple[int, ...]:
+    """See Deviation.ulp_bins; frexp gives the power of two below which a number is."""
+    return tuple(torch.bincount(torch.frexp(values).exponent).tolist())
 
 
 def _argmax_agreement(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -111,6 +126,7 @@ def combine(parts: list[Deviation]) -> Deviation:
         ulp_max=worst("ulp_max"),
         argmax=min(agreements) if agreements else None,
         worst_row=None,
+        ulp_bins=tuple(map(sum, zip_longest(*(p.ulp_bins for p in full), fillvalue=0))),
     )
 
 

@@ -26,6 +26,9 @@ class Deviation:
     ulp_max: float | None
     argmax: float | None
     worst_row: int | None
+    ulp_bins: tuple[int, ...] = ()
+    """How many elements are off by 0, 1, 2 … 3, 4 … 7 and so on units in the last place; empty for
+    integers, and in reports of earlier releases."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -22,6 +22,7 @@ from runtime.errors import DeviationError
 from runtime.session import Binding, Collections, Origin, Rows, Session
 from soa.memory import Collection, argument_tensors, read_block
 from soa.signature import Signature
+from soa.text import number
 
 _SPARE_ROWS = 33
 _CANARY = 0xFF
@@ -138,8 +139,8 @@ class _CheckedBinding(Binding):
                 raise DeviationError(
                     f"{self._session.origin or 'model'}: output {name!r}, row "
                     f"{deviation.worst_row} of {dict(self.rows)}: max abs deviation "
-                    f"{deviation.max_abs:.3g} from the reference, {deviation.outside:.2%} of its "
-                    f"elements outside atol {allowed.atol:g} + rtol {allowed.rtol:g}"
+                    f"{number(deviation.max_abs)} from the reference, {deviation.outside:.2%} of "
+                    f"its elements outside atol {allowed.atol:g} + rtol {allowed.rtol:g}"
                 )
 
     def _check_memory(

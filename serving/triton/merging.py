@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from registry.bundle import Manifest
+from soa.text import microseconds
 
 # What a call of the Python backend costs beside the artifact, and each further request in it, in
 # microseconds: measured with benchmarks/serving.py and benchmarks/scaling.
@@ -46,8 +47,8 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
     if _GOOD * gains[n] > 1:
         return None
     return (
-        f"by its benchmark a row takes {times[1] / 1000:.3g} ms alone and "
-        f"{times[n] / n / 1000:.3g} ms among {n}, so that merged they would be {gains[n]:.2f} "
+        f"by its benchmark a row takes {microseconds(times[1])} alone and "
+        f"{microseconds(times[n] / n)} among {n}, so that merged they would be {gains[n]:.2f} "
         "times as many a second (--merge does it all the same)"
     )
 

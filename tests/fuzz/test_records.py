@@ -47,7 +47,6 @@ from registry.history.policies import _asked
 from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
-from registry.mlflow.description import page
 from registry.mlflow.stored import StoredRun, StoredVersion
 from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
@@ -119,7 +118,6 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: show(describe_bundle(bundle, None))
     yield lambda: show(describe_difference(compared(SOUND, bundle)))
     yield lambda: require_plain(description.markdown(bundle))
-    yield lambda: require_plain(page(manifest.name, manifest, manifest.targets, bundle.digest))
     yield from (
         partial(make, manifest) for make in (description.parameters, recipe_of, recorded_tolerances)
     )

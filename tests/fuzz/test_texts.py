@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 from pipeline.cli.main import main
 from pipeline.errors import ConfigError
 from pipeline.report.difference import describe_difference
+from pipeline.report.pages import version_page
 from pipeline.report.tables import show
 from pipeline.report.versions import (
     describe_benchmark,
@@ -30,7 +31,7 @@ from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.history.event_log import Event
 from registry.history.event_log import markdown as event_markdown
-from registry.mlflow.description import markdown, page, parameters
+from registry.mlflow.description import markdown, parameters
 from registry.mlflow.version import Version
 from registry.promotion import Decision
 from registry.store.registry import Registry
@@ -111,7 +112,7 @@ def test_a_bundle(text: str) -> None:
         show(describe_bundle(bundle, version(text)))
         show([describe_versions([version(text)])])
         show(describe_difference(compared(everywhere("x"), bundle)))
-    for made in (markdown(bundle), page(text, bundle.manifest, bundle.manifest.targets, DIGEST)):
+    for made in (markdown(bundle), version_page(bundle, version(text))):
         require_plain(made)
     require_plain("".join(parameters(bundle.manifest).values()))
 

@@ -140,7 +140,18 @@ def cli(*arguments: object, code: int = 0) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
+    if "--json" in arguments and code == 0:
+        checked(str(arguments[0]), json.loads(result.stdout))
     return result
+
+
+def checked(command: str, said: Any) -> None:
+    """An answer has the form that docs/answers.schema.json gives."""
+    import jsonschema
+
+    schema = json.loads((Path(__file__).parents[2] / "docs" / "answers.schema.json").read_text())
+    assert set(schema["properties"]) == set(main.commands)
+    jsonschema.validate({command: said}, schema)
 
 
 def answer(*arguments: object, registry: Registry, code: int = 0) -> Any:

@@ -152,7 +152,7 @@ def test_a_size_that_is_lost_is_said() -> None:
     assert (report.engine_at(31), report.engine_at(32)) == ("b", "a")
     chosen, lost = report.lines()
     assert "20 at n=1" in chosen and "2 at n=1000" in chosen
-    assert "n=1000" in lost and "8 us" in lost and "10 us" in lost and "b " in lost
+    assert "n=1000" in lost and "8 µs" in lost and "10 µs" in lost and "b " in lost
 
 
 def test_targets_race_together_and_a_shared_session_once(mlp: Built) -> None:

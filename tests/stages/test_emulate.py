@@ -31,7 +31,7 @@ from stages.capture import Capture, capture
 from stages.emulate import emulate_candidate
 from stages.package import TargetResult
 from stages.reference.answers import random_inputs
-from stages.validate import ValidationReport
+from stages.reports import ValidationReport
 from tests.models.building import mlp_signature
 from tests.models.shared import made_once
 

@@ -251,8 +251,17 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
     report = in_a_child(mlp, rogues.broken_library(tmp_path), tmp_path / "child")
     assert not report.valid
     assert report.reason is not None
-    assert report.reason.startswith("killed by SIGSEGV before its first run (log: ")
-    assert str(tmp_path / "child" / "reproduce.sh") in report.reason
+    assert report.reason == "killed by SIGSEGV before its first run"
+    assert str(tmp_path / "child" / "reproduce.sh") in report.why
+    assert str(tmp_path) not in str(report.for_others().to_dict())
+
+
+def test_paths_of_the_building_host_stay_there() -> None:
+    why = "g++: /home/ada/work/a b.cpp:3 in '/tmp/x/main.cpp' (cpu/x86-64-v3, 1/2); see /a/b/c"
+    said = ValidationReport.failed("aoti", why, "log: /home/ada/log.txt").for_others()
+    assert said.reason == "g++: a b.cpp:3 in 'main.cpp' (cpu/x86-64-v3, 1/2); see c"
+    assert "trace" not in said.to_dict()
+    assert ValidationReport.from_dict(said.to_dict()) == said
 
 
 def test_where_memory_runs_out_the_child_tries_once_more_and_keeps_none(

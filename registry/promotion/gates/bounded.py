@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings, Measured
+from soa.text import number
 
 ORDER = 65
 
@@ -29,8 +30,10 @@ def _judged(one: Measured) -> Decision:
     passed = math.isfinite(one.value) and all(
         value >= bound if sign == ">=" else value <= bound for sign, bound, value in bounds
     )  # False for NaN
-    limit = ", ".join(f"{sign} {bound:g}" for sign, bound, _ in bounds) or "none"
-    shown = f"{one.value:.6g}" + (f", {one.old:.6g} of {one.beside}" if one.beside else "")
+    limit = ", ".join(f"{sign} {number(bound, 6)}" for sign, bound, _ in bounds) or "none"
+    shown = number(one.value, 6) + (
+        f"; {one.beside} has {number(one.old, 6)}" if one.beside else ""
+    )
     why = f": {one.why}" if one.why else ""
     detail = f"{one.what} is {shown}, limit {limit}{why}"
     return Decision(one.gate, passed, shown, limit, detail)

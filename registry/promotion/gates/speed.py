@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings
+from soa.text import microseconds, number
 
 ORDER = 60
 
@@ -24,8 +25,8 @@ def decide(found: Findings) -> Iterable[Decision]:
         return
     worst = max(speed.points, key=lambda point: (math.isnan(point.ratio), point.ratio))
     detail = (
-        f"{worst.target} at n={worst.rows}: median {worst.new_us:.4g} us against "
-        f"{worst.old_us:.4g} us of {speed.old}, ratio {worst.ratio:.3g}, limit {most:g}"
+        f"{worst.target} at n={worst.rows}: median {microseconds(worst.new_us)} against "
+        f"{microseconds(worst.old_us)} of {speed.old}, ratio {number(worst.ratio)}, limit {most:g}"
     )
     passed = worst.ratio <= most  # False for NaN
-    yield Decision("speed", passed, f"ratio {worst.ratio:.3g}", limit, detail)
+    yield Decision("speed", passed, f"ratio {number(worst.ratio)}", limit, detail)

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings
+from soa.text import number
 
 ORDER = 70
 
@@ -25,4 +26,4 @@ def decide(found: Findings) -> Iterable[Decision]:
 
 
 def _hours(time: timedelta) -> str:
-    return f"{time.total_seconds() / 3600:.3g} h"
+    return f"{number(time.total_seconds() / 3600)} h"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from registry.bundle import Worst
 from registry.promotion.decision import Decision
 from registry.promotion.findings import Findings
+from soa.text import number
 
 ORDER = 30
 
@@ -44,8 +45,8 @@ def within(gate: str, where: str, worst: Mapping[str, Worst], found: Findings) -
     band = "tolerance" if tolerance is None else f"atol {tolerance.atol:g} rtol {tolerance.rtol:g}"
     outside = worst[output].outside
     detail = (
-        f"{where}: output {output} has a fraction of {outside:.3g} outside {band}, "
-        f"limit {limit:g}; largest deviation {worst[output].max_abs:.3g}"
+        f"{where}: output {output} has a fraction of {number(outside)} outside {band}, "
+        f"limit {limit:g}; largest deviation {number(worst[output].max_abs)}"
     )
     passed = outside <= limit  # False for NaN
-    return Decision(gate, passed, f"outside {outside:.3g}", f"outside <= {limit:g}", detail)
+    return Decision(gate, passed, f"outside {number(outside)}", f"outside <= {limit:g}", detail)

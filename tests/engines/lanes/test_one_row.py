@@ -18,7 +18,8 @@ from runtime.checked import default_tolerance
 from runtime.session.session import Session
 from stages.capture import Capture, capture
 from stages.reference.answers import Reference, random_inputs
-from stages.validate import ValidationReport, validate_session
+from stages.reports import ValidationReport
+from stages.validate import validate_session
 from tests.models.building import mlp_signature
 
 

@@ -140,7 +140,10 @@ def test_second_run_does_no_work(jets: Built) -> None:
     answer = project.run()
     mine = Path(answer["bundle"])  # in this process's copy of the project
     assert mine.is_relative_to(project.work) and Bundle.open(mine).digest == jets.bundle.digest
-    assert answer == {**jets.answer, "worked": [], "bundle": str(mine)}
+    page = project.work / "reports" / "jets-1.html"
+    assert "jets/1" in page.read_text()
+    here = {"worked": [], "bundle": str(mine), "report": str(page)}
+    assert answer == {**jets.answer, **here}
     text = cli("run", project.config, "--work", project.work, "--registry", project.registry)
     assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
     assert text.stderr == ""
@@ -298,7 +301,10 @@ def test_compiler_that_fails_is_one_failed_candidate(
     failed = record.candidates["aoti"]
     assert (failed.status, failed.files) == ("failed", [])
     assert failed.reason is not None
-    script = failed.reason.rpartition("repeat with: ")[2].rstrip(")")
+    script = result.stderr.partition("repeat with: ")[2].partition(")")[0]
+    bundle = empty.open(empty.find("jets"))
+    for said in ("manifest.json", "reports/validation.json"):
+        assert str(project.work) not in bundle.file(said).read_text()
     assert Path(script).with_name("log.txt").read_text()
     answer = Path(script).with_name("answer.json")
     answer.unlink()

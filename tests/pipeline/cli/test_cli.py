@@ -20,7 +20,7 @@ from tests.models.project import PASSED, TARGET, Built, answer, cli, described, 
 COMMANDS = (
     "run", "build", "ls", "show", "validate", "bench", "promote", "approve", "rollback", "history",
     "policy", "pull", "push", "rm", "gc", "diff", "export", "import", "sign", "verify", "deploy",
-    "serve", "doctor", "cache", "init", "apply", "explain", "cxx",
+    "serve", "doctor", "cache", "init", "apply", "explain", "cxx", "ui",
 )  # fmt: skip
 SCRIPT = Path(sys.executable).with_name("pipeline")
 ROOT = Path(__file__).parents[3]
@@ -61,6 +61,25 @@ def test_help_says_what_each_command_does() -> None:
         assert own.count("--json") == 1
         of_the_host_alone = command in ("cache", "init", "explain")
         assert own.count("--registry") == (not of_the_host_alone)
+
+
+def test_help_is_in_groups_of_whole_sentences() -> None:
+    text = cli("--help").stdout
+    groups = [text.index(f"\n{title}:\n") for title in ("Build", "Judge", "Run", "Keep")]
+    assert groups == sorted(groups)
+    listed = " ".join(text[groups[0] :].split())
+    assert "…" not in listed and "..." not in listed
+    for command in main.commands.values():
+        sentence = " ".join(str(command.help).split("\n\n")[0].split()).partition(". ")[0]
+        assert sentence.rstrip(".") + "." in listed
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_words_complete_by_the_line_that_the_help_gives() -> None:
+    assert "_PIPELINE_COMPLETE=bash_source pipeline" in cli("--help").stdout
+    words = {"COMP_WORDS": "pipeline pro", "COMP_CWORD": "1"}
+    assert "promote" in process(_PIPELINE_COMPLETE="bash_complete", **words).stdout
+    assert "complete" in process(_PIPELINE_COMPLETE="bash_source").stdout
 
 
 def test_help_waits_for_no_heavy_import() -> None:
@@ -119,7 +138,7 @@ def test_ls_of_a_model_without_a_version(registry: Registry) -> None:
 def test_show(two: Registry, jets: Built) -> None:
     text = said("show", "jets@previous", registry=two)
     assert text.startswith("jets/1\n")
-    for fact in ("a small tagger", jets.bundle.digest, "@previous", "scripted", "n: 0 … 1000"):
+    for fact in ("a small tagger", jets.bundle.digest, "@previous", "scripted", "n: 0 … 1,000"):
         assert fact in text
     for engine in jets.bundle.manifest.targets[TARGET].candidates:
         assert engine in text
@@ -197,15 +216,19 @@ def test_validate(registry: Registry, jets: Built, heavy: Built, tmp_path: Path)
     other = resealed(jets.bundle, tmp_path / "other", edit)
     text = cli("validate", other.path, "--target", TARGET, code=1)
     assert "refused" in text.stdout
-    assert "exported: output 'probabilities' at n=" in text.stdout
+    assert "exported is refused: output 'probabilities' at n=" in text.stdout
 
 
 def test_bench(registry: Registry, jets: Built) -> None:
-    found = answer("bench", "jets", "--seconds", "0.01", registry=registry)[TARGET]
+    quick = ("bench", "jets", "--seconds", "0.01", "--json", "--registry", registry.uri)
+    assert cli(*quick, "--quiet").stderr == ""
+    asked = cli(*quick)
+    assert f"on {TARGET}" in asked.stderr
+    found = json.loads(asked.stdout)[TARGET]
     assert set(found["timings"]["n=1000"]) == set(jets.bundle.manifest.targets[TARGET].candidates)
     assert found["fastest"] in found["timings"]["n=1000"]
     text = said("bench", jets.bundle.path, "--seconds", "0.01", registry=registry)
-    assert f"{found['fastest']} (chosen" in text
+    assert "\nchosen" in text
 
 
 @pytest.mark.parametrize("command", ["validate", "bench"])

@@ -121,7 +121,8 @@ def test_the_reason_stays(two: Registry) -> None:
     assert cli("history", "jets", "--registry", two.uri).stdout.count("why so") == 2
 
 
-def test_override_by_name_and_reason(two: Registry) -> None:
+def test_override_by_name_and_reason(two: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no sentence is broken
     promote(two, "jets/1", "production", allow_unverified=EXCUSED)
     asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
     excused = ("--allow-unverified", FAR)

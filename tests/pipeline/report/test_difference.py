@@ -69,7 +69,7 @@ def test_other_weights(both: Registry) -> None:
     assert aoti["b_us"] is aoti["ratio"] is None
     assert exported["ratio"] == exported["b_us"] / exported["a_us"]
     said = shown(both, "jets/1", "jets/2")
-    for part in ("float32 (1920, 6)", "model.kwargs.hidden", "deviation from", "B / A"):
+    for part in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
         assert part in said
     assert answer("diff", "jets/1", "jets/2", registry=both) == found
 

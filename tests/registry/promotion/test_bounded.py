@@ -55,8 +55,8 @@ def test_bounds(bounds: dict[str, float], value: float, passes: bool) -> None:
 def test_a_refusal_names_all_there_is_to_know() -> None:
     one = Measured("metrics", "auc on cpu", 0.91, 0.9, None, "jets/1", 0.95, 0.01, why="so")
     decision = asked(one)
-    assert decision.detail == "auc on cpu is 0.91, 0.95 of jets/1, limit >= 0.9, drop <= 0.01: so"
-    assert (decision.found, decision.limit) == ("0.91, 0.95 of jets/1", ">= 0.9, drop <= 0.01")
+    assert decision.detail == "auc on cpu is 0.91; jets/1 has 0.95, limit >= 0.9, drop <= 0.01: so"
+    assert (decision.found, decision.limit) == ("0.91; jets/1 has 0.95", ">= 0.9, drop <= 0.01")
 
 
 @given(NUMBER, BOUND, BOUND, NUMBER, BOUND)

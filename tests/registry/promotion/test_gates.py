@@ -183,7 +183,7 @@ def test_nan_passes_nothing(ask: Ask) -> None:
 def test_speed_names_the_worst_point(ask: Ask) -> None:
     points = (SpeedPoint(V3, 10, 9.0, 10.0), SpeedPoint(V3, 1000, 300.0, 200.0))
     speed = SpeedComparison("jets/1", points)
-    for part in (f"{V3} at n=1000", "300 us", "200 us of jets/1", "ratio 1.5", "limit 1.1"):
+    for part in (f"{V3} at n=1000", "300 µs", "200 µs of jets/1", "ratio 1.5", "limit 1.1"):
         assert part in ask(speed=speed)["speed"].detail
     assert refusals(ask(speed=speed, max_slowdown=1.5)) == set()
     assert "not measured beside jets/1" in ask(speed=SpeedComparison("jets/1", ()))["speed"].detail

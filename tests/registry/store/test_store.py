@@ -51,7 +51,7 @@ class TestRegister:
         assert version.description is not None
         assert "a small tagger" in version.description
         assert f"| {V3} | verified | aoti (chosen) | valid |" in version.description
-        assert "probabilities 2.5e-07 | 11.5 us at n=10, 210 us at n=1000 |" in version.description
+        assert "probabilities 2.5e-7 | 11.5 µs at n=10, 210 µs at n=1000 |" in version.description
         assert "failed: the compiler crashed \\| signal 11" in version.description
         assert client.get_registered_model("jets").description == "a small tagger"
 

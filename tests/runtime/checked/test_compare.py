@@ -84,6 +84,8 @@ def test_quantiles_by_hand() -> None:
     found = reference + torch.arange(101) * 2.0**-52
     quantiles = compare(found, reference, LOOSE, False)
     assert (quantiles.ulp_p50, quantiles.ulp_p99, quantiles.ulp_max) == (50.0, 99.0, 100.0)
+    assert quantiles.ulp_bins == (1, 1, 2, 4, 8, 16, 32, 37)  # 0, 1, 2 and 3, 4 to 7, …
+    assert combine([quantiles, quantiles]).ulp_bins == (2, 2, 4, 8, 16, 32, 64, 74)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,299 @@
+"""Reports as pages: HTML that needs no other file, no network and no script.
+
+The same lines and tables as on a terminal, with plots. What others wrote is text in it, whatever
+characters it has. jinja2 and matplotlib are imported only here and in `figures.py`, when a page is
+made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ReportError
+from pipeline.report.difference import describe_difference
+from pipeline.report.figures import Figure, deviation_figure, speed_figure, ulp_figure
+from pipeline.report.tables import Part, Table, new_table
+from pipeline.report.versions import (
+    SPREAD,
+    annex_of,
+    benchmark_of,
+    blocks_of,
+    describe_benchmark,
+    describe_decisions,
+    describe_history,
+    describe_reference,
+    describe_validation,
+    describe_versions,
+    facts,
+    facts_of,
+    metrics_of,
+    validation_of,
+)
+from registry.bundle import Bundle
+from registry.history import Event
+from registry.mlflow import Version
+from soa.files import write_whole
+from soa.signature import BoundBlock, Signature
+from soa.text import number, plain
+from stages.reference import Reference, inputs_at
+from stages.reports import BenchmarkReport, ValidationReport
+
+if TYPE_CHECKING:
+    from registry.store import Registry
+
+REPORT = "report.html"
+_MOST_VALUES = 8
+
+
+@dataclass(frozen=True)
+class Step:
+    title: str
+    items_: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What goes in and what comes out, drawn as boxes."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    parts: list[Part | Figure | Flow | None] = field(default_factory=list)
+
+
+def page(
+    title: str,
+    sections: Sequence[Section],
+    lead: Iterable[str] = (),
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page; sections without a part are left out. `links`: texts and where they lead."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise ReportError(_missing(error)) from error
+
+    def shown(value: object) -> object:
+        return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True, finalize=shown, undefined=StrictUndefined,
+    )  # fmt: skip
+    kept = [Section(s.title, [_filled(p) for p in s.parts if p is not None]) for s in sections]
+    return templates.get_template("page.html").render(
+        title=title, lead=[line for line in lead if line], links=links,
+        sections=[s for s in kept if s.parts],
+    )  # fmt: skip
+
+
+def _filled(part: Part | Figure | Flow) -> Part | Figure | Flow:
+    return part.filled() if isinstance(part, Table) else part
+
+
+def _missing(error: ImportError) -> str:
+    return f"a page needs {error.name}: pip install 'soa-pipeline[report]'"
+
+
+def version_page(
+    bundle: Bundle,
+    version: Version | None = None,
+    events: Sequence[Event] = (),
+    links: Sequence[tuple[str, str]] = (),
+) -> str:
+    """All that is known of a version, or of a bundle in a folder."""
+    manifest = bundle.manifest
+    title = version.ref if version else f"{manifest.name}, bundle {bundle.digest[:12]}"
+    targets = (
+        f"{target}: {record.status}" + (f", {record.choice()}" if record.chosen else "")
+        for target, record in manifest.targets.items()
+    )
+    lead = [manifest.description, " ".join(f"@{a}" for a in (version.aliases if version else ()))]
+    try:
+        sections = [
+            Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
+                                   blocks_of(manifest)]),
+            Section("Agreement with the model", list(_agreement(bundle))),
+            Section("Speed", list(_speed(bundle))),
+            Section("Reference and metrics", [*describe_reference(bundle), *metrics_of(bundle)]),
+            Section("History", list(_history(version, events))),
+            Section("Provenance", list(_provenance(bundle, version))),
+        ]  # fmt: skip
+    except ImportError as error:
+        raise ReportError(_missing(error)) from error
+    return page(title, sections, [*lead, *targets], links)
+
+
+def flow(name: str, signature: Signature) -> Flow:
+    """Columns, blocks, the model, outputs."""
+
+    def columns(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+        by_collection: dict[str, dict[str, None]] = {}
+        for each in bound:
+            found = by_collection.setdefault(each.block.collection, {})
+            found |= dict.fromkeys(each.block.columns)
+        return tuple((key, ", ".join(found)) for key, found in by_collection.items())
+
+    def blocks(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (each.name, f"{each.plan.dtype} {' by '.join(map(str, each.plan.feature_shape))}")
+            for each in bound
+        )
+
+    rows = ", ".join(f"{dim} {r.min:,} … {r.max:,}" for dim, r in signature.ranges.items())
+    return Flow(
+        (
+            Step("Columns in", columns(signature.inputs)),
+            Step("Blocks", blocks(signature.inputs)),
+            Step("Model", ((name, f"rows {rows}"), *blocks(signature.outputs))),
+            Step("Columns out", columns(signature.outputs)),
+        )
+    )
+
+
+def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
+    for target, record in bundle.manifest.targets.items():
+        reports = validation_of(bundle, target)
+        yield from describe_validation(f"{target} ({record.status})", reports)
+        for output in dict.fromkeys(name for report in reports for name in report.worst):
+            tolerance = bundle.manifest.tolerances.get(output)
+            caption = f"{target}: largest deviation of {output} by rows"
+            yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", output, reports)
+        with suppress(ValueError, KeyError, IndexError):  # a foreign report that does not fit
+            yield _worst_rows(bundle, reports, record.chosen)
+        yield from facts_of(record)
+
+
+def _worst_rows(
+    bundle: Bundle, reports: Sequence[ValidationReport], chosen: str | None
+) -> Table | None:
+    """The row in which each output of the chosen artifact is farthest off, with its inputs."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    report = next((each for each in reports if each.engine == chosen and each.cases), None)
+    if report is None:
+        return None
+    inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
+    table = new_table(f"{chosen}: rows that are farthest off", "output", "size", "row", "deviation",
+                      "inputs")  # fmt: skip
+    for bound in signature.outputs:
+        cases = [c for c in report.cases if c.outputs[bound.name].max_abs > 0]
+        if not cases:
+            continue
+        case = max(cases, key=lambda c: c.outputs[bound.name].max_abs)
+        worst = case.outputs[bound.name]
+        given = inputs_at(signature, inputs, case.rows)
+        values = [
+            f"{name} {number(float(array[worst.worst_row]), 4)}"
+            for collection, columns in given.items()
+            if signature.rows_of.get(collection) == bound.rows
+            for name, array in columns.items()
+            if array.ndim == 1 and worst.worst_row is not None
+        ]
+        size = ", ".join(f"{dim}={n:,}" for dim, n in case.rows.items())
+        more = ", …" if len(values) > _MOST_VALUES else ""
+        table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs),
+                      ", ".join(values[:_MOST_VALUES]) + more)  # fmt: skip
+    return table if table.rows else None
+
+
+def _speed(bundle: Bundle) -> Iterator[Part | Figure | None]:
+    for target in bundle.manifest.targets:
+        yield from speed_parts(target, benchmark_of(bundle, target))
+
+
+def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure | None]:
+    if timed.timings:
+        yield speed_figure(f"{target}: time of a call by rows, median with 5 … 95 %", timed)
+        yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
+
+
+def _provenance(bundle: Bundle, version: Version | None) -> Iterator[Part]:
+    yield new_table("", "", "", rows=facts(bundle, version).items())
+    for target in bundle.manifest.targets:
+        yield from annex_of(bundle, target)
+
+
+def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
+    if version is None:
+        return
+    mine = [e for e in events if e.version == version.number or version.number in e.after.values()]
+    if mine:
+        yield describe_history(version.name, mine)
+    for alias in version.aliases:
+        promotion = version.promotion(alias)
+        if promotion is not None:
+            title = f"to @{alias} by {promotion.by} at {promotion.at}"
+            yield from describe_decisions(title, promotion.decisions)
+
+
+def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
+    sections = [Section(t, list(speed_parts(t, timed))) for t, timed in reports.items()]
+    return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
+
+
+def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
+    sides = {side: found[side] | {"ref": _shared(found[side])} for side in "ab"}
+    title = f"{sides['a']['ref']} and {sides['b']['ref']}"
+    changes = describe_difference({**found, **sides})
+    return page(title, [Section("What changed", [*changes])], links=links)
+
+
+def _shared(side: Mapping[str, Any]) -> str:
+    """What others are told a bundle is: no path of this host."""
+    ref = str(side["ref"])
+    return f"bundle {side['digest'][:12]}" if ref.startswith("/") else ref
+
+
+def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
+    """Every model of a registry."""
+    table = new_table("", "model", "versions", "aliases", "targets of the latest")
+    for name, versions in models.items():
+        newest = max(versions, key=lambda v: v.number, default=None)
+        aliases = (f"@{alias} {v.number}" for v in versions for alias in v.aliases)
+        status = (f"{t} {state}" for t, state in (newest.targets.items() if newest else ()))
+        table.add_row(name, f"{len(versions):,}", ", ".join(aliases), ", ".join(status))
+        table.links[name] = f"/models/{name}"
+    return page("Models", [Section(registry, [table])])
+
+
+def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) -> str:
+    """The versions of a model, the newest first, and what happened to them."""
+    table = describe_versions(sorted(versions, key=lambda v: -v.number))
+    table.links.update({v.ref: f"/models/{name}/{v.number}" for v in versions})
+    history = [describe_history(name, list(reversed(events)))] if events else []
+    links = [("all models", "/")]
+    if len(versions) > 1:
+        first, second = sorted(v.number for v in versions)[-2:]
+        to = f"/models/{name}/{second}/beside/{first}"
+        links.append((f"{name}/{first} and {name}/{second} side by side", to))
+    return page(name, [Section("Versions", [table]), Section("History", [*history])], links=links)
+
+
+def publish(
+    registry: Registry, version: Version, bundle: Bundle, folder: Path | None = None
+) -> Path | None:
+    """Write a version's page beside MLflow's tags and, with a folder, into it; returns the file.
+
+    Raises ReportError where a library is missing.
+    """
+    text = version_page(bundle, version)
+    registry.keep_report(version, REPORT, text)
+    if folder is None:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    file = page_place(folder, version)
+    write_whole(file, text)
+    return file
+
+
+def page_place(folder: Path, version: Version) -> Path:
+    """Where `publish` writes the page of a version."""
+    return folder / f"{version.name}-{version.number}.html"

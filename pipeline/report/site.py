@@ -1,0 +1,124 @@
+"""`pipeline ui`: the pages of a registry in a browser. It reads, and changes nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ReportError
+from pipeline.report.difference import diff
+from pipeline.report.pages import (
+    Section,
+    difference_page,
+    model_page,
+    models_page,
+    page,
+    version_page,
+)
+from registry.errors import NotFoundError
+from registry.ref import Ref
+from runtime.opening import Opening, open_version
+from soa.errors import SoaPipelineError
+from soa.text import plain
+
+if TYPE_CHECKING:
+    from registry.mlflow import Version
+    from registry.store import Registry
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
+_one_at_a_time = threading.Lock()  # matplotlib's settings belong to the process
+
+
+def site(registry: Registry, host: str = _HERE[0]) -> Any:
+    """The application, for an ASGI server; on localhost it answers to that name alone."""
+    try:
+        from fastapi import FastAPI, Request
+        from fastapi.responses import HTMLResponse
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+    except ImportError as error:
+        needed = f"`pipeline ui` needs {error.name}: pip install 'soa-pipeline[ui]'"
+        raise ReportError(needed) from error
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    if host in _HERE:  # no page of others reads this one by a name that leads here
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_HERE))
+
+    def shown(text: str, status: int = 200) -> HTMLResponse:
+        return HTMLResponse(text, status, headers=_HEADERS)
+
+    @app.exception_handler(SoaPipelineError)
+    def refused(_: Request, error: SoaPipelineError) -> HTMLResponse:
+        missing = isinstance(error, NotFoundError)
+        said = page("Not found" if missing else "Not to be had now", [], [plain(error)], [HOME])
+        return shown(said, 404 if missing else 503)
+
+    @app.get("/")
+    def models() -> HTMLResponse:
+        found = {each.name: registry.versions(each.name) for each in registry.list()}
+        if not found:
+            empty = "It is empty: fill it with `pipeline run CONFIG`."
+            return shown(page("Models", [Section(registry.shown, [empty])]))
+        return shown(models_page(found, registry.shown))
+
+    @app.get("/models/{name}")
+    def model(name: str) -> HTMLResponse:
+        with _one_at_a_time:
+            return shown(model_page(name, registry.versions(name), registry.history(name)))
+
+    @app.get("/models/{name}/{number}")
+    def version(name: str, number: int) -> HTMLResponse:
+        found = registry.find(Ref(name, number))
+        with _one_at_a_time:
+            opened = open_version(Opening(found.ref, mode="test", registry=registry))
+            events = registry.history(name)
+            return shown(version_page(opened.bundle, found, events, _links(registry, found)))
+
+    @app.get("/models/{name}/{second}/beside/{first}")
+    def beside(name: str, second: int, first: int) -> HTMLResponse:
+        with _one_at_a_time:
+            found = diff(registry, f"{name}/{first}", f"{name}/{second}")
+        ends = ((f"{name}/{n}", f"/models/{name}/{n}") for n in (first, second))
+        return shown(difference_page(found, [HOME, *ends]))
+
+    return app
+
+
+HOME = ("all models", "/")
+
+
+def _links(registry: Registry, version: Version) -> list[tuple[str, str]]:
+    name, number = version.name, version.number
+    links = [HOME, (name, f"/models/{name}")]
+    before = [v.number for v in registry.versions(name) if v.number < number]
+    if before:
+        other = max(before)
+        links.append((f"beside {name}/{other}", f"/models/{name}/{number}/beside/{other}"))
+    if registry.uri.startswith(("http://", "https://")):
+        page_of = f"{registry.uri.rstrip('/')}/#/models/{name}/versions/{number}"
+        links.append(("in MLflow", page_of))
+    return links
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Raises ReportError, before any work, where that address is not to be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise ReportError(f"cannot listen on {host}:{port}: {said}: give another --port") from error
+
+
+def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:
+    """Until Ctrl-C."""
+    app = site(registry, host)
+    import uvicorn
+
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

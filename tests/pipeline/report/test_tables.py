@@ -1,0 +1,147 @@
+"""Tables on terminals of any width: nothing is cut, and what belongs together stays together."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.report.tables import Table, new_table, show, table_lines, write
+from pipeline.report.versions import (
+    describe_benchmark,
+    describe_decisions,
+    describe_history,
+    describe_versions,
+    percent,
+)
+from registry.history.event_log import Event
+from registry.mlflow.version import Version
+from registry.promotion import Decision
+from soa.text import microseconds, number
+from stages.reports import BenchmarkReport, Timing
+
+SIZES = (1, 10, 100, 1000, 4096)
+WHEN = datetime(2026, 11, 23, 10, 20, 30, tzinfo=UTC)
+
+
+def lines(part: object, width: int) -> list[str]:
+    assert isinstance(part, Table)
+    return list(table_lines(part, width))
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_number_is_read_back(value: float) -> None:
+    text = number(value, 6)
+    assert "e+" not in text and not re.search(r"e-?0", text)
+    assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-5)
+
+
+def test_numbers_as_people_write_them() -> None:
+    values = (0.0, 5720.0, 999.96, 0.25, 4.2e-6, 5.7e11, float("nan"))
+    assert [number(each) for each in values] == [
+        "0", "5,720", "1,000", "0.25", "4.2e-6", "5.7e11", "nan"
+    ]  # fmt: skip
+    times = [microseconds(us) for us in (5.72, 999.9, 5720.0, 999_900.0, 5.72e6, 4e9)]
+    assert times == ["5.72 µs", "1 ms", "5.72 ms", "1 s", "5.72 s", "4,000 s"]
+    assert [percent(each) for each in (0, 1, 1e-9, 0.99999, 0.5)] == [
+        "0%", "100%", "<0.01%", "99.99%", "50.00%"
+    ]  # fmt: skip
+
+
+def test_five_sizes_fit_in_eighty_columns() -> None:
+    """Each median whole, its spread below it."""
+    names = ("lanes", "eager, row-major", "the copies alone")
+    timing = Timing(11_654.0, 10_321.0, 15_250.0, 7)
+    report = BenchmarkReport({f"n={n}": dict.fromkeys(names, timing) for n in SIZES}, "lanes")
+    shown = lines(describe_benchmark("a call", report), 80)
+    assert max(map(len, shown)) <= 80
+    (first, second) = shown[3:5]
+    assert first.split() == ["lanes", *["11.7", "ms"] * len(SIZES)]
+    assert second.split() == ["chosen", *["10.3…15.2"] * len(SIZES)]
+    text = " ".join(" ".join(lines(describe_benchmark("a call", report), 40)).split())
+    assert "n=4096 11.7 ms 10.3…15.2" in text
+
+
+def test_history_breaks_no_time_and_no_alias() -> None:
+    event = Event(
+        "promotion", "particlenet", {"production": 1}, {"production": 2}, "production", 2,
+        reason="looked at by the b-tagging group in the meeting of today", time=WHEN, number=3,
+        state="done", by="ada@lxplus1234.cern.ch",
+    )  # fmt: skip
+    table = describe_history("particlenet", [event] * 3)
+    for width in (80, 120):
+        text = lines(table, width)
+        assert max(map(len, text)) <= width
+        assert sum("2026-11-23 10:20:30" in line for line in text) == 3
+        assert sum("@production" in line for line in text) == 3
+        assert sum("ada@lxplus1234.cern.ch" in line for line in text) == 3
+
+
+def test_each_question_of_a_gate_names_its_target() -> None:
+    targets = ("cpu/x86-64-v3", "cpu/x86-64-v4")
+    decisions = [
+        Decision("verified", True, "verified", "verified", f"{target} is verified (aoti)")
+        for target in targets
+    ]
+    (table,) = describe_decisions("jets/1 to @production", decisions)
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == [(f"verified: {target}",) for target in targets]
+
+
+def test_facts_stand_beside_their_names_whatever_their_length() -> None:
+    table = new_table("", "", "", rows=[("digest", "ab" * 32), ("rows", "n: 0 … 5,000")])
+    assert lines(table, 40) == ["digest  " + "ab" * 32, "rows    n: 0 … 5,000"]
+
+
+def test_where_no_table_fits_each_row_is_by_itself() -> None:
+    version = Version(
+        "particlenet", 3, "ab" * 32, ("production", "staging"), {"cpu/x86-64-v3": "verified"},
+        {"cpu/x86-64-v3": "onnxruntime"}, {}, WHEN, None, "", {},
+    )  # fmt: skip
+    shown = lines(describe_versions([version]), 40)
+    assert max(map(len, shown)) <= 40
+    assert shown[0] == "particlenet/3"
+    assert "  aliases  @production @staging" in shown
+
+
+words = st.text("abcdefghij@/é漢", min_size=1, max_size=30)
+
+
+@given(
+    st.lists(st.lists(st.lists(words, max_size=6).map(" ".join), min_size=3, max_size=3)),
+    st.integers(30, 130),
+)
+def test_nothing_is_cut(rows: list[list[str]], width: int) -> None:
+    """Every word is there, whole, in the order of its cell."""
+    table = new_table("a table", "name", "what", "why", rows=rows)
+    found = " ".join(lines(table, width)).split()
+    for row in rows:
+        for cell in row:
+            for word in cell.split():
+                assert word in found
+
+
+def test_a_locale_without_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    with io.TextIOWrapper(raw, encoding="latin-1") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        show([new_table("5.7 µs … 6 → 漢", "a", "b", rows=[("x", "—")])])
+        write("done — ok")
+        out.flush()
+        assert raw.getvalue().decode("latin-1").startswith("5.7 us ... 6 -> \\u6f22\na  b\n-  -\n")
+
+
+def test_a_list_of_versions_waits_for_no_heavy_import() -> None:
+    check = (
+        "import sys; from pipeline.report import describe_history, describe_versions, show\n"
+        "show([describe_versions([]), describe_history('jets', [])])\n"
+        "print([m for m in ('torch', 'matplotlib', 'jinja2', 'fastapi') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
