@@ -125,6 +125,7 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
         "pipeline/building/target.py",  # the annex that it has built
         "pipeline/mlflow_flavour.py",  # the digest of MLflow's copy, to compare
         "pipeline/building/runner.py",  # what it has packaged
+        "pipeline/cli/housekeeping.py",  # the page of what it has pushed
         "stages/package.py",
     }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from registry.bundle import Bundle
     from registry.mlflow import Version
     from registry.store import Registry
+    from runtime.opening import Opened
 
 
 @command()
@@ -68,13 +69,12 @@ def _version(version: Version) -> dict[str, Any]:
 @html_option
 def show(ref: str, html: Path | None, registry: Registry) -> Answer:
     """Show one version: blocks, targets, candidates, deviations, times, provenance."""
-    from pipeline.report import describe_bundle, version_page
+    from pipeline.report import describe_bundle
     from stages.reference import proof_of
 
     opened = opened_at(ref, registry)
     bundle, version = opened.bundle, opened.version
-    events = registry.history(version.name) if html and version else []
-    said = write_page(html, lambda: version_page(bundle, version, events))
+    said = write_page(html, lambda: _page_of(opened, registry))
     counts, notes = proof_of(bundle)
     data = {
         "version": _version(version) if version else None,
@@ -86,6 +86,14 @@ def show(ref: str, html: Path | None, registry: Registry) -> Answer:
         "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
     }
     return Answer(data, said or describe_bundle(bundle, version))
+
+
+def _page_of(opened: Opened, registry: Registry) -> str:
+    from pipeline.report import version_page  # it imports torch, and `show` alone does not
+
+    version = opened.version
+    events = registry.history(version.name) if version else []
+    return version_page(opened.bundle, version, events)
 
 
 @command()

@@ -137,8 +137,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
                 report.engine, output, number(d.max_abs), number(d.max_rel), ulp,
                 percent(d.outside), agreement,
             )  # fmt: skip
-    if table.rows:
-        yield table
+    yield table if table.rows else title
     yield from verdicts_of(reports)
 
 

@@ -49,8 +49,8 @@ def test_the_portable_candidates_are_packaged_unverified(built: Built) -> None:
     version = Registry(built.project.registry).find("jets")
     assert version.targets[ROCM] == "unverified"
     shown = cli("show", "jets/1", "--registry", built.project.registry).stdout
-    assert f"{ROCM}: unverified" in shown
-    assert "exported: no device here runs rocm/gfx90a: it was not validated" in shown
+    assert f"{ROCM} (unverified)" in shown
+    assert "exported is unverified: no device here runs rocm/gfx90a: it was not validated" in shown
 
 
 def test_production_needs_it_by_name(built: Built) -> None:

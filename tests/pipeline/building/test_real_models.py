@@ -124,7 +124,7 @@ def require_close(found: Collection, names: Sequence[str], expected: torch.Tenso
 
 @pytest.mark.long  # `make demo` builds it too
 def test_the_demo_model(live: Live) -> None:
-    session = production(live("demo.yaml"), {"aoti", "torchscript", "exported"})
+    session = production(live("demo.yaml"), {"lanes", "aoti"})
     model = jet_tagger.build().eval()
     model.load_state_dict(load_file(jet_tagger_training.WEIGHTS))
     for n in (0, 1, 33, 1000):
