@@ -45,21 +45,35 @@ FACTS = "facts.json"
 """A file an artifact may hold: what its engine records for the manifest, names and plain values."""
 
 
-class Executable(Protocol):
+class Executable(ABC):
     """An opened artifact. Takes the arguments of the signature in order; writes the outputs.
 
     It checks nothing: the binding has. Any number of threads may call it at once.
     """
 
+    @abstractmethod
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None: ...
+
+    def prepare(self, arguments: Sequence[Span]) -> Prepared:
+        """The same arguments as memory, which is kept alive. One that can run without torch
+        overrides this."""
+        from engines.tensors import TensorCall
+
+        return TensorCall(self, arguments)
+
+    def recordable(self) -> Executable:
+        """The same artifact, for runs that are recorded into CUDA graphs."""
+        return self
+
+    def close(self) -> None:  # noqa: B027 - most hold nothing
+        """Release what it holds; running calls end first."""
 
 
 class Prepared(Protocol):
-    """Arguments tied to an artifact, to run again and again: what an executable may offer.
+    """Arguments tied to an artifact, to run again and again.
 
-    Such an executable has a method `prepare(spans) -> Prepared`: it takes the same arguments as
-    memory, without torch, and keeps that memory alive. One thread at a time may use the result.
-    `Binding` refuses a second one; a native call refuses it itself.
+    One thread at a time may use it. `Binding` refuses a second one; a native call refuses it
+    itself.
     """
 
     def run(self, stream: int = 0, /) -> None:
@@ -67,6 +81,11 @@ class Prepared(Protocol):
 
     def replace(self, changes: Mapping[int, Span]) -> None:
         """Other memory of the same kind, by argument: another n, or address. All or none."""
+
+    @property
+    def current(self) -> Prepared:
+        """The call for the rows in use, where several artifacts share the row counts."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -130,13 +149,6 @@ class Engine(ABC):
         the others follow torch's. `instances` is how many runs there may be at the same moment, for
         engines that keep a pool (None: one a core); with the others there is no limit.
         """
-
-
-def close(executable: Executable | None) -> None:
-    """Release an opened artifact, where it holds anything."""
-    end = getattr(executable, "close", None)
-    if end is not None:
-        end()
 
 
 @known_options()

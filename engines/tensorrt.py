@@ -88,7 +88,7 @@ class _Columns:
     outputs: tuple[Output, ...]
 
 
-class _TensorRt:
+class _TensorRt(Executable):
     def __init__(self, run: Any, described: _Columns) -> None:
         self._run = run
         self._columns = described

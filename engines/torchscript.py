@@ -16,7 +16,7 @@ from engines.processes import require_openmp
 from engines.target import Target
 
 
-class _Script:
+class _Script(Executable):
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         self._module = module
 

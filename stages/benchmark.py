@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from runtime.opening import in_tiles, open_candidate
-from runtime.session import Session
+from runtime.opening import open_candidate
+from runtime.session import Session, in_tiles
 from soa.dtypes import torch_dtype
 from soa.memory import Collection, read_block
 from soa.signature import BoundBlock, Signature

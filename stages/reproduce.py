@@ -19,8 +19,8 @@ import torch
 from engines.processes import command, run_isolated, search_path
 from engines.target import Target
 from registry.promotion import Bits
-from runtime.opening import Opened, answer_bits, held_files, in_tiles, open_candidate
-from runtime.session import Session
+from runtime.opening import Opened, answer_bits, held_files, open_candidate
+from runtime.session import Session, in_tiles
 from soa.signature import Signature
 
 PROCESSORS = ("Haswell", "Skylake-Client", "EPYC", "max")

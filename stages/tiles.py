@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from runtime.checked import Tolerance, compare
-from runtime.opening import in_tiles
-from runtime.session import Session
+from runtime.session import Session, in_tiles
 from soa.memory import Collection, read_block
 from soa.signature import Signature
 from stages.benchmark import bound_call, race, seconds_of

@@ -71,7 +71,7 @@ class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=Fal
         return NativeExecutable(file, device, instances, threads)
 
 
-class _TorchRunner:
+class _TorchRunner(Executable):
     """torch's own runner, for artifacts that need its proxy executor."""
 
     def __init__(self, file: Path, device: torch.device) -> None:

@@ -36,7 +36,7 @@ def quiet_torch() -> Iterator[None]:
         logger.setLevel(level)
 
 
-class _Program:
+class _Program(Executable):
     def __init__(self, module: torch.nn.Module) -> None:
         # Past the hook that holds sizes against their range at export: the binding has checked n,
         # and a padded length may be less than export was told (see stages/capture.py).

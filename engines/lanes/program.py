@@ -1,4 +1,4 @@
-"""The program for one row: a captured program, exported again at one row, as tensors.
+"""The program for one row: a captured program, traced again at one row, as tensors.
 
 The batch dimension is gone then, every shape is a constant, and what depends on weights alone is
 worked out here. Operators that no file of operators/ lowers are taken apart by torch, or named.
@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.export import Dim, ExportedProgram
-from torch.fx import Node
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node, traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engines.errors import NotApplicableError, first_line
 from engines.exported import load_program, quiet_torch, why_dependent
@@ -38,12 +42,14 @@ def row_program(file: Path) -> Program:
             raise NotApplicableError(f"a row may see other rows: {why}")
         arguments = _arguments(captured)
         try:
-            exported = at_one_row(captured, arguments)
-        except Exception as error:  # torch names no type for what it cannot export
+            row = at_one_row(captured, arguments)
+        except NotApplicableError:
+            raise
+        except Exception as error:  # torch names no type for what it cannot trace
             raise NotApplicableError(
-                f"it does not export at one row: {first_line(error)}"
+                f"it cannot be traced at one row: {first_line(error)}"
             ) from error
-    return _Walk(exported, arguments).program
+    return _Walk(row, arguments).program
 
 
 @dataclass(frozen=True)
@@ -103,34 +109,45 @@ def _symbol(size: Any) -> Any:
     return None if isinstance(size, int) else size.node.expr
 
 
-def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> ExportedProgram:
+@dataclass(frozen=True)
+class OneRow:
+    """The operations of one row: `graph` takes the arguments, and gives what each of `written`, by
+    their places, is then to hold."""
+
+    graph: GraphModule
+    written: list[int]
+
+
+def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
     """The same program with one row, padded lengths of 1, and any number of items."""
-    from torch.fx import traceback
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    found = captured.graph_signature
+    tensors = {**captured.state_dict, **captured.constants}
+    written = [
+        spec.target if spec.kind.name == "USER_INPUT_MUTATION" else None
+        for spec in found.output_specs
+    ]
 
-    inner = captured.module(check_guards=False)
+    def run(*given: torch.Tensor) -> list[torch.Tensor]:
+        own = iter(given)
+        every = [
+            next(own) if spec.kind.name == "USER_INPUT" else tensors[spec.target]
+            for spec in found.input_specs
+        ]
+        with traceback.preserve_node_meta():  # the model's lines
+            made = _Reshaping(captured.graph_module).run(*every)
+        return [value for value, name in zip(made, written, strict=True) if name is not None]
 
-    class OneRow(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.training = False
-            self.inner = inner
-
-        def forward(self, *arguments: torch.Tensor) -> Any:
-            with traceback.preserve_node_meta():  # the model's lines
-                return _Reshaping(self.inner).run(*arguments)
-
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     items = dict.fromkeys(given.items for given in arguments if given.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
-    examples = tuple(_example(given, sizes) for given in arguments)
-    dims = {symbol: Dim(f"items_{k}", min=2) for k, symbol in enumerate(items)}
-    shapes = tuple(_shape(given, dims) for given in arguments)
-    with sdpa_kernel(SDPBackend.MATH):
-        exported = torch.export.export(
-            OneRow(), examples, dynamic_shapes={"arguments": shapes}, strict=False
-        )
-        decomposed: ExportedProgram = exported.run_decompositions(_decompositions())
-        return decomposed
+    examples = [_example(each, sizes, mode) for each in arguments]
+    with mode, sdpa_kernel(SDPBackend.MATH):
+        graph = make_fx(run, _decompositions(), pre_dispatch=True)(*examples)
+    if shapes.guards:
+        numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
+        raise NotApplicableError(f"it is another program at other numbers of items: {numbers}")
+    return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
 
 
 class _Reshaping(torch.fx.Interpreter):
@@ -142,18 +159,19 @@ class _Reshaping(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def _example(given: Given, sizes: Mapping[Any, int]) -> torch.Tensor:
-    length = 1 if given.items is None else sizes[given.items]
+def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> torch.Tensor:
+    """Without memory; a symbol for each number of items, and for the length of each matrix."""
+    length, kind = 1, DimDynamic.STATIC
+    if given.items is not None:
+        length, kind = sizes[given.items], DimDynamic.DUCK
+        if given.kind == "m":
+            length, kind = 2 * length, DimDynamic.DYNAMIC
     shape = [n if isinstance(n, int) else length for n in given.value.shape]
-    return torch.empty(shape, dtype=given.value.dtype)
-
-
-def _shape(given: Given, dims: Mapping[Any, Any]) -> dict[int, Any] | None:
-    """One symbol for all that have as many items; a matrix is longer by whatever it is."""
-    if given.items is None:
-        return None
-    along = Dim.AUTO if given.kind == "m" else dims[given.items]
-    return {d: along for d, n in enumerate(given.value.shape) if not isinstance(n, int)}
+    symbolic = [DimDynamic.STATIC if isinstance(n, int) else kind for n in given.value.shape]
+    return mode.from_tensor(
+        torch.empty(shape, dtype=given.value.dtype),
+        symbolic_context=StatelessSymbolicContext(symbolic),
+    )
 
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
@@ -173,28 +191,26 @@ def _name(target: Any) -> str:
 class _Walk:
     """One step of the graph after the other."""
 
-    def __init__(self, exported: ExportedProgram, arguments: Sequence[Given]) -> None:
-        self.exported = exported
+    def __init__(self, row: OneRow, arguments: Sequence[Given]) -> None:
+        self.row = row
         self.arguments = iter(arguments)
         self.build = Builder()
         self.program = self.build.program
         self.found: dict[Node, Any] = {}
         self.columns = 0
         self.symbols: dict[Any, int] = {}
-        specs = {spec.arg.name: spec for spec in exported.graph_signature.input_specs}
-        for node in exported.graph.nodes:
+        for node in row.graph.graph.nodes:
             self.build.line = model_line(node)
             if node.op == "placeholder":
-                self.found[node] = self.input(node, specs[node.name])
+                self.found[node] = self.input(node)
+            elif node.op == "get_attr":
+                self.found[node] = getattr(row.graph, node.target)
             elif node.op == "call_function":
                 self.found[node] = self.call(node)
             elif node.op == "output":
                 self.outputs(node)
 
-    def input(self, node: Node, spec: Any) -> Any:
-        if spec.kind.name != "USER_INPUT":
-            tensors = {**self.exported.state_dict, **self.exported.constants}
-            return tensors[spec.target]
+    def input(self, node: Node) -> Any:
         given, value = next(self.arguments), node.meta["val"]
         dtype = str(value.dtype).removeprefix("torch.")
         self.program.kinds += given.kind
@@ -248,13 +264,11 @@ class _Walk:
 
     def outputs(self, node: Node) -> None:
         """What the program writes into its arguments."""
-        places = {n.name: n for n in self.exported.graph.find_nodes(op="placeholder")}
-        specs = self.exported.graph_signature.output_specs
-        for spec, made in zip(specs, node.args[0], strict=True):  # type: ignore[arg-type]
-            if spec.kind.name == "USER_INPUT_MUTATION":
-                argument = self.found[places[spec.target]]
-                found = self.build.tensor(self.found[made], argument.dtype)
-                self.program.outputs.append((argument, found))
+        places = self.row.graph.graph.find_nodes(op="placeholder")
+        for place, made in zip(self.row.written, node.args[0], strict=True):  # type: ignore[arg-type]
+            argument = self.found[places[place]]
+            found = self.build.tensor(self.found[made], argument.dtype)
+            self.program.outputs.append((argument, found))
 
 
 def _known(given: Any, found: Mapping[Node, Any]) -> Any:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engines.base import Executable
 from engines.errors import RunError
 from engines.native import _native
 from engines.processes import Lock
@@ -26,7 +27,7 @@ SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
 """What runs in place of torch, for artifacts built so; on x86-64 alone."""
 
 
-class NativeExecutable:
+class NativeExecutable(Executable):
     """An opened library, its weights held once for any number of threads.
 
     `instances` is how many threads run at the same moment (more wait): by default one a core. With
@@ -104,6 +105,10 @@ class PreparedCall:
         self.call = call
         self._arguments = list(arguments)
         self.run: Callable[..., None] = call.run
+
+    @property
+    def current(self) -> PreparedCall:
+        return self
 
     def replace(self, changes: Mapping[int, Span]) -> None:
         """Other memory of the same kind, by argument: another n, or address. All or none."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from engines.base import FACTS, Engine, Executable, Portable
+from engines.base import FACTS, Engine, Executable, Portable, Prepared
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx.export import copied, export
 from engines.onnx.program import OUTPUTS, input_name, read_outputs
@@ -73,7 +73,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
         return OnnxExecutable(session, device, threads)
 
 
-class OnnxExecutable:
+class OnnxExecutable(Executable):
     """An opened session; any number of threads may run prepared calls of it at once."""
 
     def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
@@ -122,7 +122,7 @@ class OnnxExecutable:
             call.release()
 
 
-class OnnxCall:
+class OnnxCall(Prepared):
     """Arguments bound by address. It keeps the memory alive: the binding does not."""
 
     def __init__(self, model: OnnxExecutable, binding: Any, arguments: Sequence[Span]) -> None:

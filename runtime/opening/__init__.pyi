@@ -19,6 +19,5 @@ from .target_choice import engine_without_torch as engine_without_torch
 from .target_choice import open_here as open_here
 from .target_choice import why_torch as why_torch
 from .target_choice import withheld as withheld
-from .tiled import in_tiles as in_tiles
 from .trust import keys_asked_for as keys_asked_for
 from .trust import require_promoted as require_promoted

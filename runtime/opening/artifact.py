@@ -17,8 +17,7 @@ from engines.base import Executable, engine
 from engines.errors import EngineError
 from engines.target import Target, check_host_runs
 from runtime.errors import LoadError
-from runtime.opening.ranged import RangedExecutable
-from runtime.opening.tiled import in_tiles
+from runtime.session import RangedExecutable, in_tiles
 
 if TYPE_CHECKING:  # a process that only validates imports no registry
     import torch

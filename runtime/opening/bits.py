@@ -23,8 +23,7 @@ from engines.base import Executable
 from engines.errors import first_line
 from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
-from runtime.opening.ranged import RangedExecutable
-from runtime.session import Session
+from runtime.session import RangedExecutable, Session
 from soa.files import parse_json, read_plain, write_whole
 from soa.memory import CPU, Collection
 from soa.signature import Signature, offsets_of

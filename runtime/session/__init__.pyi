@@ -1,11 +1,11 @@
 from .binding import Binding as Binding
 from .binding import Rows as Rows
-from .binding import tie as tie
 from .memory_checks import Collections as Collections
 from .memory_checks import by_name as by_name
 from .memory_checks import check_memory as check_memory
 from .memory_checks import data_device as data_device
+from .ranged import RangedExecutable as RangedExecutable
 from .session import Origin as Origin
 from .session import Session as Session
 from .streams import raw_stream as raw_stream
-from .streams import torch_stream as torch_stream
+from .tiled import in_tiles as in_tiles

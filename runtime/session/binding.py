@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from engines.base import Executable, Prepared
 from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
 from runtime.session.memory_checks import Collections, by_name, check_memory
-from runtime.session.streams import raw_stream, torch_stream
+from runtime.session.streams import raw_stream
 from soa.memory import Collection, Span, argument_spans, carrier
 from soa.signature import Signature
 
@@ -56,7 +55,7 @@ class Binding:
         self._process = OwnProcess()
         checked = self._check(inputs, outputs)
         self._arguments = list(checked.arguments)
-        self.prepared = tie(self._executable, self._arguments)
+        self.prepared = self._executable.prepare(self._arguments)
         """The engine's call behind this binding."""
         self._on_cpu = self.device.type == "cpu"
         self._take(checked)
@@ -106,7 +105,7 @@ class Binding:
         """All that a call on the bound rows does, where that is one native call: it refuses a
         second thread itself. None on a GPU, which asks for a stream.
         """
-        call = getattr(self.prepared, "current", self.prepared)
+        call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):
             return None
         return call.run if self.writes else _nothing
@@ -202,35 +201,6 @@ class Binding:
         self.prepared.replace(changes)
         for i, argument in changes.items():
             self._arguments[i] = argument
-
-
-class TensorCall:
-    """Arguments tied to an executable that takes torch's tensors."""
-
-    def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
-        self._executable = executable
-        self._device = arguments[0].device
-        self._tensors = [span.tensor() for span in arguments]
-
-    def run(self, stream: int = 0, /) -> None:
-        if self._device.type == "cpu":
-            self._executable(self._tensors)
-            return
-        import torch
-
-        with torch.cuda.stream(torch_stream(stream, self._device)):
-            self._executable(self._tensors)
-
-    def replace(self, changes: Mapping[int, Span]) -> None:
-        for i, span in changes.items():
-            self._tensors[i] = span.tensor()
-
-
-def tie(executable: Executable, arguments: Sequence[Span]) -> Prepared:
-    """The executable's own prepared call; one that runs it on tensors where it has none."""
-    prepare = getattr(executable, "prepare", None)
-    call: Prepared = prepare(arguments) if prepare else TensorCall(executable, arguments)
-    return call
 
 
 @dataclass(frozen=True)

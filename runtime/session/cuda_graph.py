@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from runtime.session.binding import Binding, tie
+from engines.tensors import torch_stream
+from runtime.session.binding import Binding
 from runtime.session.memory_checks import Collections
 from runtime.session.session import Session
-from runtime.session.streams import torch_stream
 from soa.memory import Collection
 
 _WARM_UP_RUNS = 3  # what libraries allocate on first use must not fall into the recording
@@ -77,5 +77,6 @@ class GraphBinding(Binding):
 
     def _recordable(self) -> Any:
         """The artifact as a function of a raw stream that is also torch's current one."""
-        make = getattr(self._executable, "recordable", None)
-        return tie(make(), self._arguments).run if make else self.prepared.run
+        other = self._executable.recordable()
+        prepared = self.prepared if other is self._executable else other.prepare(self._arguments)
+        return prepared.run

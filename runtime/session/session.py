@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from engines.base import Executable, close
+from engines.base import Executable
 from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.session.binding import Binding
@@ -109,11 +109,7 @@ class Session:
         if all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
-            calls = [
-                getattr(binding.prepared, "current", binding.prepared)
-                for binding in bindings
-                if binding.writes
-            ]
+            calls = [binding.prepared.current for binding in bindings if binding.writes]
             if all(isinstance(call, PreparedCall) for call in calls):
                 on_gpu = stream is not None or self.device.type != "cpu"
                 handle = raw_stream(stream, self.device) if on_gpu else 0
@@ -125,7 +121,7 @@ class Session:
     def close(self) -> None:
         """Release the artifact once running calls have ended; bindings then raise RunError."""
         self.closed = True
-        close(self._executable)
+        self._executable.close()
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
         if self.reopening is None:

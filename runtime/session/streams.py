@@ -42,15 +42,6 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
     )
 
 
-def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Stream:
-    """The stream of a raw handle, for what runs through torch."""
-    import torch
-
-    if handle == 0:
-        return torch.cuda.default_stream(device)
-    return torch.cuda.ExternalStream(handle, device)
-
-
 def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:
     if Device(found) != Device(device):
         raise BindError(f"the stream is of {found}, the model runs on {device}")

@@ -18,10 +18,9 @@ from functools import partial
 
 import torch
 
-from engines.base import Executable, Prepared, close
+from engines.base import Executable, Prepared
 from engines.errors import RunError
 from engines.processes import OwnProcess
-from runtime.session import tie
 from serving.errors import (
     AnswerError,
     BusyError,
@@ -92,7 +91,8 @@ class Router(Executable):
         for check in self._checks.values():
             check.stop()
         for executable in (*(place.executable for place in self.places), self.fall_back):
-            close(executable)  # which also ends what a health check waits for
+            if executable is not None:
+                executable.close()  # which also ends what a health check waits for
         for check in self._checks.values():
             check.join()
 
@@ -267,7 +267,7 @@ class Router(Executable):
         self.open = tuple(p for p in self.places if p.state in OPEN)
 
 
-class Call:
+class Call(Prepared):
     """Arguments tied to a site: what runs behind a binding. One thread at a time may run it."""
 
     def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
@@ -292,7 +292,7 @@ class Call:
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None
-            self._prepared = tie(fall_back, self._spans)
+            self._prepared = fall_back.prepare(self._spans)
             self._local = self._prepared.run
         self._local()
         with self._router.counting:
@@ -305,7 +305,7 @@ class Call:
             self._spans[i], self.arguments[i] = span, span.tensor()
 
 
-class OnDevice:
+class OnDevice(Executable):
     """An artifact on another device than the arguments: copies there, runs, and copies back.
 
     The outputs come back once all has run, so a failure leaves them as they were.
@@ -324,4 +324,4 @@ class OnDevice:
             arguments[i].copy_(values)
 
     def close(self) -> None:
-        close(self._executable)
+        self._executable.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engines.base import Executable, close
+from engines.base import Executable
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
 from runtime.loader import AUTO, checked, device_here, session_on
@@ -47,7 +47,7 @@ def connect_site(opening: Opening, site: Site, folder: Path) -> SiteSession | Ch
         router = _router(opened, site, folder, closing)
     except BaseException:
         for executable in closing:
-            close(executable)
+            executable.close()
         raise
     try:
         router.start()

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engines.errors import RunError
-from runtime.session.binding import Binding, TensorCall
+from engines.tensors import TensorCall
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 from soa import Collection
 from tests.models.building import TAGS, Built

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines import Executable
 from engines.errors import RunError
 from runtime.errors import BindError
 from runtime.session.session import Session
@@ -18,7 +19,7 @@ from tests.fuzz.hostile import only_ours, values
 from tests.models.building import JETS, TAGS, mlp_signature
 
 
-class Counts:
+class Counts(Executable):
     """An executable that counts its calls."""
 
     def __init__(self) -> None:

@@ -61,10 +61,20 @@ def split_off_by(amount: float, output: int) -> Executable:
         if n:
             answers[output][:, n - 1] += amount
 
-    return run
+    return Calls(run)
 
 
-class Rogue:
+class Calls(Executable):
+    """A function of the arguments as an artifact."""
+
+    def __init__(self, run: Callable[[Sequence[Tensor]], object]) -> None:
+        self.run = run
+
+    def __call__(self, arguments: Sequence[Tensor]) -> None:
+        self.run(arguments)
+
+
+class Rogue(Executable):
     """Does the right thing, then something else, which gets n, the features and the answers."""
 
     def __init__(
@@ -100,7 +110,7 @@ def changes_input_padding() -> Executable:
     return Rogue(lambda n, x, y: x[5, n:].fill_(0.0))
 
 
-class LeavesGaps:
+class LeavesGaps(Executable):
     """Never writes the second answer of the third row."""
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:
@@ -111,7 +121,7 @@ class LeavesGaps:
             y[k, :n][written] = (x[k, :n] * 3)[written]
 
 
-class ReadsPadding:
+class ReadsPadding(Executable):
     """Adds what lies behind the last row of the first feature, where there is anything."""
 
     def __call__(self, arguments: Sequence[Tensor]) -> None:
@@ -132,12 +142,12 @@ def returns(value: float) -> Executable:
     return Rogue(lambda n, x, y: y[2, n - 1 : n].fill_(value) if n else None)
 
 
-class Fails:
+class Fails(Executable):
     def __call__(self, arguments: Sequence[Tensor]) -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nand a second line")
 
 
-class Waits:
+class Waits(Executable):
     """The right answers after some seconds."""
 
     def __init__(self, seconds: float) -> None:

@@ -13,7 +13,7 @@ import pipeline
 from engines.errors import RunError
 from engines.native.runner import NativeExecutable
 from runtime.checked.comparison import default_tolerance
-from runtime.opening.tiled import in_tiles as in_tiles_of
+from runtime.session import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
 from soa.memory import Collection, read_block

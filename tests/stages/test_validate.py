@@ -383,7 +383,7 @@ def test_a_read_past_an_end_kills_the_process_that_validates(
 # -- windows of larger collections -----------------------------------------------------------------
 
 
-class WhereAligned:
+class WhereAligned(Executable):
     """Right where the last argument begins at 128 bytes; elsewhere it does something more."""
 
     def __init__(self, then: Callable[[int, torch.Tensor], object]) -> None:
@@ -459,7 +459,9 @@ def test_columns_begin_at_odd_elements_in_validation() -> None:
         seen[rows.shape[0]].add(y.data_ptr() % 16 - 100)
 
     reference = rogues.reference(signature)
-    assert validate_session(Session(signature, triple), "by hand", reference, TIGHT).valid
+    assert validate_session(
+        Session(signature, rogues.Calls(triple)), "by hand", reference, TIGHT
+    ).valid
     assert all({4, 8 - 100} <= found for n, found in seen.items() if n)
 
 

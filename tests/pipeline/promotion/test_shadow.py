@@ -27,6 +27,7 @@ from soa.memory import Collection
 from tests.models import mlps
 from tests.models.forked import in_a_child
 from tests.models.project import PASSED, answer, cli, resealed
+from tests.models.rogues import Calls
 from tests.pipeline.promotion.conftest import Gated
 
 N = 37
@@ -151,7 +152,7 @@ def test_a_full_queue_drops_and_counts(registry: Registry) -> None:
         go.wait()
         inner(arguments)
 
-    session._worker._shadow._executable = held
+    session._worker._shadow._executable = Calls(held)
     for _ in range(100):
         binding()
     assert session.seen.dropped >= 90
@@ -171,7 +172,7 @@ def test_it_works_for_no_more_than_its_fraction_of_the_time(registry: Registry) 
         time.sleep(0.02)
         inner(arguments)
 
-    session._worker._shadow._executable = slow
+    session._worker._shadow._executable = Calls(slow)
     jets, tags, _ = event(session, N)
     binding = session.bind(jets, tags)
     calls, begun = 0, time.perf_counter()
@@ -214,7 +215,7 @@ def test_an_error_of_the_shadow_is_counted_and_never_raised(registry: Registry) 
     def fails(arguments: object) -> None:
         raise RuntimeError("out of luck")
 
-    session._worker._shadow._executable = fails
+    session._worker._shadow._executable = Calls(fails)
     expected = run_events(session, 8)
     assert expected > 0
     session.close()

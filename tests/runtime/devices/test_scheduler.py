@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 import pytest
 import torch
 
+from engines import Executable
 from engines.errors import RunError
 from runtime.devices.scheduler import Scheduler
 from runtime.errors import BindError, QueueFullError
@@ -24,7 +25,7 @@ SIGNATURE = mlp_signature()
 CPU = torch.device("cpu")
 
 
-class Gate:
+class Gate(Executable):
     """An executable that waits until it is let go, and counts its events."""
 
     def __init__(self) -> None:

@@ -25,7 +25,8 @@ from registry.store.registry import Registry
 from registry.trust import read_trusted
 from runtime.errors import LoadError
 from runtime.loader import load
-from runtime.opening import LOOKUPS, Opening, in_tiles, open_artifact, open_version
+from runtime.opening import LOOKUPS, Opening, open_artifact, open_version
+from runtime.session import in_tiles
 from runtime.session.session import Session
 from tests.models.keys import make_keys
 from tests.models.project import TARGET, Built, described

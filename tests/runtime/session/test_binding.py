@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from engines import Executable
 from engines.errors import RunError
 from runtime.checked.comparison import Tolerance
 from runtime.checked.test_mode import CheckedSession
 from runtime.errors import BindError
-from runtime.opening.ranged import RangedExecutable
+from runtime.session import RangedExecutable
 from runtime.session.binding import Binding
 from runtime.session.session import Origin, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
@@ -35,7 +36,7 @@ def simple(given: Layout, answers: Layout = TAGS) -> Signature:
     )
 
 
-class Records:
+class Records(Executable):
     """An executable that keeps what it was called with."""
 
     def __init__(self) -> None:
@@ -522,9 +523,11 @@ def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
 def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
     inside, leave = threading.Event(), threading.Event()
 
-    def slow(arguments: Sequence[torch.Tensor]) -> None:
+    def wait(arguments: Sequence[torch.Tensor]) -> None:
         inside.set()
         leave.wait(60)
+
+    slow = rogues.Calls(wait)
 
     signature = mlp_signature(100, (), 2)
     session = {

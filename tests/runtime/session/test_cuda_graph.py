@@ -72,7 +72,7 @@ def test_what_cannot_be_recorded_runs_all_the_same() -> None:
         torch.cuda.synchronize()
 
     device = torch.device("cuda", torch.cuda.current_device())
-    binding = bound(Session(mlp_signature(), synchronises, device), 40, 40)
+    binding = bound(Session(mlp_signature(), rogues.Calls(synchronises), device), 40, 40)
     binding()
     assert binding.graph.startswith("not recorded: ")
     assert binding.outputs["tags"].tensor("y").eq(6).all()

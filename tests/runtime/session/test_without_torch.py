@@ -12,6 +12,7 @@ import soa, runtime.session, engines.native, soa.memory.incoming, soa.describe
 import runtime.loader, runtime.opening.route, runtime.opening.target_choice
 import runtime.opening.artifact, runtime.devices.scheduler, runtime.devices.live
 from engines.native import NativeExecutable, PreparedCall, run_many
+from engines.base import Executable, Prepared
 from runtime.session import Binding, Session
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 
@@ -30,9 +31,11 @@ assert jets["p"].sum() == 10 and jets["m"][4].sum() == 9 and jets.to("cpu")["p"]
 wrapped = Collection.wrap(Layout([column("p", "float32")]), jets.span("p").raw().numpy(), 5)
 assert Collection.from_arrays(layout, {n: jets[n] for n in ("p", "m", "run")})["p"][3] == 3
 
-class Doubling:  # what a native executable is to a binding
+class Doubling(Executable):  # what a native executable is to a binding
+    def __call__(self, arguments):
+        raise AssertionError
     def prepare(self, spans):
-        class Call:
+        class Call(Prepared):
             def run(self, stream=0):
                 spans[2].numpy()[:] = 2 * spans[1].numpy()[0, : spans[2].shape[0]]
             def replace(self, changes):

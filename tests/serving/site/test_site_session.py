@@ -32,6 +32,7 @@ from serving.site.router import OnDevice
 from serving.site.session import SiteSession
 from serving.wire import FORMS, Form
 from tests.models.forked import in_a_child
+from tests.models.rogues import Calls
 from tests.models.tagged import ROW_BYTES, Event, Tags
 from tests.serving.grpc_server import Server
 from tests.serving.proxy import Proxy
@@ -653,5 +654,5 @@ def test_what_runs_on_another_device_comes_back_whole(tags: Tags, local: Session
 
     meta = torch.device("meta")
     with pytest.raises(RuntimeError, match="out of memory"):
-        OnDevice(fails, meta, local.signature)(arguments)
+        OnDevice(Calls(fails), meta, local.signature)(arguments)
     assert event.untouched

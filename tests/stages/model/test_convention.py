@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from engines import Executable
 from runtime.checked.poison import poisoned, same_bytes, snapshot, wrote_outside
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
@@ -18,7 +19,7 @@ from stages.model.convention import SoaProgram, TracedProgram, outputs_in_order
 from tests.models.signatures import Problem, problems
 
 
-class Eager:
+class Eager(Executable):
     """The convention's module as it is, as an executable."""
 
     def __init__(self, problem: Problem) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from engines.base import Executable
-from runtime.opening.ranged import RangedExecutable
+from runtime.session import RangedExecutable
 from runtime.session.session import Session
 from soa import Collection
 from tests.models.building import TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES
 
 
-class Named:
+class Named(Executable):
     """An executable that says that it ran, and at which n."""
 
     def __init__(self, name: str, log: list[tuple[str, int]]) -> None:

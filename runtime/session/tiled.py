@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engines.base import Executable, Prepared, close
+from engines.base import Executable, Prepared
 from engines.native import NativeExecutable
 from soa.dtypes import itemsize
-from soa.memory import Span
+from soa.memory import Span, span_of
 from soa.signature import Signature
 
 if TYPE_CHECKING:
@@ -32,60 +32,46 @@ def in_tiles(
         return executable
     if isinstance(executable, NativeExecutable):
         return executable.in_tiles(kinds, rows, threads)
-    has_calls = hasattr(executable, "prepare")
-    return (_TiledCalls if has_calls else _Tiled)(executable, kinds, rows)
+    return _Tiled(executable, kinds, rows)
 
 
-class _Tiled:
+class _Tiled(Executable):
     def __init__(self, executable: Executable, kinds: str, rows: int) -> None:
         self._executable = executable
         self._kinds = kinds
         self._rows = rows
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        for begin, n in self.cuts(arguments):
-            self._executable(
-                [
-                    argument
-                    if kind == "-"
-                    else argument.narrow(1, begin, argument.shape[1] - begin)
-                    if kind == "m"
-                    else argument.narrow(0, 0 if kind == "n" else begin, n)
-                    for kind, argument in zip(self._kinds, arguments, strict=True)
-                ]
-            )
+        self.prepare([span_of(a) for a in arguments]).run()
 
-    def cuts(self, arguments: Sequence[torch.Tensor | Span]) -> list[tuple[int, int]]:
-        """The first row of each tile, and how many it has."""
-        n = arguments[0].shape[0]  # the row carrier comes first
-        if n < 2 * self._rows:
-            return [(0, n)]
-        return [(begin, min(self._rows, n - begin)) for begin in range(0, n, self._rows)]
-
-    def close(self) -> None:
-        close(self._executable)
-
-
-class _TiledCalls(_Tiled):
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
         return _TiledCall(self, arguments)
 
     def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
+        """One for each tile; the row carrier comes first."""
+        n = arguments[0].shape[0]
+        size = self._rows if n >= 2 * self._rows else max(n, 1)
         return [
-            self._executable.prepare(  # type: ignore[attr-defined]
-                [
-                    span if kind == "-" else _moved(span, kind, begin, n)
-                    for kind, span in zip(self._kinds, arguments, strict=True)
-                ]
-            )
-            for begin, n in self.cuts(arguments)
-        ]
+            self._tile(arguments, begin, min(size, n - begin)) for begin in range(0, n, size)
+        ] or [self._executable.prepare(arguments)]
+
+    def _tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
+        kinds = zip(self._kinds, arguments, strict=True)
+        return self._executable.prepare(
+            [span if kind == "-" else _moved(span, kind, begin, n) for kind, span in kinds]
+        )
+
+    def recordable(self) -> Executable:
+        return _Tiled(self._executable.recordable(), self._kinds, self._rows)
+
+    def close(self) -> None:
+        self._executable.close()
 
 
-class _TiledCall:
+class _TiledCall(Prepared):
     """Calls of the engine, one for each tile; the engine's own refuse a second thread."""
 
-    def __init__(self, executable: _TiledCalls, arguments: Sequence[Span]) -> None:
+    def __init__(self, executable: _Tiled, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
         self._calls = executable.calls(arguments)

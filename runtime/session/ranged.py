@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engines.base import Executable, Prepared, close
+from engines.base import Executable, Prepared
 from engines.errors import RunError
-from runtime.session import tie
 from soa.memory import Span
 
 if TYPE_CHECKING:
     import torch
 
 
-class RangedExecutable:
+class RangedExecutable(Executable):
     """Runs each n on the artifact that was chosen for it; for signatures with one row dimension.
 
     `below` holds `(rows, executable)` with `rows` ascending: the first one whose `rows` exceeds n
@@ -38,51 +37,48 @@ class RangedExecutable:
     def recordable(self) -> RangedExecutable:
         """The same artifacts, for runs that are recorded into CUDA graphs."""
         return RangedExecutable(
-            [(rows, _recordable(each)) for rows, each in self._below], _recordable(self._otherwise)
+            [(rows, each.recordable()) for rows, each in self._below], self._otherwise.recordable()
         )
 
     def close(self) -> None:
         for each in (*(each for _, each in self._below), self._otherwise):
-            close(each)
+            each.close()
 
 
-class _RangedCall:
+class _RangedCall(Prepared):
     """Arguments tied to the artifact for their n, and to others once an n asks for them."""
 
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
         self._calls: dict[int, Prepared] = {}
-        self.current = self._call()
-        """The engine's own call for the rows in use."""
+        self._current = self._call()
+
+    @property
+    def current(self) -> Prepared:
+        return self._current
 
     def run(self, stream: int = 0, /) -> None:
-        self.current.run(stream)
+        self._current.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        self.current.replace(changes)  # where a thread is running it, all stays as it was
+        self._current.replace(changes)  # where a thread is running it, all stays as it was
         for i, span in changes.items():
             self._arguments[i] = span
         for key, call in list(self._calls.items()):
-            if call is not self.current:
+            if call is not self._current:
                 try:
                     call.replace(changes)
                 except RunError:
                     del self._calls[key]  # it is made anew when an n asks for it
-        self.current = self._call()
+        self._current = self._call()
 
     def _call(self) -> Prepared:
         chosen = self._executable.at(_rows(self._arguments[0]))
         if id(chosen) not in self._calls:
-            self._calls[id(chosen)] = tie(chosen, self._arguments)
+            self._calls[id(chosen)] = chosen.prepare(self._arguments)
         return self._calls[id(chosen)]
 
 
 def _rows(carrier: Span | torch.Tensor) -> int:
     return carrier.shape[0]
-
-
-def _recordable(executable: Executable) -> Executable:
-    make = getattr(executable, "recordable", None)
-    made: Executable = make() if make else executable
-    return made

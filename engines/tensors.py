@@ -1,0 +1,37 @@
+"""Arguments as torch's tensors, for artifacts that take no plain memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from engines.base import Executable, Prepared
+from soa.memory import Device, Span
+
+
+class TensorCall(Prepared):
+    """Arguments tied to an executable that takes torch's tensors."""
+
+    def __init__(self, executable: Executable, arguments: Sequence[Span]) -> None:
+        self._executable = executable
+        self._device = arguments[0].device
+        self._tensors = [span.tensor() for span in arguments]
+
+    def run(self, stream: int = 0, /) -> None:
+        if self._device.type == "cpu":
+            self._executable(self._tensors)
+            return
+        with torch.cuda.stream(torch_stream(stream, self._device)):
+            self._executable(self._tensors)
+
+    def replace(self, changes: Mapping[int, Span]) -> None:
+        for i, span in changes.items():
+            self._tensors[i] = span.tensor()
+
+
+def torch_stream(handle: int, device: Device | torch.device) -> torch.cuda.Stream:
+    """The stream of a raw handle, for what runs through torch."""
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device)
