@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.backends import mkldnn
 from torch.export import ExportedProgram
+from torch.func import functionalize
 from torch.fx import GraphModule, Node, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -142,12 +146,20 @@ def at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> OneRow:
     items = dict.fromkeys(given.items for given in arguments if given.items is not None)
     sizes = {symbol: _ITEMS[k] for k, symbol in enumerate(items)}
     examples = [_example(each, sizes, mode) for each in arguments]
-    with mode, sdpa_kernel(SDPBackend.MATH):
+    # An LSTM of oneDNN's could not be taken apart.
+    with mode, sdpa_kernel(SDPBackend.MATH), mkldnn.flags(enabled=False):
         graph = make_fx(run, _decompositions(), pre_dispatch=True)(*examples)
+        if any(_writes(node) for node in graph.graph.nodes):
+            graph = make_fx(functionalize(graph), _decompositions())(*examples)
     if shapes.guards:
         numbers = ", ".join(str(guard.expr) for guard in shapes.guards)
         raise NotApplicableError(f"it is another program at other numbers of items: {numbers}")
     return OneRow(graph, [found.user_inputs.index(name) for name in written if name is not None])
+
+
+def _writes(node: Node) -> bool:
+    """Whether a step changes a tensor that others may look at."""
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 class _Reshaping(torch.fx.Interpreter):
@@ -174,12 +186,23 @@ def _example(given: Given, sizes: Mapping[Any, int], mode: FakeTensorMode) -> to
     )
 
 
+@cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Everything that torch takes apart, but for what is lowered here."""
     from torch._decomp import decomposition_table
 
-    known = {**decomposition_table, **dict(torch.export.default_decompositions().items())}
+    composed = {overload: overload.decompose for overload in _composed()}
+    known = {**composed, **decomposition_table, **torch.export.default_decompositions()}
     return {overload: each for overload, each in known.items() if _name(overload) not in LOWERINGS}
+
+
+def _composed() -> Iterator[OpOverload]:
+    """The operators that are calls of others in C++."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd"):
+        space, _, operator = name.partition("::")
+        packet, _, overload = operator.partition(".")
+        if space == "aten":
+            yield getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
 def _name(target: Any) -> str:
@@ -232,11 +255,13 @@ class _Walk:
         named = _known(node.kwargs, self.found)
         if node.target is operator.getitem:
             return arguments[0][arguments[1]]
+        name = _name(node.target)
+        if _writes(node):
+            raise NotApplicableError(f"it has no code for {name}{_at(self.build.line)}")
         if "assert" in str(node.target) or not node.users:
             return None
         if not _of_rows([*_flat(arguments), *_flat(list(named.values()))]):
             return node.target(*arguments, **named)  # type: ignore[operator]
-        name = _name(node.target)
         value = node.meta["val"]
         if isinstance(value, torch.SymInt):
             return self.size(node, arguments)
