@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -306,10 +307,21 @@ def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
         load("jets/1", live=True, registry=registry)
 
 
-def test_a_second_thread_is_refused_at_the_swap(registry: Registry, second: Bundle) -> None:
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_second_thread_is_refused_at_the_swap(
+    registry: Registry, second: Bundle, often: None
+) -> None:
     """As everywhere: it may not take the memory from under a run."""
     session = live_session(registry)
-    binding = session.bind(*event(session))
+    binding = session.bind(*event(session, 1000))
     promoted(registry, second)
     session.refresh()
     call = binding.inner.prepared
@@ -317,7 +329,7 @@ def test_a_second_thread_is_refused_at_the_swap(registry: Registry, second: Bund
     running = threading.Event()
 
     def hold() -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end and not refused:
             call.run()
             running.set()
