@@ -16,7 +16,7 @@ TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test campaigns triton sanitize lint format clean
+.PHONY: help setup demo test campaigns triton sanitize gpu lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
@@ -55,6 +55,10 @@ triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-
 
 sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
+
+gpu: $(STAMP) ## on a machine with a GPU: its tests, then every network validated and timed there
+	$(BIN)/python -m pytest -m cuda
+	$(BIN)/python -m benchmarks.gpu
 
 lint: $(STAMP) ## check style (ruff), types (mypy) and the import rules (.ci/layers.py)
 	$(BIN)/ruff check

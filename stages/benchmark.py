@@ -246,11 +246,15 @@ def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], Non
 
 
 def row_major_call(
-    signature: Signature, model: Callable[..., Any] | None, inputs: Arrays, case: Case
+    signature: Signature,
+    model: Callable[..., Any] | None,
+    inputs: Arrays,
+    case: Case,
+    device: torch.device = _CPU,
 ) -> Callable[[], None]:
-    """Columns → row-major tensors → model → columns; without a model, the copies alone."""
-    given, written = filled_collections(signature, inputs, case, torch.device("cpu"))
-    blank = [torch.zeros(b.shape(case[b.rows])) for b in signature.outputs]
+    """Columns on `device` → row-major tensors → model → columns; without one, the copies alone."""
+    given, written = filled_collections(signature, inputs, case, device)
+    blank = [torch.zeros(b.shape(case[b.rows]), device=device) for b in signature.outputs]
 
     def run() -> None:
         with torch.no_grad():
@@ -262,6 +266,8 @@ def row_major_call(
             found = outputs_in_order(model(*arguments), signature) if model is not None else blank
             for bound, value in zip(signature.outputs, found, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
+        if device.type != "cpu":
+            torch.cuda.synchronize(device)
 
     return run
 

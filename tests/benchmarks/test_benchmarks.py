@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import copies, gnn, memory, shadow, threads, zoo
+from benchmarks import copies, gnn, gpu, memory, shadow, threads, zoo
 from benchmarks.row_major import copying_way, eager
 from benchmarks.subject import Subject, graph_subject, subject
 
@@ -75,3 +75,12 @@ def test_a_bound_call_copies_nothing_between_host_and_gpu(tmp_path: Path) -> Non
     given, written = gnn.event(made, 100, device)
     binding = made.session(device=device).bind(given, written)
     assert gnn.count_host_copies(binding) == 0
+
+
+@pytest.mark.long  # torch.compile takes a quarter of a minute
+def test_what_a_gpu_would_be_asked_runs_on_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.main([zoo.CONFIGS / "zoo" / "mlp.yaml"], torch.device("cpu"), 0.01)
+    said = capsys.readouterr().out
+    assert "lanes: valid" in said
+    assert "tensorrt builds for CUDA targets" in said
+    assert all(name in said for name in ("eager", "torch.compile", "with copies", "10,000"))

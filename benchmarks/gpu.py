@@ -1,0 +1,120 @@
+"""What a GPU does with artifacts that are built for it: `python -m benchmarks.gpu [CONFIG ...]`.
+
+`make gpu` runs the tests marked `cuda` first; no network is needed. Each network is captured, built
+by every engine for the GPU that is here, validated there against its reference, and timed from
+columns to columns in the GPU's memory, beside the eager model and torch.compile on the same
+columns, and beside the way with copies: columns in the host's memory, rows, over to the GPU, and
+back. No GPU has run this yet; with `--device cpu` it runs on the host, which tests it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from benchmarks.devices import captured_from
+from benchmarks.table import SPREAD, print_machine, print_panels, race_panel
+from benchmarks.zoo import CONFIGS
+from engines import EngineError, Portable, Target, engine
+from engines.target import gpu_target
+from pipeline.config import load_config, reference_inputs, source_of
+from runtime.checked import Tolerance
+from runtime.session import Session
+from stages.benchmark import bound_call, ladder, race, row_major_call
+from stages.capture import Capture
+from stages.compile import artifact_file
+from stages.model import build_model
+from stages.reference import Case
+from stages.reports import Timing
+from stages.validate import validate_candidate
+
+ENGINES = ("lanes", "aoti", "onnxruntime", "tensorrt")
+_EAGER = "eager"
+_LIMIT_S = 600.0
+_MOST_ROWS = 1_000_000
+
+
+def main(configs: list[Path], device: torch.device, seconds: float) -> None:
+    torch.set_num_threads(1)
+    print_machine()
+    for config in configs:
+        with tempfile.TemporaryDirectory() as place:
+            captured, tolerances = captured_from(config, Path(place))
+            sessions = opened(captured, tolerances, device, Path(place))
+            races = timed(config, captured, sessions, device, seconds)
+        caption = f"{config.stem} on {device}, from columns to columns; {SPREAD}."
+        print_panels(caption, [race_panel(config.stem, "rows", races, _EAGER)])
+
+
+def opened(
+    captured: Capture, tolerances: Mapping[str, Tolerance], device: torch.device, folder: Path
+) -> dict[str, Session]:
+    """Of each engine whose artifact is valid on the device; why not, in a line, of the others."""
+    target = Target.parse("cpu") if device.type == "cpu" else gpu_target(device.index or 0)
+    source, made = Portable(captured.program, captured.script), dict[str, Session]()
+    for name in ENGINES:
+        out = folder / name
+        out.mkdir()
+        try:
+            files = engine(name).compile(source, target, {}, out)
+            file = artifact_file(name, tuple(files), out, captured)
+            report = validate_candidate(
+                name, file, captured.signature, captured.reference, tolerances, frozenset(),
+                out / "child", _LIMIT_S, str(device),
+            )  # fmt: skip
+            worst = max((each.max_abs for each in report.worst.values()), default=0.0)
+            print(f"{name}: {report.verdict}, largest deviation {worst:.1g}", flush=True)
+            if report.valid:
+                executable = engine(name).open(file, device)
+                made[name] = Session(captured.signature, executable, device, any_start=True)
+        except EngineError as error:
+            print(f"{name}: {error}", flush=True)
+    return made
+
+
+def timed(
+    config: Path,
+    captured: Capture,
+    sessions: Mapping[str, Session],
+    device: torch.device,
+    seconds: float,
+) -> dict[int, dict[str, Timing]]:
+    """By rows, of the first row dimension."""
+    found, signature = load_config(config), captured.signature
+    model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
+    there = model.to(device)
+    compiled = torch.compile(there, dynamic=True)
+
+    def runs(case: Case) -> dict[str, Callable[[], None]]:
+        return {
+            _EAGER: row_major_call(signature, there, inputs, case, device),
+            "torch.compile": row_major_call(signature, compiled, inputs, case, device),
+            "with copies": row_major_call(signature, over(there, device), inputs, case),
+            **{name: bound_call(each, inputs, case) for name, each in sessions.items()},
+        }
+
+    cases = [case for case in ladder(signature) if max(case.values()) <= _MOST_ROWS]
+    return {next(iter(case.values())): race(runs(case), seconds, stay=()) for case in cases}
+
+
+def over(model: torch.nn.Module, device: torch.device) -> Callable[..., object]:
+    """The model on rows in the host's memory; the answers are copied back as they are unpacked."""
+    return lambda *rows: model(*(each.to(device) for each in rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    chosen = [CONFIGS / "demo.yaml", *sorted(CONFIGS.glob("zoo/*.yaml"))]
+    parser.add_argument("configs", nargs="*", type=Path, default=chosen)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each race")
+    asked = parser.parse_args()
+    wanted = torch.device(asked.device)
+    if wanted.type != "cpu" and torch.cuda.device_count() <= (wanted.index or 0):
+        sys.exit(f"{wanted} is not here: torch sees {torch.cuda.device_count()} GPUs")
+    main(asked.configs, wanted, asked.seconds)
