@@ -44,7 +44,7 @@ from tests.models.authorities import certify
 from tests.models.project import PASSED, resealed
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples/README.md"]
 RESULTS = ROOT / "benchmarks/RESULTS.md"
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
@@ -155,7 +155,7 @@ def test_what_is_named_is_there(page: Path) -> None:
 
 
 def test_the_drawing_of_the_layers_is_true() -> None:
-    page = ROOT / "docs/architecture.md"
+    page = ROOT / "docs/concepts/architecture.md"
     (drawing,) = (s.text for s in SNIPPETS if s.page == page)
     for line in drawing.splitlines():
         layer, subpackages = re.split("  +", line)[:2]

@@ -28,7 +28,7 @@ from stages.reference import eager_outputs, row_major_inputs
 
 _HEAD = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE.name}
-# Written by `pipeline init`; docs/config.md has every key.
+# Written by `pipeline init`; docs/reference/config.md has every key.
 """
 
 
