@@ -91,7 +91,7 @@ class WireTensor:
 
     @property
     def described(self) -> str:
-        """Its shape for people, with the name of the row dimension."""
+        """The shape as text for people, with the name of the row dimension."""
         extents = [self.rows if extent < 0 else str(extent) for extent in self.shape(-1)]
         return f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(extents)})"
 

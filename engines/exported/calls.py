@@ -89,7 +89,7 @@ class Call:
 
     @cached_property
     def most(self) -> int:
-        """The rank of the tensor with most dimensions."""
+        """The number of dimensions of the tensor that has the most."""
         return max((len(sizes(node)) for node in self.tensors), default=0)
 
     def broadcast(self) -> Rows | None:

@@ -188,7 +188,7 @@ def _another(folder: Path) -> ApplyError:
 
 
 def _require_nobody(path: Path, own: Path) -> None:
-    """ApplyError while another job writes this file, as one of a folder's or by its own name.
+    """Raise ApplyError while another job writes this file, in a folder or by its own name.
 
     Both say in their folders what they write before they look here, so one of them sees the other.
     """

@@ -80,7 +80,7 @@ class Sealed:
         raise NotImplementedError
 
     def verify(self) -> None:
-        """Check again that the folder is what was opened, every byte of it."""
+        """Check again that every byte of the folder is still what was opened."""
         _seen.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(f"{self.path}: sealed anew since it was opened")

@@ -355,8 +355,8 @@ class Collection:
         """Rows `start` to `stop`, without that one, of those in use: the same memory, no copy.
 
         It is bound as any collection is, with other windows or whole collections of as many rows.
-        A start that is a multiple of `layout.row_step` can always be bound, any other start where
-        validation has tried that (docs/howto/memory.md). Scalars stay those of the collection.
+        A start that is a multiple of `layout.row_step` can always be bound; any other start only if
+        validation has tried it (docs/howto/memory.md). Scalars stay those of the collection.
         """
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:

@@ -266,7 +266,7 @@ def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
-    """Of equal values the first, which torch.topk does not promise."""
+    """The k largest (or smallest); of equal values the first. torch.topk promises no order."""
     axis, largest = a("axis", -1), bool(a("largest", 1))
     values, places = x.sort(dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
