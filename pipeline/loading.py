@@ -96,9 +96,9 @@ def load(
     TLS. The target, engine and threads are the server's choice.
 
     `device="site"` runs each request wherever the site file says: in one of several servers, on a
-    device here, and on the local CPU when none of them is good (docs/howto/sites.md). `site` is that
-    file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes
-    back in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
+    device here, and on the local CPU when none of them is good (docs/howto/sites.md). `site` is
+    that file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes back
+    in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
     how to run are for what runs here.
 
     `live=True` gives a `LiveSession`, which moves to what the name means later.
@@ -110,8 +110,8 @@ def load(
     but the validation.
 
     `shadow="@staging"`: that version runs on a sampled fraction of the events too, in another
-    thread and for comparison only (docs/howto/gates.md); a `ShadowedSession` comes back. What it shows is
-    kept in the registry, or in the new file `shadow_record`.
+    thread and for comparison only (docs/howto/shadow.md); a `ShadowedSession` comes back. What it
+    shows is kept in the registry, or in the new file `shadow_record`.
 
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     typed error of what went wrong: registry, bundle, target or engine.

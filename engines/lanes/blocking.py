@@ -18,7 +18,7 @@ _NONE = Variable("", 1)
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that each row computes. `rest` is where it begins, as a formula of the outer loops."""
+    """A tensor that each row computes. `rest`: where it begins, as a formula of the outer loops."""
 
     tensor: Tensor
     rest: Index

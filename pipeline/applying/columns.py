@@ -139,8 +139,8 @@ def _regular(lists: Any) -> Any:
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
-    """Make an Arrow array: lists of fixed size for vectors, large lists for jagged rows. A dictionary
-    becomes its values, since an Arrow file has one dictionary for all of its batches.
+    """Make an Arrow array: lists of fixed size for vectors, large lists for jagged rows. A
+    dictionary becomes its values, since an Arrow file has one dictionary for all of its batches.
 
     `offsets`: those of jagged rows; `given` then holds the items. Raises ValueError where Arrow has
     no such type.

@@ -299,7 +299,7 @@ _QUICK_BENCHMARK_S = 1.0
 
 
 class Config(Part):
-    """What a config file says, every key with its default; docs/reference/config.md explains them."""
+    """A config file, every key with its default; docs/reference/config.md explains them."""
 
     name: Annotated[str, AfterValidator(_name)]
     description: str = ""

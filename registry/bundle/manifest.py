@@ -131,7 +131,8 @@ class SessionSettings(Record):
 
 Evidence = Literal["unverified", "compiles", "emulated"]
 """What speaks for an artifact that no device of its kind has run: nothing; that its compiler took
-it; that it gave the reference's answers on an emulator. docs/howto/targets.md says what each proves."""
+it; that it gave the reference's answers on an emulator. docs/howto/targets.md says what each
+proves."""
 
 Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified", "compiles",
                   "emulated"]  # fmt: skip
