@@ -1,7 +1,8 @@
 """Hooks of the site (mkdocs.yml).
 
 README.md is its first page. Pages and files outside docs/ that a page links to are part of it, and
-their links are made to fit. So each text stands in one place, and its links work in both.
+their links are made to fit. So each text stands in one place, and its links work in both. The page
+on the command has what each command's --help prints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 from mkdocs.structure.files import File
+
+from pipeline.cli.main import _GROUPS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -48,7 +52,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
+def commands() -> str:
+    """What `pipeline COMMAND --help` prints, in the groups of `pipeline --help`."""
+    text = ""
+    for title, group in _GROUPS.items():
+        text += f"\n## {title}\n"
+        for command in group:
+            name = f"pipeline {command.name}"
+            shown = click.Context(command, info_name=name, max_content_width=80).get_help()
+            text += f"\n### {name}\n\n```text\n{shown}\n```\n"
+    return text
+
+
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri == "reference/command.md":
+        return markdown + commands()
     targets = linked(Path(page.file.abs_src_path))
     folder = posixpath.dirname(page.file.src_uri)
 
