@@ -276,7 +276,7 @@ class _Ipc(_Arrow):
         return pa.ipc.open_file(self._map, options=options)
 
     def __exit__(self, *_: object) -> None:
-        """Arrays may still lie in the map: it goes with the last of them."""
+        """Do nothing: arrays may still use the mapped file, which is closed with the last of them."""
 
     def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         file = self._open([self._schema.get_field_index(name) for name in fields])

@@ -370,7 +370,7 @@ class Config(Part):
         return [columns[name] for name in block.columns]
 
     def digest(self) -> str:
-        """SHA-256 of what the config says, defaults included: not of comments, form or place.
+        """SHA-256 of the config's values, defaults included; comments and formatting do not count.
 
         The same on every host: paths count as written. The order of `collections` counts.
         """

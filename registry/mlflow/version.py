@@ -123,8 +123,8 @@ class Version:
     def let_in(self, alias: str, history: Sequence[Promotion] | None) -> Promotion:
         """The promotion that let this very version, by model, number and digest, pass to `alias`.
 
-        `history`: the promotions of it that the model's own history knows; None where nobody may
-        be asked. What the tag says counts if the history has it, else the history's last.
+        `history`: its promotions in the model's history; None if the registry may not be asked. The
+        tag counts if the history confirms it; else the history's last promotion counts.
         Raises NotPromotedError.
         """
         record = self.promotion(alias)

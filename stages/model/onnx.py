@@ -1,8 +1,8 @@
 """An ONNX file as a model: ONNX Runtime gives its answers, torch operations its program.
 
-The nodes are read one by one as what torch calls them, and torch.export makes one program of them
-for every engine. Sizes (what `Shape` gives, and small integer constants) stay Python's own, in
-NumPy arrays of ints and of torch's symbols, so that no row count is baked in.
+Each node becomes a torch operation, and torch.export makes one program of them for all engines.
+Sizes (the results of `Shape`, and small integer constants) stay in NumPy arrays of ints and of
+torch's symbols, so that no row count becomes a constant.
 """
 
 from __future__ import annotations
