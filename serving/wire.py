@@ -66,7 +66,7 @@ class WireTensor:
     """A tensor of a request or an answer, and the physical columns that it holds.
 
     `components` are those columns as (column, component), in the buffer's order where they are
-    adjacent in it; `order` is the place among them of each entry of a row, `dims` a row's shape and
+    adjacent in it; `order` says where among them each entry of a row is; `dims` is a row's shape,
     `rows` the row dimension. `rows_last`: the tensor is `(F, n)`.
     """
 

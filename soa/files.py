@@ -43,7 +43,7 @@ def open_plain(path: str | Path, *, links: bool = False) -> int:
 def read_plain(
     path: str | Path, *, links: bool = False, largest: int | None = LARGEST_RECORD
 ) -> bytes:
-    """The content of a regular file; OSError for anything else, and for more than `largest`."""
+    """The content of a regular file of at most `largest` bytes; raises OSError otherwise."""
     with os.fdopen(open_plain(path, links=links), "rb") as file:
         content = file.read(-1 if largest is None else largest + 1)
     if largest is not None and len(content) > largest:

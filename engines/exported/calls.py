@@ -121,7 +121,7 @@ def shapes_of(node: Node) -> list[tuple[Any, ...]]:
 
 
 def number(argument: Any) -> Any:
-    """An argument; of a number that is reckoned from sizes, its value or its expression."""
+    """An argument. If it is a number that is computed from sizes: its value or its expression."""
     value = argument.meta.get("val") if isinstance(argument, Node) else argument
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression = value.node.expr

@@ -282,7 +282,7 @@ def _outputs(
 
 
 def folder_of(out: Path) -> Path:
-    """Where the parts of a job are that writes one file."""
+    """The folder for the parts of a job that writes one file."""
     name = f".{out.name}{FOLDER}"
     if len(os.fsencode(name)) > 255:  # of the bytes that a name may have
         name = f".{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}{FOLDER}"

@@ -152,7 +152,7 @@ class Bundle(Sealed):
         return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:
-        """By target; an annex's word about its target counts."""
+        """A report by target; for the target of an annex its own report counts."""
         places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
         found = [place for place, files in places if name in files]
         report: dict[str, Any] = {}
