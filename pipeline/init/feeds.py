@@ -168,7 +168,7 @@ def _read(
     missing: bool,
     dtype: str,
 ) -> Feed:
-    """The columns of an input; they have no rows if there is no file. Raises InitError, DataError."""
+    """The columns of an input, without rows if there is no file. Raises InitError, DataError."""
     names = expanded(f"--input {port.name}", words, data.columns if data else [])
     if names == ["mask"] and not (data and "mask" in data.columns):
         return Feed(port, (), trained, mask=True)
