@@ -33,7 +33,7 @@ test: lint ## check style and types, then run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 docs: $(STAMP) ## build the documentation as a site, into site/
-	$(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 # Those that need the least come first: docs/results/testing.md says what each does.
 campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, for hours
