@@ -16,7 +16,7 @@ TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test campaigns triton sanitize gpu lint format clean
+.PHONY: help setup demo test docs campaigns triton sanitize gpu lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
@@ -32,7 +32,10 @@ demo: $(STAMP) ## take the demo model through its whole life, from its config to
 test: lint ## check style and types, then run all tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Those that need the least come first: docs/testing.md says what each does.
+docs: $(STAMP) ## build the documentation as a site, into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# Those that need the least come first: docs/results/testing.md says what each does.
 campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, for hours
 	$(BIN)/python -m pytest -m long -n $(WORKERS) --dist loadfile
 	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough -n $(WORKERS) --dist loadfile
@@ -71,7 +74,7 @@ format: $(STAMP) ## rewrite the files in the house style
 	$(BIN)/ruff format
 
 clean: ## remove .venv, .venv-triton and the caches
-	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site *.egg-info
 
 # Made anew when the pins here or the dependencies change.
 $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/include/* engines/native/shim/*)

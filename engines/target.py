@@ -39,7 +39,7 @@ class Kind(ABC):
 
     @abstractmethod
     def why_not(self, arch: str) -> str:
-        """What this host lacks, of an architecture that is not among those that it runs."""
+        """What this host lacks to run `arch`, which is none of those that it runs."""
 
 
 def _kind(name: str) -> Kind:

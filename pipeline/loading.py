@@ -78,27 +78,28 @@ def load(
 ) -> Session:
     """Open a version for running: `name@alias`, `name/3`, `name`, or the folder of a bundle.
 
-    `mode="production"` takes only what a gate let into production (the version, or a folder that
-    `pipeline pull` made of it) and what is signed as this host (PIPELINE_TRUSTED_KEYS), the
-    registry's policies and `trusted_keys` ask, each by one of its own keys. It runs without any
-    check beyond those made when memory is bound, and sets torch, where it is imported, to `threads`
-    threads in this process (1 by default: the caller's thread does the work). `mode="test"` takes
-    anything and gives a session that runs every event on the reference too; it leaves torch's
-    threads alone. Every file's digest is checked before anything in the bundle is used. Of the
-    targets that were built for a version later, production takes those that a promotion covers.
+    `mode="production"` takes only a version that a gate let into production, or a folder that
+    `pipeline pull` made of it. Where this host (PIPELINE_TRUSTED_KEYS), the registry's policies or
+    `trusted_keys` ask for a signature, one of the keys that each of them names must have signed it.
+    Of the targets that were built later, production takes those that a promotion covers. It checks
+    memory when it is bound, and nothing afterwards but n. If torch is imported, it is set to
+    `threads` threads in this process (by default 1: the caller's thread does the work).
+
+    `mode="test"` takes any version, runs every event on the reference too, and compares; it leaves
+    torch's threads alone. In both modes every file's digest is checked before the bundle is used.
 
     `device`: "cpu", "cuda", "cuda:1" (ROCm too is "cuda"), or "auto" for a session that runs
     wherever its data is and deploys the model on a device at the first event there.
 
-    `device="triton://host:port"` is a server that has the version. What comes back then binds and
-    runs CPU collections as a local session does; in production mode it is a `RemoteSession`, which
-    has `run_async` too. `remote` says how to talk to the server: deadline, retries, shared memory,
+    `device="triton://host:port"` is a server that has the version. The session then binds and runs
+    CPU collections as a local one does; in production mode it is a `RemoteSession`, which also has
+    `run_async`. `remote` says how to talk to the server: deadline, retries, shared memory,
     TLS. The target, engine and threads are the server's choice.
 
     `device="site"` runs each request wherever the site file says: in one of several servers, on a
-    device here, and on the local CPU when none of them is good (docs/sites.md). `site` is that
-    file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes
-    back in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
+    device here, and on the local CPU when none of them is good (docs/howto/sites.md). `site` is
+    that file, or a `Site`; without it the file is the one that PIPELINE_SITE names. What comes back
+    in production mode is a `SiteSession`, which has `run_async` and `report` too. Options on
     how to run are for what runs here.
 
     `live=True` gives a `LiveSession`, which moves to what the name means later.
@@ -110,8 +111,8 @@ def load(
     but the validation.
 
     `shadow="@staging"`: that version runs on a sampled fraction of the events too, in another
-    thread and for comparison only (docs/gates.md); a `ShadowedSession` comes back. What it shows is
-    kept in the registry, or in the new file `shadow_record`.
+    thread and for comparison only (docs/howto/shadow.md); a `ShadowedSession` comes back. What it
+    shows is kept in the registry, or in the new file `shadow_record`.
 
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     typed error of what went wrong: registry, bundle, target or engine.

@@ -66,7 +66,7 @@ class WireTensor:
     """A tensor of a request or an answer, and the physical columns that it holds.
 
     `components` are those columns as (column, component), in the buffer's order where they are
-    adjacent in it; `order` is the place among them of each entry of a row, `dims` a row's shape and
+    adjacent in it; `order` says where among them each entry of a row is; `dims` is a row's shape,
     `rows` the row dimension. `rows_last`: the tensor is `(F, n)`.
     """
 
@@ -91,7 +91,7 @@ class WireTensor:
 
     @property
     def described(self) -> str:
-        """Its shape for people, with the name of the row dimension."""
+        """The shape as text for people, with the name of the row dimension."""
         extents = [self.rows if extent < 0 else str(extent) for extent in self.shape(-1)]
         return f"({extents[0]},)" if len(extents) == 1 else f"({', '.join(extents)})"
 

@@ -1,6 +1,4 @@
-"""How a file that others may have written is opened and read, how JSON in it becomes a record, and
-how one of ours is written.
-"""
+"""Open and read files that others may have written, turn JSON into records, and write our own."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def open_plain(path: str | Path, *, links: bool = False) -> int:
 def read_plain(
     path: str | Path, *, links: bool = False, largest: int | None = LARGEST_RECORD
 ) -> bytes:
-    """The content of a regular file; OSError for anything else, and for more than `largest`."""
+    """The content of a regular file of at most `largest` bytes; raises OSError otherwise."""
     with os.fdopen(open_plain(path, links=links), "rb") as file:
         content = file.read(-1 if largest is None else largest + 1)
     if largest is not None and len(content) > largest:
@@ -108,7 +106,7 @@ def _validated(kind: type[T], validate: Callable[[TypeAdapter[Any]], Any]) -> T:
 
 
 def as_data(record: Any) -> dict[str, Any]:
-    """A dataclass as JSON's data, its fields in their order."""
+    """A dataclass as data for JSON, with its fields in order."""
     adapter = _adapter(type(record))  # type: ignore[arg-type]  # a type has a hash
     found: dict[str, Any] = adapter.dump_python(record, mode="json", warnings=False)
     return found

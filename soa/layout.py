@@ -83,7 +83,7 @@ class Column:
 
     @property
     def own_alignment(self) -> int:
-        """Bytes that one element asks for; what is opaque asks for nothing."""
+        """The alignment in bytes that one element needs; opaque elements need none."""
         return 1 if is_opaque(self.dtype) else itemsize(self.dtype)
 
     @property
@@ -108,7 +108,7 @@ def column(name: str, dtype: str) -> Column:
 
 @known_options()
 def opaque(name: str, nbytes: int) -> Column:
-    """`nbytes` bytes per element that no model gets: a struct, a std::array."""
+    """`nbytes` bytes per element that no model reads: a struct, a std::array."""
     return Column(_named(name), f"opaque{nbytes}")
 
 
@@ -184,7 +184,7 @@ class Layout:
 
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
-        """The members that a model may get: the others are carried only."""
+        """The members that a model may read; opaque ones are only laid out."""
         return tuple(c for c in self.columns if c.dtype in DTYPES)
 
     @cached_property
@@ -199,12 +199,12 @@ class Layout:
             raise LayoutError(f"no column {name!r} in the layout, which has: {have}") from None
 
     def alignment_of(self, name: str) -> int:
-        """Bytes that a column's address is a multiple of."""
+        """The alignment of a column's address, in bytes."""
         return max(self.alignment, self[name].own_alignment)
 
     @cached_property
     def row_step(self) -> int:
-        """Rows from one to the next at which every number is aligned as the first row is."""
+        """The number of rows after which every column is aligned again as at the first row."""
         return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
 
     def pitch(self, name: str, n: int) -> int:

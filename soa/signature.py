@@ -40,7 +40,7 @@ class RowRange:
         if self.max > _MOST_ROWS:
             raise SignatureError(f"rows up to {self.max}: at most {_MOST_ROWS} can be addressed")
         if self.max < 2:
-            raise SignatureError(f"rows up to {self.max}: a model in batches needs at least 2")
+            raise SignatureError(f"rows up to {self.max}: the largest number must be at least 2")
         outside = [n for n in self.typical if not self.min <= n <= self.max]
         if outside:
             raise SignatureError(f"typical n {outside[0]} lies outside {self.min} … {self.max}")

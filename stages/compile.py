@@ -112,7 +112,7 @@ def compile_here(
     out: str,
     precision: Precision = "fp32",
 ) -> list[str]:
-    """What the child does: the engine's own compile."""
+    """Run the engine's own `compile`, in the child process."""
     chosen = Target.parse(target)
     check_precision(precision, chosen)
     made_by = engine(name)

@@ -1,7 +1,7 @@
 """Emulate: an artifact for what this host lacks, against the reference, as near as it can be had.
 
 Another processor's artifact runs under qemu. A kernel runs on a driver for the CPU
-(engines/native/emulated), which executes the same text compiled as C++. Either is bound and judged
+(engines/native/emulated), which executes the same text compiled as C++. Both are bound and judged
 by the test mode of the C++ library (engines/native/library/prove.cpp).
 """
 

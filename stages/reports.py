@@ -136,7 +136,7 @@ class ValidationReport:
         return f"{self.reason} ({self.trace})" if self.trace else f"{self.reason}"
 
     def for_others(self) -> ValidationReport:
-        """Without the paths of this host: of each that its reason names, the last part is left."""
+        """The report without paths of this host: of each path in its reason the last part stays."""
         reason = None if self.reason is None else _FOLDERS.sub("", self.reason)
         return replace(self, reason=reason, trace=None)
 

@@ -1,8 +1,12 @@
 """What the documentation shows works: every snippet runs, every name in it is there.
 
 A fence says its language. `sh` and `python` are run beside a registry that holds the demo's model.
-A comment in front may say `<!-- needs: gpu -->`: it runs where that is, and with `minutes` nowhere;
-or `<!-- tried: FILE::TEST -->`: something longer tries it.
+A comment in front may say more:
+
+- `<!-- needs: gpu -->`: it runs where that is, and with `minutes` nowhere;
+- `<!-- tried: FILE::TEST -->`: something longer tries it;
+- `<!-- file: NAME -->`: it is a file, in the folder in which the page's other snippets run;
+- `<!-- from: FILE -->`: it is a part of that file of the repository, which is tried elsewhere.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -37,19 +43,21 @@ from registry.mlflow.mlmodel import fields
 from registry.store.registry import Registry
 from serving.local.fleet import find_envoy
 from serving.local.triton import TritonServer, find_triton
+from soa import Collection
 from soa.errors import SoaPipelineError
+from soa.memory import to_arrow
 from soa_pipeline import PACKAGES
 from tests.models import served
 from tests.models.authorities import certify
 from tests.models.project import PASSED, resealed
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "examples/README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "examples/README.md"]
 RESULTS = ROOT / "benchmarks/RESULTS.md"
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
-LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "cpp"}
+LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "cpp", "fortran"}
 NAME = "jet-tagger"
 
 
@@ -59,11 +67,15 @@ class Snippet:
     line: int
     language: str
     text: str
-    needs: tuple[str, ...] = ()
-    tried: str = ""
+    marker: str = ""
+    value: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def needs(self) -> list[str]:
+        return self.value.split(", ") if self.marker == "needs" else []
 
     @property
     def commands(self) -> list[list[str]]:
@@ -73,13 +85,11 @@ class Snippet:
 
 def snippets(page: Path) -> Iterator[Snippet]:
     text = page.read_text()
-    fence = r"(?:^<!-- (needs|tried): (.+?) -->\n)?^```(\w*)\n(.*?)^```$"
+    fence = r"(?:^<!-- (needs|tried|file|from): (.+?) -->\n)?^```(\w*)\n(.*?)^```$"
     for found in re.finditer(fence, text, re.DOTALL | re.MULTILINE):
-        marker, value, language, inside = found.groups()
-        needs = tuple(value.split(", ")) if marker == "needs" else ()
-        tried = value if marker == "tried" else ""
+        marker, value, language, inside = found.groups("")
         line = text.count("\n", 0, found.start(4))
-        yield Snippet(page, line, language, inside, needs, tried)
+        yield Snippet(page, line, language, inside, marker, value)
 
 
 SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
@@ -109,9 +119,11 @@ def test_each_fence_says_what_it_is() -> None:
         assert 2 * len(list(snippets(page))) == page.read_text().count("```"), page
     assert {need for s in SNIPPETS for need in s.needs} == {*NEEDS, "minutes"}
     for snippet in SNIPPETS:
-        if snippet.tried:
-            file, _, test = snippet.tried.partition("::")
+        if snippet.marker == "tried":
+            file, _, test = snippet.value.partition("::")
             assert f"def {test}" in (ROOT / file).read_text(), snippet
+        if snippet.marker == "from":
+            assert snippet.text in (ROOT / snippet.value).read_text(), snippet
 
 
 def complaint(words: list[str]) -> str | None:
@@ -155,7 +167,7 @@ def test_what_is_named_is_there(page: Path) -> None:
 
 
 def test_the_drawing_of_the_layers_is_true() -> None:
-    page = ROOT / "docs/architecture.md"
+    page = ROOT / "docs/concepts/architecture.md"
     (drawing,) = (s.text for s in SNIPPETS if s.page == page)
     for line in drawing.splitlines():
         layer, subpackages = re.split("  +", line)[:2]
@@ -203,8 +215,9 @@ def test_the_results_say_what_one_command_runs() -> None:
     assert all((RESULTS.parent / f"plots/{name}.svg").exists() for name in NAMES)
 
 
-def test_the_readme_names_every_extra() -> None:
-    said = re.search(r"^Extras: (.*?)\n\n", (ROOT / "README.md").read_text(), re.DOTALL | re.M)
+def test_the_page_on_installing_names_every_extra() -> None:
+    page = (ROOT / "docs/install.md").read_text()
+    said = re.search(r"^Extras: (.*?)\n\n", page, re.DOTALL | re.M)
     project = (ROOT / "pyproject.toml").read_text()
     (table,) = re.findall(r"\[project.optional-dependencies\]\n(.*?)\n\[", project, re.DOTALL)
     assert said is not None
@@ -234,6 +247,7 @@ class Desk:
         demo = load_config(ROOT / "configs/demo.yaml")
         few = {"n": RowsConfig(max=64, typical=(10,))}
         signature = demo.model_copy(update={"rows": few}).signature()
+        self.layout = signature.layouts["jets"]
         bundle = served.make_bundle(folder / "built", NAME, Small(), signature)
         shutil.copy(database, folder / "registry.db")
         self.registry = Registry(f"sqlite:///{folder}/registry.db")
@@ -256,6 +270,11 @@ class Desk:
         place.mkdir(parents=True)
         for name in ("configs", "examples"):
             (place / name).symlink_to(ROOT / name)
+        for each in SNIPPETS:
+            if each.page == snippet.page and each.marker == "file":
+                (place / each.value).write_text(each.text)
+        jets = pa.Table.from_batches([to_arrow(Collection(self.layout, 40))])
+        pq.write_table(jets, place / "jets.parquet")
         (place / "policy.yaml").write_text("max_slowdown: 1000\n")
         (place / "site.yaml").write_text("local: {devices: [cpu]}\n")
         certify(place, "release")
@@ -318,7 +337,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def runnable(snippet: Snippet) -> bool:
-    elsewhere = snippet.tried or "minutes" in snippet.needs
+    elsewhere = snippet.marker in ("tried", "file", "from") or "minutes" in snippet.needs
     return snippet.language in ("sh", "python") and not elsewhere
 
 
@@ -366,7 +385,7 @@ def run_command(desk: Desk, words: list[str]) -> None:
         return
     if words[1] == "serve" and "--check" not in words:  # it would until somebody ends it
         words.append("--check")
-    if words[1] == "run":  # tests/pipeline/building/test_real_models.py does it, in a minute
+    if words[1] == "run" and "--quick" not in words:  # test_real_models.py does it, in a minute
         load_config(words[2])
         return
     if words[1] in ("build", "serve"):

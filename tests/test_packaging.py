@@ -77,7 +77,7 @@ def empty_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 RUNNING = ("torch", "numpy", "pydantic", "pyyaml", "safetensors", "filelock", "lazy_loader")
-"""What runs the folder of a bundle; README.md names the same."""
+"""What runs the folder of a bundle; docs/install.md names the same."""
 ABSENT = ("mlflow", "sqlalchemy", "alembic", "pandas", "sqlparse", "click", "rich", "onnxruntime")
 
 

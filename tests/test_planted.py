@@ -17,7 +17,7 @@ def test_a_fault_has_its_place_and_its_checks(fault: Fault) -> None:
     for check in fault.seen_by:
         planted.command_of(check)
     row = str(planted.Seen(fault, fault.seen_by, 0.0))
-    assert row in (planted.ROOT / "docs" / "testing.md").read_text().splitlines()
+    assert row in (planted.ROOT / "docs" / "results" / "testing.md").read_text().splitlines()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """`python -m benchmarks.scaling [REF]`: measure, check the model by it, and ask the model.
 
-It prints the tables, writes them into docs/scaling.md and draws docs/plots/scaling-*.svg. REF is
+It prints the tables, writes them into docs/results/scaling.md and draws the plots beside it. REF is
 jet-tagger@production (`make demo`) unless named. On a quiet machine, in about three minutes.
 """
 
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
         "--envoy",
         help="Envoy's binary, to measure it too; else as serving/local/fleet.py finds one",
     )
-    parser.add_argument("--no-docs", action="store_true", help="leave docs/scaling.md as it is")
+    parser.add_argument("--no-docs", action="store_true", help="leave the page as it is")
     given = parser.parse_args(arguments)
     try:
         measured = _measured(given.ref, given.to, given.envoy, given.stored)

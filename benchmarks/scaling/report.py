@@ -1,4 +1,4 @@
-"""Tables to the terminal and into docs/scaling.md, plots beside it."""
+"""Tables to the terminal and into docs/results/scaling.md, plots beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from benchmarks.scaling.tables import tables
 from benchmarks.table import WIDTH, Cell, Panel
 from pipeline.report.tables import Table, show, table_lines
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = DOCS / "scaling.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/results/scaling.md"
 
 
 def report(found: Answers, page: Path | None) -> None:

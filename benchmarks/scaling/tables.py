@@ -1,4 +1,4 @@
-"""The answers as tables, by the names that docs/scaling.md has for them."""
+"""The answers as tables, by the names that docs/results/scaling.md has for them."""
 
 from __future__ import annotations
 

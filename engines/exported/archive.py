@@ -143,7 +143,7 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
         if not good:
             raise EngineError(f"{text[:40]!r} is not a shape")
     if _bits(tree.body) > _MOST_BITS:
-        raise EngineError(f"{text[:40]!r} is larger than any shape")
+        raise EngineError(f"{text[:40]!r} is too large a number for a shape")
 
 
 def _bits(node: ast.expr) -> float:

@@ -89,7 +89,7 @@ class Call:
 
     @cached_property
     def most(self) -> int:
-        """The rank of the tensor with most dimensions."""
+        """The number of dimensions of the tensor that has the most."""
         return max((len(sizes(node)) for node in self.tensors), default=0)
 
     def broadcast(self) -> Rows | None:
@@ -121,7 +121,7 @@ def shapes_of(node: Node) -> list[tuple[Any, ...]]:
 
 
 def number(argument: Any) -> Any:
-    """An argument; of a number that is reckoned from sizes, its value or its expression."""
+    """An argument. If it is a number that is computed from sizes: its value or its expression."""
     value = argument.meta.get("val") if isinstance(argument, Node) else argument
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression = value.node.expr

@@ -180,7 +180,7 @@ def picked(
 
 
 def _require_own(rows: Rows, index: Value) -> None:
-    """That each row picks places of its own, or items of its own."""
+    """Require that each row picks its own places, or its own items."""
     own = False
     if index.rows is not None and not index.rows.tail:
         if index.rows.n == rows.n:

@@ -80,7 +80,7 @@ class _Walk:
         shape = sizes(node)
         if len(shape) == 2 and shape[1] == 0:
             if isinstance(shape[0], int):
-                raise Mixed(f"the program is for {shape[0]} rows, and no other number")
+                raise Mixed(f"the program takes {shape[0]} rows and no other number")
             self.counts.add(shape[0])
         elif len(shape) == 2 and isinstance(shape[0], int) and not isinstance(shape[1], int):
             return Value(padded=True)

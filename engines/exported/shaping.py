@@ -95,7 +95,7 @@ def repeated(call: Call) -> Value:
 
 
 def interleaved(call: Call) -> Value:
-    """Each place so many times, one after the other."""
+    """Repeat each element this many times in a row."""
     rows, repeats = call.rows(), call.number("repeats")
     if rows is None:
         return Value()

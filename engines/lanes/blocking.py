@@ -18,7 +18,7 @@ _NONE = Variable("", 1)
 
 @dataclass(frozen=True)
 class Operand:
-    """What rows compute. `rest` is where it begins, by the outer loops."""
+    """A tensor that each row computes. `rest`: where it begins, as a formula of the outer loops."""
 
     tensor: Tensor
     rest: Index

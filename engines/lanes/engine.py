@@ -24,7 +24,7 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """A library or a kernel, what it was made of, and the target that the runner asks for."""
+        """Build a library or a kernel; its source and the target for the runner lie beside it."""
         if target.device != "cpu":
             from engines.lanes.devices import build_kernel
 

@@ -83,7 +83,7 @@ class Kernel:
         return tuple(sorted(found, key=lambda v: (-(address.factor(v) or 0), v.name)))
 
     def split(self, variable: Variable, by: int) -> None:
-        """Two loops for one: the inner one of `by` steps."""
+        """Replace a loop by two; the inner one has `by` steps."""
         outer, inner = (
             Index(((Variable(f"{variable.name}{letter}", size), 1),)) if size > 1 else Index()
             for letter, size in (("a", variable.extent // by), ("b", by))

@@ -57,7 +57,7 @@ class Tensor:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """How far apart elements are in memory, where it is stored."""
+        """The strides of the stored tensor, in elements."""
         order = [d for d in range(len(self.shape)) if d != self.innermost]
         order += [] if self.innermost is None else [self.innermost]
         found, step = [0] * len(order), 1

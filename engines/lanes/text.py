@@ -152,7 +152,7 @@ class Writer:
         return f"{self.element(into, place)} = {value};"
 
     def column(self, argument: Argument, index: Indices) -> str:
-        """The column that an element of an argument lies in."""
+        """The C++ text for the column in which an element of an argument lies."""
         feature = index[0] if argument.kind == "m" else Index()
         return f"columns[{formula(feature + argument.first, self.constants)}]"
 

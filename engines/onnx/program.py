@@ -154,7 +154,7 @@ def _components(graph: Graph, into: Node, stored: Node) -> Iterator[Node]:
         stored = as_node(stored.args[1])
     if sizes(stored) != shape:
         raise NotApplicableError(
-            f"{into.name} is filled from a smaller value: repeat it in the model"
+            f"{into.name} is filled from a tensor of another shape: expand that tensor in the model"
         )
     if stored.target is aten.select.int and len(sizes(into)) == 1:
         # Kept in two dimensions: ONNX Runtime would take the column out first, and then reshape it.

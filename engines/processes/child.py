@@ -1,8 +1,8 @@
 """How a process of our own begins: with our code from where its parent has it.
 
 The working folder is the user's. A folder `engines/` in it, or a second checkout, is not ours, and
-Python looks there first for what `-m` names. So a child begins without it, and looks there last,
-for a model's own modules, where its parent looks there at all.
+Python looks there first for what `-m` names. So a child starts without it. If its parent
+searches it, the child searches it last, for the modules of a user's model.
 """
 
 from __future__ import annotations

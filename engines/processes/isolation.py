@@ -86,7 +86,7 @@ def run_isolated(
 def side_by_side() -> Iterator[ThreadPoolExecutor]:
     """Threads for several `run_isolated` at once: one a core, at most four.
 
-    An exception here, as Ctrl-C, kills what they are at.
+    An exception in this thread, such as Ctrl-C, kills the processes that they run.
     """
     stop = threading.Event()
     pool = ThreadPoolExecutor(

@@ -113,7 +113,7 @@ def expect_jobs(count: int) -> None:
 
 
 def _kept(environment: Mapping[str, str]) -> dict[str, str]:
-    """Those variables of a job that its process must have had when it imported."""
+    """The environment variables of a job that must be set before its process imports anything."""
     kept = {k: v for k, v in environment.items() if not k.startswith(_READ_LATER)}
     return {**kept, "PYTHONPATH": _PATH}
 

@@ -139,10 +139,11 @@ def _regular(lists: Any) -> Any:
 
 
 def as_arrow(given: Any, offsets: Array | None = None) -> Any:
-    """As an Arrow array: lists of fixed size for vectors, large lists for jagged rows, values for a
-    dictionary, as an Arrow file has one for all of its batches.
+    """Make an Arrow array: lists of fixed size for vectors, large lists for jagged rows. A
+    dictionary becomes its values, since an Arrow file has one dictionary for all of its batches.
 
-    `offsets`: those of jagged rows, whose items `given` then has. ValueError where Arrow has none.
+    `offsets`: those of jagged rows; `given` then holds the items. Raises ValueError where Arrow has
+    no such type.
     """
     import pyarrow as pa
 
@@ -169,8 +170,8 @@ def as_arrow(given: Any, offsets: Array | None = None) -> Any:
 
 
 def field_of(array: Any, name: str) -> Any:
-    """Of an Arrow array of structs, or of lists of structs, the values of a field; null where the
-    struct is."""
+    """The values of one field of an Arrow array of structs, or of lists of structs; null where the
+    struct is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

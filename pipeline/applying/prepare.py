@@ -182,7 +182,7 @@ def _try(
     """Run the first rows whole and in two parts: a model whose rows see each other is refused, and
     so is what the formats of the outputs do not hold. Returns a job's `counters`.
 
-    That is a trial, not a proof: docs/apply.md.
+    That is a trial, not a proof: docs/howto/apply.md.
     """
     some = next((each for each in files if each.rows), files[0])
     model, path = Scorer(plan.session(), plan), Path(some.path)
@@ -229,7 +229,7 @@ def _require_alone(
                 raise ApplyError(
                     f"{opened.label}: {key.partition('/')[2]!r} of a row is another where other "
                     "rows are beside it, and files are cut anywhere: bind such events one by one "
-                    "(docs/runtime.md)"
+                    "(docs/howto/runtime.md)"
                 )
 
 
@@ -282,7 +282,7 @@ def _outputs(
 
 
 def folder_of(out: Path) -> Path:
-    """Where the parts of a job are that writes one file."""
+    """The folder for the parts of a job that writes one file."""
     name = f".{out.name}{FOLDER}"
     if len(os.fsencode(name)) > 255:  # of the bytes that a name may have
         name = f".{hashlib.sha256(os.fsencode(out.name)).hexdigest()[:16]}{FOLDER}"

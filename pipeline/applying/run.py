@@ -43,7 +43,7 @@ _RECORD, _LOCK = "job.json", "lock"
 
 @dataclass(frozen=True)
 class Report:
-    """What a job did. `found`: of the rows those that an earlier run had scored."""
+    """What a job did. `found`: how many of the rows an earlier run had scored."""
 
     outputs: tuple[str, ...]
     written: tuple[str, ...]
@@ -82,12 +82,12 @@ def apply(
     `out`: a folder, for an output beside each input (in its format, or that of `suffix`), or one
     file for all of them. `columns`: of `collection/column` of the model, the column of the files
     (`{"jets/*": "Jet_*"}` for all of a collection). `keep`: columns of the files, or patterns, that
-    go into the outputs. `lookup`: as `pipeline.load` has it. `threads` of this process score at
-    once, by default one a core; or the workers of `dask`: a scheduler's address, or "local:4" for
-    so many that are started here; or whatever `execute` does.
+    go into the outputs. `lookup`: as `pipeline.load` has it. `threads` score at once in this
+    process, by default one per core. `dask`: score on the workers of this scheduler's address, or
+    on four that are started here, "local:4". `execute`: your own way to run the pieces.
 
     A job that was killed goes on where it was when it is started again. Raises ApplyError,
-    DataError, OSError for a disk, and whatever refuses a version.
+    DataError, OSError for a disk, and the errors of `pipeline.load`.
     """
     if dask is not None and (threads or execute):
         raise ApplyError(f"dask={dask!r} with threads or execute: its workers have their own")
@@ -188,7 +188,7 @@ def _another(folder: Path) -> ApplyError:
 
 
 def _require_nobody(path: Path, own: Path) -> None:
-    """ApplyError while another job writes this file, as one of a folder's or by its own name.
+    """Raise ApplyError while another job writes this file, in a folder or by its own name.
 
     Both say in their folders what they write before they look here, so one of them sees the other.
     """

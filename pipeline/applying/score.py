@@ -86,13 +86,13 @@ def row_dimension(signature: Signature) -> str:
     if len(dims) != 1:
         raise ApplyError(
             f"the model has the row dimensions {', '.join(dims)}, and files have rows of one kind: "
-            "bind such events one by one (docs/runtime.md)"
+            "bind such events one by one (docs/howto/runtime.md)"
         )
     for bound in (*signature.inputs, *signature.outputs):
         if bound.plan.kind == "scalars":
             raise ApplyError(
                 f"block {bound.name!r} has one value for all rows, and a file has one for each: "
-                "make it a column, or bind such events one by one (docs/runtime.md)"
+                "make it a column, or bind such events one by one (docs/howto/runtime.md)"
             )
     return dims[0]
 

@@ -51,7 +51,7 @@ class Source:
 
     @property
     def listed(self) -> str:
-        """Its columns, for a person: the first of many."""
+        """Its columns as text for people; of many columns the first ones."""
         return ", ".join(self.columns[:20]) + ", …" * (len(self.columns) > 20) or "nothing"
 
     def about(self) -> str | None:
@@ -276,7 +276,7 @@ class _Ipc(_Arrow):
         return pa.ipc.open_file(self._map, options=options)
 
     def __exit__(self, *_: object) -> None:
-        """Arrays may still lie in the map: it goes with the last of them."""
+        """Do nothing: arrays may still use the mapped file, which is closed with the last one."""
 
     def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         file = self._open([self._schema.get_field_index(name) for name in fields])

@@ -44,7 +44,7 @@ from stages.package import package
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run ended with. `worked` names the stages that did any work; empty if none did."""
+    """The result of a run. `worked` names the stages that did any work; empty if none did."""
 
     version: Version
     bundle: Bundle
@@ -73,11 +73,11 @@ def run(
 ) -> RunResult:
     """Build, validate, package and register what a config describes.
 
-    `quick` is for work in progress: whatever engines the config names, one is built, the first of
-    `QUICK_ENGINES` that is applicable, and it is timed briefly. `work` holds the stages' results
-    (by default `pipeline-work` in the working folder). Stages are keyed by content, so an unchanged
-    run does nothing, and one that was interrupted goes on where it stopped. Raises the typed error
-    of the stage that refused.
+    `quick` is for work in progress: one engine is built and timed briefly, the first of
+    `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` holds the stages'
+    results (by default `pipeline-work` in the working folder). Stages are keyed by content, so an
+    unchanged run does nothing, and one that was interrupted goes on where it stopped. Raises the
+    typed error of the stage that refused.
     """
     begun = time.monotonic()
     path = Path(config_path)

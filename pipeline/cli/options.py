@@ -104,7 +104,7 @@ def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
 
 
 def opened_at(ref: str, registry: Registry) -> Opened:
-    """To show or measure it, whether it was promoted or not."""
+    """Open it to show or to measure it, promoted or not."""
     from runtime.opening import Opening, open_version
 
     return open_version(Opening(ref, mode="test", registry=registry))

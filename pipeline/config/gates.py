@@ -19,7 +19,7 @@ from pipeline.config.wording import (
 
 
 class LimitConfig(Part):
-    """At most `max`, measured on so many rows of each row dimension."""
+    """At most `max`, measured with this number of rows in each row dimension."""
 
     rows: Annotated[dict[Identifier, PositiveInt], Field(min_length=1)]
     max: Positive

@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"([0-9]+)")
 def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
     """The names of a range, those of `have` that fit a pattern with `*` or `?`, or the one name.
 
-    ValueError for a range that is none, and for a pattern that nothing fits.
+    Raises ValueError for an invalid range, and for a pattern that matches nothing.
     """
     if _DOTS.search(written):
         return _range(written)

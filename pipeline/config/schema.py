@@ -299,7 +299,7 @@ _QUICK_BENCHMARK_S = 1.0
 
 
 class Config(Part):
-    """What a config file says, every key with its default; docs/config.md explains them."""
+    """A config file, every key with its default; docs/reference/config.md explains them."""
 
     name: Annotated[str, AfterValidator(_name)]
     description: str = ""
@@ -370,7 +370,7 @@ class Config(Part):
         return [columns[name] for name in block.columns]
 
     def digest(self) -> str:
-        """SHA-256 of what the config says, defaults included: not of comments, form or place.
+        """SHA-256 of the config's values, defaults included; comments and formatting do not count.
 
         The same on every host: paths count as written. The order of `collections` counts.
         """

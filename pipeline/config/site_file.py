@@ -42,7 +42,8 @@ def find_site(environment: Mapping[str, str] = os.environ) -> tuple[Site, Path]:
     host, port = (environment.get(f"{_BALANCER}_{part}", "") for part in ("HOST", "PORT"))
     if not host and not port:
         raise ConfigError(
-            f"no site file: set {VARIABLE} to one (docs/sites.md), or give load(..., site=PATH)"
+            f"no site file: set {VARIABLE} to one, or give load(..., site=PATH); see "
+            "docs/howto/sites.md"
         )
     url = f"triton://{host}:{port}"
     try:

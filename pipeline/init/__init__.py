@@ -1,4 +1,4 @@
-"""A first config: from a model and a file of the user's own to one that `pipeline run` accepts."""
+"""`pipeline init`: from a user's model and file to a config that `pipeline run` accepts."""
 
 import lazy_loader
 

@@ -168,7 +168,7 @@ def _read(
     missing: bool,
     dtype: str,
 ) -> Feed:
-    """The columns of an input, of no rows where there is no file. Raises InitError, DataError."""
+    """The columns of an input, without rows if there is no file. Raises InitError, DataError."""
     names = expanded(f"--input {port.name}", words, data.columns if data else [])
     if names == ["mask"] and not (data and "mask" in data.columns):
         return Feed(port, (), trained, mask=True)
@@ -224,7 +224,7 @@ def _check_cuts(feed: Feed) -> None:
 
 
 def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
-    """The names that words of an option stand for. Raises InitError."""
+    """The column names that the words of an option mean. Raises InitError."""
     try:
         return [each for word in words for each in names_in(word.strip(), have or None)]
     except ValueError as error:
@@ -237,8 +237,8 @@ def fitted(
     """The feeds with the options that forward takes together, and the items of a jagged row:
     `length`, else weaver's, else an answer. `named`: the user said which columns. Raises InitError.
 
-    Lists of one length are vectors, unless a `length` or a mask says that they are jagged, or
-    forward takes them as jagged rows alone.
+    Lists of one length become vectors. They become jagged rows if a `length` or a mask says so,
+    or if forward takes them only as jagged rows.
     """
     forms = [feeds]
     if not length and not any(feed.mask for feed in feeds):

@@ -28,7 +28,7 @@ from stages.reference import eager_outputs, row_major_inputs
 
 _HEAD = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE.name}
-# Written by `pipeline init`; docs/config.md has every key.
+# Written by `pipeline init`; docs/reference/config.md has every key.
 """
 
 
@@ -171,7 +171,7 @@ def _identifier(text: str) -> str:
 
 
 def _span(values: Array) -> str:
-    """The least and the largest of a column, and where it is NaN."""
+    """The smallest and the largest value of a column, and where it is NaN."""
     there = values[~np.isnan(values)]
     span = (
         f"{number(float(there.min()), 6)} to {number(float(there.max()), 6)}"

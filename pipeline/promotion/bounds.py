@@ -70,7 +70,7 @@ def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
 
 
 def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
-    """By the engine that runs so many rows, in a process of its own."""
+    """What it takes with the engine for this number of rows, measured in a new process."""
     what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
     if Target.parse(target).torch_device != "cpu":
         return Measured("memory", what, math.nan, max=limit.max, why="measured on CPUs alone")

@@ -142,7 +142,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
 
 
 def verdicts_of(reports: Iterable[ValidationReport]) -> Iterator[str]:
-    """Who is valid, and of all others why not."""
+    """Which engines are valid, and why the others are not."""
     if valid := [report.engine for report in reports if report.valid]:
         yield f"valid: {', '.join(valid)}"
     for report in reports:

@@ -80,7 +80,7 @@ class Sealed:
         raise NotImplementedError
 
     def verify(self) -> None:
-        """Check again that the folder is what was opened, every byte of it."""
+        """Check again that every byte of the folder is still what was opened."""
         _seen.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(f"{self.path}: sealed anew since it was opened")
@@ -152,7 +152,7 @@ class Bundle(Sealed):
         return _read(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def _report(self, name: str) -> dict[str, Any] | None:
-        """By target; an annex's word about its target counts."""
+        """A report by target; for the target of an annex its own report counts."""
         places = [(self.path, self.files), *((a.path, a.files) for a in self.annexes.values())]
         found = [place for place, files in places if name in files]
         report: dict[str, Any] = {}

@@ -66,7 +66,7 @@ Time = Annotated[float, Field(ge=0, le=float_info.max)]
 
 
 class Record(BaseModel):
-    """Base of everything that is written as JSON: frozen, and nothing unknown in it.
+    """Base of all records that are written as JSON: frozen; unknown keys are refused.
 
     Those of a bundle are read by C++ too, by schemas that follow from these classes: after a change
     run `python -m tests.registry.bundle.schemas_file`.
@@ -131,7 +131,8 @@ class SessionSettings(Record):
 
 Evidence = Literal["unverified", "compiles", "emulated"]
 """What speaks for an artifact that no device of its kind has run: nothing; that its compiler took
-it; that it gave the reference's answers on an emulator. docs/targets.md says what each proves."""
+it; that it gave the reference's answers on an emulator. docs/howto/targets.md says what each
+proves."""
 
 Verdict = Literal["valid", "refused", "failed", "not applicable", "unverified", "compiles",
                   "emulated"]  # fmt: skip

@@ -27,7 +27,7 @@ from registry.errors import BundleError
 
 
 def _links_in() -> str | None:
-    """Where folders of links are made and removed fastest: in memory, else where Python says."""
+    """The place for temporary folders of links: in memory if possible, else Python's default."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
 
 

@@ -8,10 +8,10 @@ MLflow moves one alias at a time, and `production` and `previous` belong togethe
   4. `previous`, and for a rollback the tag of the version that left;
   5. the event is closed: done.
 
-A target is added in the same way: the event; the tag `annex.TARGET`, from which moment the version
-has it; the tags `target.` and `chosen.`, which people read; the event closed. A version is removed:
-the event; the version, which is the moment; the event closed. Its files go last, and what is left
-of them is for `registry.housekeeping.garbage`.
+A target is added in the same way: the event is written; the tag `annex.TARGET` is set, and from
+then on the version has the target; then the tags `target.` and `chosen.`, for people; the event is
+closed. A version is removed so: the event is written; the version is removed; the event is closed.
+The files go last; `registry.housekeeping.garbage` removes what is left of them.
 
 Each step is a single transaction in the store. The next writer first settles what a killed one left
 open: if step 3 was done it does the rest and closes the event as done, else it takes back step 2

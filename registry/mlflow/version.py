@@ -85,7 +85,7 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Version:
-    """One version as the registry knew it when asked; aliases move on, the rest stays."""
+    """One version, as the registry knew it when asked. Aliases may move later; the rest stays."""
 
     name: str
     number: int
@@ -123,8 +123,8 @@ class Version:
     def let_in(self, alias: str, history: Sequence[Promotion] | None) -> Promotion:
         """The promotion that let this very version, by model, number and digest, pass to `alias`.
 
-        `history`: the promotions of it that the model's own history knows; None where nobody may
-        be asked. What the tag says counts if the history has it, else the history's last.
+        `history`: its promotions in the model's history; None if the registry may not be asked. The
+        tag counts if the history confirms it; else the history's last promotion counts.
         Raises NotPromotedError.
         """
         record = self.promotion(alias)
@@ -148,7 +148,7 @@ class Version:
         return meant if meant in known else known[-1]
 
     def promoted(self, record: Promotion) -> Version:
-        """The version with this for the record of its promotion."""
+        """The version with this record of its promotion."""
         tags = {**self.tags, PROMOTION + record.alias: record.to_json()}
         return replace(self, tags=MappingProxyType(tags))
 
@@ -163,7 +163,7 @@ class Version:
 
     @property
     def shadows(self) -> dict[str, ShadowRecord]:
-        """What its shadows have shown, by tag: one for each version that was in production."""
+        """What it showed as a shadow, by tag: a record for each version that was in production."""
         return {
             key: ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
             for key, text in self.tags.items()

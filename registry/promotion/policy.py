@@ -50,7 +50,7 @@ class Policy(BaseModel):
     max_outside_by_output: dict[str, Fraction] = {}
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reproducible: bool = False
-    """Whether the same bits are needed on every processor: see docs/gates.md."""
+    """Whether the same bits are needed on every processor: see docs/howto/same_bits.md."""
     reference: str | None = None
     """A safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None

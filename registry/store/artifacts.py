@@ -162,7 +162,7 @@ def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
 
 
 def sealed_names(opened: Bundle | Annex) -> list[str]:
-    """What is copied of a sealed folder: not what lies beside, as annexes and notes."""
+    """The files of a sealed folder that are copied, without annexes and notes beside it."""
     names = opened.files
     if isinstance(opened, Bundle):
         names = {name: names[name] for name in names if opened.place(name)[0] == opened.path}

@@ -45,10 +45,10 @@ class ModelSummary:
 
 
 class Reader(Access):
-    """Every method only reads; none creates a registry."""
+    """What can be read of a registry. No method writes or creates one."""
 
     def list(self) -> Sequence[ModelSummary]:
-        """All models that have a version of ours, by name."""
+        """All models with a version that soa-pipeline registered, by name."""
         if not self.exists:
             return []
         found = []
@@ -65,12 +65,12 @@ class Reader(Access):
         return sorted(found, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
-        """All versions of ours of a model, oldest first."""
+        """All versions of a model that soa-pipeline registered, oldest first."""
         with self._model(name) as (store, model):
             return models.our_versions(store, model)
 
     def find(self, ref: str | Ref) -> Version:
-        """`name/3`, `name@alias`, or `name` for the latest version."""
+        """Find `name/3`, `name@alias`, or `name` for the latest version."""
         wanted = parse_ref(ref) if isinstance(ref, str) else ref
         if isinstance(wanted, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
@@ -145,7 +145,7 @@ class Reader(Access):
     def history(self, name: str) -> Sequence[Event]:
         """Every event of a model, oldest first; it writes nothing.
 
-        One that a killed writer left open is given as the next writer will close it.
+        An event that a killed writer left open is shown as the next writer will close it.
         """
         with self._model(name) as (store, model):
             experiment = models.experiment_of(self, store, name)

@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 
 class Registry(Reader):
-    """Any MLflow tracking URI; by default an SQLite file in the working folder, without a server.
+    """A registry of models at any MLflow tracking URI; by default an SQLite file, no server.
 
     `uri`: else the variable PIPELINE_REGISTRY, else `pipeline-registry/registry.db`.
     `artifact_root`: folder or URI for the bundles of models that are new; else PIPELINE_ARTIFACTS,
     else `artifacts` beside the SQLite file, else what the tracking server decides.
 
-    Making one touches nothing. A method that only reads never creates a registry. `client` is for
-    what is built on the registry, as is `writing`.
+    Making the object touches nothing. A method that only reads never creates a registry. `client`
+    is for what is built on the registry, as is `writing`.
     """
 
     def sign(
@@ -67,7 +67,7 @@ class Registry(Reader):
         password: str | None = None,
         chain: Sequence[Path] = (),
     ) -> Trusted:
-        """Sign the version's files, which are verified first; returns the key it is good for."""
+        """Verify and sign the version's files; returns the public key that verifies them."""
         public = trust.sign(bundle := self.open(version), key, password, chain)
         if self.local_path(version) is None:
             artifacts.publish_signature(self, version, bundle.path / SIGNATURE)
@@ -128,7 +128,7 @@ class Registry(Reader):
             return self.find(Ref(model, int(made.version)))
 
     def keep_report(self, version: Version, name: str, text: str) -> None:
-        """Keep a page beside a version's numbers, where MLflow shows it; a failure is ignored."""
+        """Keep a page beside a version's metrics, where MLflow shows it; a failure is ignored."""
         with contextlib.suppress(Exception), self.client(write=True) as client:
             client.log_text(str(version.run_id), text, name)
 
@@ -227,7 +227,7 @@ class Registry(Reader):
     def rollback(self, name: str, reason: str = "") -> Version:
         """Put `previous` back in production; the version replaced becomes `previous`.
 
-        NotPromotedError where no gate let `previous` into production: others moved that alias.
+        Raises NotPromotedError if no gate ever let `previous` into production.
         """
         with self._model(name):
             pass  # an unknown name is said before anything is written
@@ -307,7 +307,7 @@ class Registry(Reader):
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
     ) -> None:
-        """Let every promotion of a model, or of all, ask for this too; `reference`: its file."""
+        """Make this policy count for all promotions, or those of a model; `reference`: its file."""
         if model is not None:
             self.versions(model)  # there has to be such a model
         policy_store.keep(self, policy, model, reference)

@@ -40,7 +40,7 @@ class MultiDeviceSession(Session):
         raise RunError("a session for every device has an artifact for each: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
-        """The session of a device, deployed there now if it is not yet."""
+        """The session of a device; the model is deployed there if it is not yet."""
         where = _indexed(device)
         with self._lock:
             if self.closed:

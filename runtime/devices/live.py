@@ -73,10 +73,10 @@ class LiveSession(Session):
         return self.current.executable
 
     def refresh(self) -> bool:
-        """Move to what the name means now; whether that is another version.
+        """Move to the version that the name means now; True if it is another one.
 
-        The registry is asked, as far as the session's lookup has it so. Raises what `load` would,
-        and LoadError for a version of another signature; the version in place then goes on serving.
+        The registry is asked as the session's `lookup` says. Raises the errors of `load`, and
+        LoadError for a version with other columns; the version in place then goes on serving.
         RunError after a fork: the child stays at the version that was in place.
         """
         self._process.require()
@@ -103,7 +103,7 @@ class LiveSession(Session):
     def watch(self, every_s: float = 60.0) -> Watcher:
         """Refresh again and again in a thread, until the end of a `with` block or `close`.
 
-        What goes wrong is logged, and the version in place goes on serving. RunError after a fork.
+        Errors are logged, and the version in place goes on serving. Raises RunError after a fork.
         """
         self._process.require()
         watcher = Watcher(self, every_s)

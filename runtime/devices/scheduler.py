@@ -66,13 +66,13 @@ class Scheduler:
     """Runs events on several sessions of one model, on threads of its own.
 
     An event goes to a session on the device where its collections lie, and among those (or among
-    all, if none lies there) to the one that would be done first. At most `queue` events wait for a
-    session. When the queues that come first are full, `submit` waits ("wait"), takes another device
-    and copies there and back ("spill"), or raises QueueFullError ("raise"). `workers` threads serve
-    each session; on a GPU each has a stream of its own.
+    all, if none lies there) to the one that is expected to finish first. At most `queue` events
+    wait for a session. When the queues that come first are full, `submit` waits ("wait"), takes
+    another device and copies there and back ("spill"), or raises QueueFullError ("raise").
+    `workers` threads serve each session; on a GPU each has a stream of its own.
 
     It borrows the sessions. `close`, or the end of a `with` block, waits for what was submitted. It
-    belongs to its process: RunError in the child of a fork, which has none of its threads.
+    belongs to its process: in the child of a fork it raises RunError.
     """
 
     def __init__(

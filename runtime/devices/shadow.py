@@ -133,7 +133,7 @@ class ShadowedBinding(Binding):
 
 
 class _Copy:
-    """Memory for an event of up to so many rows, bound to the shadow, and production's answer."""
+    """Memory for one event of up to `rows`, bound to the shadow; and for production's answer."""
 
     def __init__(self, shadow: Session, rows: Mapping[str, int]) -> None:
         signature = shadow.signature

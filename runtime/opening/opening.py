@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """What is to be opened, and by which rules. LoadError where these cannot be.
+    """What to open, and by which rules. Raises LoadError for rules that contradict each other.
 
     `mode` says what must have passed: "production" takes only what a gate let into production, for
     this model, number and digest, and what is signed as the host, the registry's policies and
@@ -61,9 +61,9 @@ class Opening:
     `trusted_keys`: files of public keys, or folders of them. `target` and `engine_name` override
     the best target of this host and the engine that was chosen for it; `threads` and `instances`
     (how many runs there may be at one moment) what the version's config says under `session`.
-    `builder` is asked for an artifact where the version holds no verified one for this host.
-    `prover` judges one that no such device has run, before its first use on this host; without it
-    production refuses it.
+    `builder` makes an artifact if the version holds no verified one for this host. `prover`
+    validates an artifact that no device of its kind has run, before its first use on this host;
+    without a prover, production refuses it.
     """
 
     ref: str | Path = field(kw_only=False)

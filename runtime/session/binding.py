@@ -116,14 +116,14 @@ class Binding:
             self._replace({})
 
     def resize(self, rows: Rows) -> None:
-        """Bind another n of the same memory: O(1), nothing else is checked again."""
+        """Bind n rows of the same memory, in constant time: only n is checked."""
         with self._alone:
             self._use(rows)
             self.bound = self.rows
             self._tied_to(self.rows)
 
     def use_all(self) -> None:
-        """Undo what a call on other rows has left, for those who run `prepared` themselves."""
+        """Go back to all bound rows; for callers that run `prepared` themselves."""
         if self.rows != self.bound:
             with self._alone:
                 self._use(None)
@@ -153,9 +153,10 @@ class Binding:
         self._tied_to(wanted)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
-        """Other collections of the same layouts, checked as `Session.bind` checks them: O(1) in n.
+        """Bind other collections of the same layouts, checked as in `Session.bind`.
 
-        Raises BindError, and the binding is then what it was. The memory bound before is let go.
+        The time does not depend on n. Raises BindError; the binding is then unchanged. Otherwise
+        the memory that was bound before is released.
         """
         with self._alone:
             checked = self._check(

@@ -39,8 +39,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """`deadline_s` is for a call with all its retries; `retries` where there is no connection, it
-    broke, or the server took nothing more: to run a model twice does no harm.
+    """How to talk to a server.
+
+    `deadline_s`: for a call with all its retries. `retries`: how often to try again if there is no
+    connection, if it broke, or if the server's queue is full; running a model twice does no harm.
 
     `in_flight`: requests of `run_async` at one moment. `shared_memory`: the arrays go through
     memory that client and server share, which takes one host: True or "system" for collections on

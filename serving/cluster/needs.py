@@ -63,8 +63,8 @@ class ClusterOptions:
             raise ServingError(f"image {self.image!r} is not the name of a container image")
         if not 1 <= self.min_servers <= self.max_servers:
             raise ServingError(
-                f"{self.min_servers} to {self.max_servers} servers: the least must be at least 1 "
-                "and no more than the most"
+                f"{self.min_servers} to {self.max_servers} servers: the first number must be at "
+                "least 1 and at most the second"
             )
         for what, value in (
             ("queue limit", self.queue_ms),

@@ -138,7 +138,7 @@ class LocalProgram(ABC):
         raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
 
     def _why(self) -> str:
-        """The line of its log that says most."""
+        """The last line of its log, which mostly gives the reason."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 

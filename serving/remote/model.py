@@ -105,7 +105,7 @@ class RemoteModel(Executable):
         """
         codec = self._codec  # one for the whole of a message: a look at the server may change it
         if codec is None:
-            raise VersionMismatchError(f"{self}: nobody has asked yet how it takes requests")
+            raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
             full = all(t.nbytes(left[t.rows]) for t in codec.tensors)

@@ -59,7 +59,7 @@ class RemoteSession(Session):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Send all, `in_flight` at a time, and wait; raises the error of the first that failed."""
+        """Send all, `in_flight` at a time, and wait. Raises the error of the first that failed."""
         handle = self._on(stream)
         sent: list[Future[Mapping[str, Collection]]] = []
         try:

@@ -4,7 +4,7 @@ A request is one call in the caller's thread from beginning to end: it goes to o
 next only once that one has failed. One with more rows than a message carries goes in several, each
 to the place that is best then; what is answered is kept, and only the rest is asked for elsewhere.
 The outputs are written in that thread too, from a whole answer and as the last act (see Progress).
-So nobody is left who could write them later, whatever an abandoned server still sends.
+So no late answer of an abandoned server can overwrite them.
 """
 
 from __future__ import annotations

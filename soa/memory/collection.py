@@ -90,7 +90,7 @@ class Collection:
 
     @property
     def readonly(self) -> bool:
-        """No output is bound to such memory. torch would let you write to it: do not."""
+        """Whether the memory is read-only: no output is bound to it. Do not write by torch."""
         return self._first.readonly
 
     # -- construction over other memory ------------------------------------------------------
@@ -222,7 +222,7 @@ class Collection:
     def fill(self, name: str, values: Array | torch.Tensor) -> None:
         """Copy values `(n, ...)` (more rows are left out), or `()` for a scalar, into a member.
 
-        They are converted to the column's dtype.
+        Values are converted to the column's dtype.
         """
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
@@ -263,9 +263,9 @@ class Collection:
         return rows.transpose()
 
     def tensor(self, name: str) -> torch.Tensor:
-        """As `collection[name]`, as torch's view: on any device, of any dtype.
+        """Torch's view of a column, on any device; `collection[name]` is NumPy's.
 
-        An opaque column is its bytes, `(n, size)`.
+        An opaque column gives its bytes, `(n, size)`.
         """
         tensor = self._dense(name).tensor()
         if is_opaque(self.layout[name].dtype):
@@ -354,9 +354,9 @@ class Collection:
     def window(self, start: int, stop: int) -> Self:
         """Rows `start` to `stop`, without that one, of those in use: the same memory, no copy.
 
-        It is bound as any collection is, with other windows or whole collections of as many rows.
-        A start that is a multiple of `layout.row_step` can always be bound, any other start where
-        validation has tried that (docs/memory.md). Scalars stay those of the collection.
+        It is bound like any collection, with other windows or collections of as many rows.
+        A start that is a multiple of `layout.row_step` can always be bound; any other start only if
+        validation has tried it (docs/howto/memory.md). Scalars stay those of the collection.
         """
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
@@ -387,8 +387,8 @@ class Collection:
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
         """A copy on another device, in memory of its own.
 
-        Every byte is copied, also the padding. Of a window only the rows are copied, and likewise
-        where `layout` puts the same members in other places.
+        Every byte is copied, also the padding. For a window, and for another `layout` of the same
+        members, only the rows are copied.
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
         pairs = zip(self._physical(), other._physical(), strict=True)

@@ -36,19 +36,19 @@ _NO_LIST = "column {!r} has no list in {} rows: drop these rows, or put lists th
 def as_collection(
     data: Any, layout: Layout | None = None, *, fill: Mapping[str, Any] | None = None
 ) -> Collection:
-    """`data` as a collection, in place where its memory can be bound as it is.
+    """Make a collection of `data`, in place where its memory can be bound as it is.
 
-    `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and what else speaks DLPack,
+    `data`: a Collection; a dict of columns (NumPy, torch, CuPy, JAX and others with DLPack,
     Arrow, Awkward, pandas, polars, h5py); a structured array; an Arrow table or record batch; an
     Awkward array of flat records; a DataFrame of pandas or polars; a group or compound dataset of
     h5py; an .npz file. Scalars are single values of a dict.
 
-    With `layout` (a model's: `session.layout("jets")`) its columns are looked up by name and the
-    others left alone; a `buffer` layout takes a copy of all. Without, every column is taken, each
-    in memory of its own. `fill` has a value by column for what is missing there.
+    With `layout`, such as `session.layout("jets")`, its columns are looked up by name and the
+    others ignored; for a `buffer` layout all are copied. Without it every column is taken, each in
+    its own memory. `fill` has values for missing elements, by column.
 
     `Collection.copied` names the columns that had to be copied: chunks, gaps between elements, bits
-    for booleans, filled values, files, an alignment that is not there. Such a collection is
+    for booleans, filled values, files, memory that is not aligned as needed. Such a collection is
     read-only, as what is written to it would not reach `data`; so is memory that Arrow, Awkward or
     JAX share. uint8 of zeros and ones is a bool column. CollectionError names the column, and what
     to do.

@@ -1,7 +1,7 @@
-"""Jagged arrays of Awkward and Arrow as the two collections of a signature, without a copy.
+"""Give jagged arrays of Awkward and Arrow as the two collections of a signature, without a copy.
 
-Both libraries keep the lists of all rows as content and offsets. The content is the items' columns;
-where the items of a row begin and end are two views of the offsets.
+Both libraries keep the lists of all rows as content and offsets. The content holds the columns of
+the items; two views of the offsets say where the items of a row begin and end.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from soa.signature import Signature, offsets_of
 
 
 def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
-    """Read-only collections of the items of `data` and of their offsets, by name, to be bound.
+    """Give read-only collections of the items of `data` and of their offsets, by name, to be bound.
 
-    `data` is an Awkward array of lists of records, or of records of lists as uproot reads them, or
-    whatever of Arrow `ak.from_arrow` takes. The columns of the model's layout are looked up by name
-    and used where they are. Offsets are made anew where the data has none (lists of one size) or
-    has another dtype, and where the first item is not the content's (a slice). Raises
-    CollectionError for columns that are not cut into the same rows, and as `as_collection` does.
+    `data` is an Awkward array: lists of records, or records of lists as uproot reads them; or Arrow
+    data that `ak.from_arrow` takes. The columns of the model's layout are looked up by name and
+    used in place. Offsets are copied only if the data has none (lists of one size), has another
+    dtype, or is a slice that does not begin with the content. Raises CollectionError if the columns
+    are not cut into the same rows, and where `as_collection` does.
     """
     import awkward as ak
 

@@ -1,8 +1,8 @@
 """An ONNX file as a model: ONNX Runtime gives its answers, torch operations its program.
 
-The nodes are read one by one as what torch calls them, and torch.export makes one program of them
-for every engine. Sizes (what `Shape` gives, and small integer constants) stay Python's own, in
-NumPy arrays of ints and of torch's symbols, so that no row count is baked in.
+Each node becomes a torch operation, and torch.export makes one program of them for all engines.
+Sizes (the results of `Shape`, and small integer constants) stay in NumPy arrays of ints and of
+torch's symbols, so that no row count becomes a constant.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _squeeze(a: _Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 def _top(a: _Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
-    """Of equal values the first, which torch.topk does not promise."""
+    """The k largest (or smallest); of equal values the first. torch.topk promises no order."""
     axis, largest = a("axis", -1), bool(a("largest", 1))
     values, places = x.sort(dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])

@@ -28,14 +28,14 @@ DTYPES: dict[Precision, str] = {
 
 
 def precision_tolerance(precision: Precision) -> Tolerance:
-    """What an output may differ by for the precision alone."""
+    """How far an output may differ because of the precision alone."""
     # A product in TF32 has the mantissa of float16, and float32's range and sums.
     return default_tolerance("float16" if precision == "tf32" else DTYPES[precision])
 
 
 @contextmanager
 def tf32_switches(precision: Precision) -> Iterator[None]:
-    """Compile and run in TF32 exactly if that is the precision. Of the whole process."""
+    """Turn TF32 on if that is the precision, else off: for the whole process, while this lasts."""
     # By the older of two switches: after the newer one torch 2.13 exports no model any more.
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision == "tf32"

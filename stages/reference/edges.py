@@ -102,7 +102,7 @@ def _here_and_there(value: float, count: int) -> Change:
 
 
 def _up_to(largest: float, tiny: bool = False) -> Change:
-    """The values of a column times a number; `tiny`: up to that part of the least normal one."""
+    """Scale a column up to `largest`; `tiny`: up to that fraction of the smallest normal number."""
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
         unit = torch.finfo(values.dtype).tiny if tiny else 1.0

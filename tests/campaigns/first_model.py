@@ -1,4 +1,4 @@
-"""Six models from `pipeline init` to a bound session, as docs/first_model.md says; nothing edited.
+"""Six models from `pipeline init` to a bound session, as docs/howto/init.md says; nothing edited.
 
     python -m tests.campaigns.first_model                  # all: about half an hour on two cores
     python -m tests.campaigns.first_model hzz xgboost --work /tmp/first

@@ -24,7 +24,7 @@ def test_a_coffea_processor_scores_jets(
     nanoaod_file: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Here, and on a worker, which opens the version that the session was."""
-    pytest.importorskip("coffea", reason="coffea is not among the test dependencies: docs/dask.md")
+    pytest.importorskip("coffea", reason="coffea is not installed: docs/howto/dask.md")
     from distributed import Client, LocalCluster
 
     from examples.dask.processor import run

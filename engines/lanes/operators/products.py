@@ -99,7 +99,7 @@ def convolution(
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a convolution, a number for each spatial dimension."""
+    """The sizes of a convolution: a number for each spatial dimension."""
 
     stride: Sequence[int]
     padding: Sequence[int]

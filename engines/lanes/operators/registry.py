@@ -49,5 +49,5 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The shape; a size known at run time only is UNKNOWN."""
+    """The shape; a size that is known only at run time is UNKNOWN."""
     return tuple(size if isinstance(size, int) else UNKNOWN for size in tensor.shape)

@@ -2,7 +2,7 @@
 
 Against the C library's double precision, whose own error is a billionth of what is measured. A
 number as argument is the step: `ulps 97` looks at every 97th float. It ends with an error where a
-function is further off than docs/lanes.md says.
+function is further off than docs/concepts/lanes.md says.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Against the C library's double precision, whose own error is a billionth of what is measured. It
 takes an hour on one core; `ulps 97 exp log` looks at every 97th float, and at these two functions.
-docs/standalone.md has figures.
+docs/howto/standalone.md has figures.
 """
 
 from __future__ import annotations

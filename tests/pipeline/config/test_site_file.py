@@ -13,7 +13,7 @@ from serving.site.options import Site, SiteServer
 from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).resolve().parents[3]
-DOC = (ROOT / "docs" / "sites.md").read_text()
+DOC = (ROOT / "docs" / "howto" / "sites.md").read_text()
 YAML = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)[0]
 
 

@@ -382,7 +382,7 @@ def test_another_certificate_in_the_signature(
 
 
 def test_it_has_run_out_since(make_bundle: MakeBundle, tmp_path: Path, house: House) -> None:
-    """As docs/signing.md says: what counts is the moment from which the certificate is valid."""
+    """docs/howto/signing.md: what counts is the moment from which the certificate is valid."""
     old = certify(tmp_path, "old", house.office, days=1)
     path = make_bundle()
     sign(Bundle.open(path), old.private, chain=[old.pem, house.office.pem])

@@ -67,7 +67,7 @@ def test_places(text: str, kind: str, source: str, mount: str, folder: str) -> N
     ("given", "said"),
     [
         ({"image": "a b"}, "not the name of a container image"),
-        ({"min_servers": 0}, "0 to 10 servers: the least must be at least 1"),
+        ({"min_servers": 0}, "0 to 10 servers: the first number must be at least 1"),
         ({"min_servers": 4, "max_servers": 3}, "4 to 3 servers"),
         ({"queue_ms": 0}, "queue limit 0: at least 1"),
         ({"memory_gib": -1}, "memory -1"),

@@ -122,7 +122,7 @@ def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, e
 class Sets(nn.Module):
     """(n, 3, LENGTH), (n, LENGTH), (n, 1) -> (n, 2): a sum, and a maximum, over those there are.
 
-    Padding is nowhere in the answer: `torch.where` takes it out, as docs/config.md says.
+    Padding is nowhere in the answer: `torch.where` takes it out, as docs/reference/config.md says.
     """
 
     def __init__(self) -> None:

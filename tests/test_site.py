@@ -1,0 +1,56 @@
+"""The documentation builds as a site, with warnings as errors, and shows nothing from elsewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = ("mkdocs", "material", "mkdocstrings")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    missing = [name for name in TOOLS if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}: the extra `docs`")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    """Also those in tables, in headings and to files, which MkDocs does not look at."""
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    names = {page: set(re.findall(r'\bid="([^"]+)"', text)) for page, text in pages.items()}
+    for page, text in pages.items():
+        for link in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            where, _, name = link.partition("#")
+            if re.match(r"[a-z]+:", where) or page.name == "404.html":
+                continue
+            target = (page.parent / where).resolve() if where else page
+            assert target.exists(), (page.name, link)
+            assert not name or target.suffix != ".html" or name in names[target], (page.name, link)
+
+
+def test_the_command_and_the_api_are_in_it(site: Path) -> None:
+    command = (site / "reference/command.html").read_text()
+    for name in ("init", "run", "promote", "apply", "gc", "doctor"):
+        assert f'id="pipeline-{name}"' in command, name
+    api = (site / "reference/api.html").read_text()
+    for name in ("load", "Session", "Collection", "Layout", "Registry", "apply"):
+        assert re.search(rf'id="[\w.]*\.{name}"', api), name
+
+
+def test_reading_it_asks_no_other_host(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        parts = re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
+        urls = [url for part in parts for url in re.findall(r'\b(?:src|href)="([^"]+)"', part)]
+        assert not [url for url in urls if url.startswith(("http:", "https:", "//"))], page
