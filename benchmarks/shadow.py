@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Cell, Panel, print_machine, print_panels
-from registry.mlflow.shadow import ShadowRecord
+from registry.shadow import ShadowRecord
 from runtime.devices.shadow import ShadowedSession
 from runtime.session.session import Session
 

@@ -19,8 +19,6 @@ from .errors import RegistryError as RegistryError
 from .errors import RegistryUnavailableError as RegistryUnavailableError
 from .errors import TrustError as TrustError
 from .history import Event as Event
-from .mlflow import Promotion as Promotion
-from .mlflow import Version as Version
 from .promotion import Decision as Decision
 from .promotion import Policy as Policy
 from .promotion import SpeedComparison as SpeedComparison
@@ -30,3 +28,5 @@ from .ref import Ref as Ref
 from .ref import parse_ref as parse_ref
 from .store import ModelSummary as ModelSummary
 from .store import Registry as Registry
+from .version import Promotion as Promotion
+from .version import Version as Version

@@ -23,11 +23,11 @@ from registry.bundle.bundle import SUMS, open_file
 from registry.bundle.pulled import PROMOTED, read_note
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow.stored import StoredVersion
-from registry.mlflow.version import DIGEST, Version
 from registry.store.cache import Cache
 from registry.store.lookups import LookupCache
 from registry.store.registry import Registry
 from registry.trust import read_trusted
+from registry.version import DIGEST, Version
 from runtime.loader import load
 from serving.client.calls import _credentials
 from serving.client.options import Tls

@@ -10,7 +10,7 @@ from typing import Any
 from engines.errors import first_line
 from pipeline.applying.sources import open_source
 from pipeline.errors import DataError
-from registry.mlflow import Promotion
+from registry.version import Promotion
 from soa.errors import SoaPipelineError
 from soa.files import as_record, parse_json
 

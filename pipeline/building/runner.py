@@ -32,8 +32,8 @@ from pipeline.errors import ReportError
 from pipeline.report import page_place, publish
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
-from registry.mlflow import Version
 from registry.store import Registry
+from registry.version import Version
 from soa.files import as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
 from stages.capture import Capture, capture

@@ -25,8 +25,8 @@ from pipeline.building.runner import page_of
 from pipeline.config import BuiltFrom
 from registry.bundle import Annex, Bundle, Manifest
 from registry.errors import BundleError
-from registry.mlflow import Version, tag_of
 from registry.store import CACHE_VARIABLE, Registry, cache_root
+from registry.version import Version, tag_of
 from runtime.errors import LoadError
 from runtime.loader import recorded_tolerances
 from runtime.opening import Opening, open_version

@@ -14,9 +14,9 @@ from soa.files import as_record, parse_json, read_plain
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from registry.mlflow import Version
     from registry.ref import Ref
     from registry.store import Entry, Registry
+    from registry.version import Version
 
 
 @command()

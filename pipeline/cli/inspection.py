@@ -25,8 +25,8 @@ from pipeline.cli.options import (
 if TYPE_CHECKING:
     from pipeline.report import Part
     from registry.bundle import Bundle
-    from registry.mlflow import Version
     from registry.store import Registry
+    from registry.version import Version
     from runtime.opening import Opened
 
 

@@ -13,8 +13,9 @@ from engines.processes import run_isolated
 from engines.target import Target, host_runs
 from pipeline.applying import Labelled
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
-from registry.mlflow import ShadowRecord, Version
 from registry.promotion import Measured
+from registry.shadow import ShadowRecord
+from registry.version import Version
 from runtime.loader import measured_session
 from runtime.opening import Opened, copy_files, held_files
 from soa.errors import SoaPipelineError

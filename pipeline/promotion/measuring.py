@@ -16,7 +16,6 @@ from pipeline.promotion.bounds import bounded, shadowed
 from registry.bundle import Manifest, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
-from registry.mlflow import ShadowRecord, Version
 from registry.promotion import (
     Bits,
     Findings,
@@ -27,8 +26,10 @@ from registry.promotion import (
     SpeedComparison,
     SpeedPoint,
 )
+from registry.shadow import ShadowRecord
 from registry.store import Registry
 from registry.trust import trusted
+from registry.version import Version
 from runtime.loader import measured_session, recorded_tolerances
 from runtime.opening import Opened, Opening, held_files, open_version
 from stages.benchmark import benchmark_cases, bound_call, race

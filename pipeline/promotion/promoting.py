@@ -14,7 +14,6 @@ from registry.bundle import Bundle
 from registry.errors import BundleError, NotFoundError, PromotionRefused, RegistryError
 from registry.history import PREVIOUS, PRODUCTION, check_promotable
 from registry.housekeeping import Imported, import_from
-from registry.mlflow import ShadowRecord, Version
 from registry.promotion import (
     Asked,
     Decision,
@@ -25,7 +24,9 @@ from registry.promotion import (
     strictest,
 )
 from registry.promotion import override as overridden
+from registry.shadow import ShadowRecord
 from registry.store import Registry
+from registry.version import Version
 from soa.files import read_plain
 from soa.options import known_options
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from registry.bundle import Bundle, PulledNote, write_note
 from registry.history import PRODUCTION
-from registry.mlflow import Version
 from registry.store import Registry
+from registry.version import Version
 from runtime.errors import LoadError
 from runtime.opening import require_promoted, why_torch
 

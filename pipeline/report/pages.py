@@ -35,7 +35,7 @@ from pipeline.report.versions import (
 )
 from registry.bundle import Bundle
 from registry.history import Event
-from registry.mlflow import Version
+from registry.version import Version
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import number, plain

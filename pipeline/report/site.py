@@ -23,8 +23,8 @@ from soa.errors import SoaPipelineError
 from soa.text import plain
 
 if TYPE_CHECKING:
-    from registry.mlflow import Version
     from registry.store import Registry
+    from registry.version import Version
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",

@@ -13,9 +13,9 @@ from pipeline.report.tables import Cell, Table, new_table
 from registry.bundle import Bundle, Manifest, TargetRecord, spans_of
 from registry.errors import BundleError
 from registry.history import Event
-from registry.mlflow import Version
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
+from registry.version import Version
 from soa.files import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit

@@ -38,22 +38,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from registry.errors import RegistryError
 from registry.history.event_log import Event, History, HistoryWriter, Kind
-from registry.mlflow import (
+from registry.mlflow import ClientStore, Store, models
+from registry.promotion import Decision
+from registry.ref import checked_alias
+from registry.version import (
     ANNEX,
     CHOSEN,
     DIGEST,
     PROMOTION,
     ROLLED_BACK,
     TARGET,
-    ClientStore,
     Promotion,
-    Store,
     Version,
-    models,
     tag_of,
 )
-from registry.promotion import Decision
-from registry.ref import checked_alias
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

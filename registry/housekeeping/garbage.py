@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
-from registry.mlflow import ANNEX, DIGEST, models
+from registry.mlflow import models
 from registry.ref import NAME_PATTERN
 from registry.store import UPLOADING, Registry, artifacts, cache_root
+from registry.version import ANNEX, DIGEST
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

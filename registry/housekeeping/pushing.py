@@ -15,9 +15,10 @@ from typing import Literal
 from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
-from registry.mlflow import DIGEST, ORIGIN, Version, models
+from registry.mlflow import models
 from registry.ref import Ref
 from registry.store import Registry, artifacts
+from registry.version import DIGEST, ORIGIN, Version
 from soa.options import known_options
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from registry.errors import RegistryError
 from registry.history import Event
-from registry.mlflow import Version
 from registry.ref import Ref
 from registry.store import Registry, artifacts
+from registry.version import Version
 
 REMOVED = "soa.removed"
 """A run's tag: the version whose files it had, when that was removed."""

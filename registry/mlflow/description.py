@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from registry.bundle import Bundle, Manifest, TargetRecord
-from registry.mlflow.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
+from registry.version import ANNEX, CHOSEN, DIGEST, TARGET, tag_of
 from soa.text import in_markdown, microseconds, number, plain
 
 # MLflow's limits; SQLite does not enforce them, MySQL and PostgreSQL do.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from registry.errors import RegistryError
-from registry.mlflow.version import DIGEST, Version
+from registry.version import DIGEST, Version
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

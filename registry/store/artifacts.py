@@ -22,8 +22,9 @@ from registry.bundle import (
     write_atomically,
 )
 from registry.errors import BundleError, NotCachedError
-from registry.mlflow import Access, Version, tag_of
+from registry.mlflow import Access
 from registry.store.cache import Cache
+from registry.version import Version, tag_of
 from soa.files import read_plain
 from soa.text import logger
 

@@ -22,7 +22,7 @@ from typing import Any
 from pydantic import AwareDatetime
 
 from registry.errors import RegistryError
-from registry.mlflow import Promotion, Version
+from registry.version import Promotion, Version
 from soa.files import as_record, parse_json, read_plain, write_whole
 
 _SCHEMA = 1

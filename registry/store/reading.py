@@ -18,19 +18,13 @@ from registry.history import (
     promotions_of,
 )
 from registry.history import policies as policy_store
-from registry.mlflow import (
-    Access,
-    Promotion,
-    Store,
-    StoredModel,
-    Version,
-    models,
-)
+from registry.mlflow import Access, Store, StoredModel, models
 from registry.promotion import Asked
 from registry.ref import NAME_PATTERN, Ref, parse_ref
 from registry.store import artifacts
 from registry.store.cache import Cache, cache_root
 from registry.trust import Trusted
+from registry.version import Promotion, Version
 
 
 @dataclass(frozen=True)

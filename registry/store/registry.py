@@ -29,20 +29,14 @@ from registry.history import (
     write_lock,
 )
 from registry.history import policies as policy_store
-from registry.mlflow import (
-    ORIGIN,
-    SHADOW,
-    ClientStore,
-    ShadowRecord,
-    Version,
-    description,
-    models,
-)
+from registry.mlflow import ClientStore, description, models
 from registry.promotion import Decision, Policy
 from registry.ref import Ref, checked_alias
+from registry.shadow import ShadowRecord
 from registry.store import artifacts, upload
 from registry.store.reading import Reader
 from registry.trust import Trusted
+from registry.version import ORIGIN, SHADOW, Version
 from soa.text import in_markdown
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from registry import stamp
 from registry.bundle import SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
-from registry.mlflow import DIGEST, MLMODEL, Version, description, in_short, tag_of
+from registry.mlflow import MLMODEL, description, in_short
 from registry.store.artifacts import (
     FOLDER,
     annex_place,
@@ -22,6 +22,7 @@ from registry.store.artifacts import (
     sealed_names,
     stored,
 )
+from registry.version import DIGEST, Version, tag_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

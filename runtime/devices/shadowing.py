@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from registry.bundle import record_to_json
-from registry.mlflow import ShadowRecord
+from registry.shadow import ShadowRecord
 from registry.trust import require_signature
 from runtime.devices.live import contract
 from runtime.devices.shadow import ShadowedSession

@@ -15,8 +15,8 @@ from runtime.session import Origin
 from soa.signature import Signature
 
 if TYPE_CHECKING:  # opening a folder asks no registry
-    from registry.mlflow import Version
     from registry.store import Lookup, Registry
+    from registry.version import Version
 
 Mode = Literal["test", "production"]
 LookupPolicy = Literal["fresh", "prefer-cache", "offline"]

@@ -15,7 +15,7 @@ from registry.trust import Trusted, host_keys, trusted, trusted_keys
 from runtime.errors import LoadError
 
 if TYPE_CHECKING:  # opening a folder asks no registry
-    from registry.mlflow import Promotion, Version
+    from registry.version import Promotion, Version
 
 NOT_SIGNED = (
     "was built after the version was signed, and no signature covers it: sign a version that has "

@@ -48,11 +48,11 @@ from registry.housekeeping.pushing import _origin
 from registry.housekeeping.transport import EXPORT, import_from
 from registry.mlflow import description
 from registry.mlflow.stored import StoredRun, StoredVersion
-from registry.mlflow.version import Promotion, Version
 from registry.promotion import Decision
 from registry.store.lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
 from registry.trust import require_signature, trusted
+from registry.version import Promotion, Version
 from runtime.loader import recorded_tolerances
 from runtime.opening import Opened, Opening
 from runtime.opening.target_choice import choose

@@ -32,9 +32,9 @@ from registry.bundle.manifest import Manifest
 from registry.history.event_log import Event
 from registry.history.event_log import markdown as event_markdown
 from registry.mlflow.description import markdown, parameters
-from registry.mlflow.version import Version
 from registry.promotion import Decision
 from registry.store.registry import Registry
+from registry.version import Version
 from soa.errors import SoaPipelineError
 from soa.text import in_html, in_markdown, logger, plain
 from stages.reports import BenchmarkReport, Timing, ValidationReport

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from registry.bundle.bundle import Bundle
-from registry.mlflow.version import Version
 from registry.store.registry import Registry
+from registry.version import Version
 from tests.models.project import PASSED, resealed
 
 

@@ -17,8 +17,8 @@ import torch
 import pipeline
 from pipeline.promotion.promoting import promote
 from registry.errors import NotFoundError, PromotionRefused, RegistryError
-from registry.mlflow import ShadowRecord
 from registry.promotion import Decision
+from registry.shadow import ShadowRecord
 from registry.store.registry import Registry
 from runtime.devices.shadow import ShadowedSession
 from runtime.errors import LoadError

@@ -20,9 +20,9 @@ from pipeline.report.pages import bench_page, difference_page, publish, version_
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.history.event_log import Event
-from registry.mlflow.version import PROMOTION, Promotion, Version
 from registry.promotion import Decision
 from registry.store.registry import Registry
+from registry.version import PROMOTION, Promotion, Version
 from runtime.checked import Tolerance, compare
 from stages.reports import BenchmarkReport, Timing, ValidationReport
 from tests.fuzz.hostile import require_plain

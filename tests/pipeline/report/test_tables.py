@@ -21,8 +21,8 @@ from pipeline.report.versions import (
     percent,
 )
 from registry.history.event_log import Event
-from registry.mlflow.version import Version
 from registry.promotion import Decision
+from registry.version import Version
 from soa.text import microseconds, number
 from stages.reports import BenchmarkReport, Timing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engines import Executable
-from registry.mlflow import ShadowRecord
+from registry.shadow import ShadowRecord
 from runtime.devices.shadow import ShadowedSession
 from runtime.session.session import Session
 from tests.models import rogues

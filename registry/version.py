@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from registry.errors import NotPromotedError, RegistryError
-from registry.mlflow.shadow import ShadowRecord
 from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
+from registry.shadow import ShadowRecord
 from soa.files import as_record, parse_json
 
 if TYPE_CHECKING:
-    from registry.mlflow.stored import StoredVersion
+    from registry.mlflow import StoredVersion
 
 DIGEST = "digest"
 TARGET = "target."
