@@ -131,11 +131,10 @@ def _packed(
 ) -> Weights:  # fmt: skip
     """For each run of the outer loops: blocks of `j`, in each the steps, `most` side by side."""
     own = [v for v in outer if address.factor(v)]
-    loops = [*own, j, *steps]
-    sizes = [v.extent for v in loops]
-    apart = [address.factor(v) or 0 for v in loops]
-    flat = data.contiguous().flatten()
-    whole = flat.as_strided(sizes, apart, address.constant)
+    place = torch.tensor(address.constant)
+    for v in (*own, j, *steps):
+        place = place.unsqueeze(-1) + (address.factor(v) or 0) * torch.arange(v.extent)
+    whole = data.flatten()[place]
     whole = whole.flatten(len(own) + 1) if steps else whole.unsqueeze(-1)
     blocks = [
         whole.narrow(len(own), at, min(most, j.extent - at)).transpose(-1, -2).flatten(len(own))

@@ -282,6 +282,8 @@ def main() -> None:
         for program in wrong(range(first, first + given.together), given.steps):
             failed += 1
             print(f"program {program.seed}: " + "; ".join(program.titles), flush=True)
+        if sys.stderr.isatty():
+            print(f"\r{first + given.together - given.seed}", end="", file=sys.stderr)
     print(f"{given.programs} programs, {failed} wrong, {time.monotonic() - begun:.0f} s")
     sys.exit(failed > 0)
 

@@ -181,6 +181,7 @@ def products() -> Table:
     weights = torch.randn(7, 8)
     return {
         "linear": lambda v, images: F.linear(v, weights),
+        "linear, backwards": lambda v, images: F.linear(v, weights).flip(2),
         "matrices": lambda v, images: v @ v.transpose(1, 2),
         "einsum": lambda v, images: torch.einsum("nij,kj->nki", v, weights),
         "weights first": lambda v, images: weights @ v.transpose(1, 2),
