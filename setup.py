@@ -1,6 +1,7 @@
 """The native libraries, which pyproject.toml cannot describe yet. Everything else is there."""
 
-import platform
+from pathlib import Path
+from sysconfig import get_platform
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -27,6 +28,12 @@ class Build(build_ext):
             return f"{fullname.replace('.', '/')}.so"
         return super().get_ext_filename(fullname)
 
+    def run(self) -> None:
+        super().run()
+        if self.inplace:  # Python would take one that an older setup.py made, by its suffix
+            for old in Path("engines/native").glob("_native.cpython-*.so"):
+                old.unlink()
+
 
 extensions = [
     Extension(
@@ -35,10 +42,11 @@ extensions = [
         depends=[f"engines/native/{name}.h" for name in HEADERS],
         extra_compile_args=[*FLAGS, "-O2"],
         libraries=["dl", "pthread"],
+        py_limited_api=True,  # as module.cpp says
         language="c++",
     )
 ]
-if platform.machine() == "x86_64":
+if get_platform().endswith("x86_64"):  # what is built for: not always this host
     # What runs in place of torch. -ffp-contract: the compiler has no say in the last bits.
     shim = Extension(
         "engines.native.libsoa_shim",
@@ -50,5 +58,7 @@ if platform.machine() == "x86_64":
     )
     extensions.append(shim)
 
+options = {"bdist_wheel": {"py_limited_api": "cp311"}}  # one wheel for 3.11 and all that come after
+
 if __name__ == "__main__":  # packages/soa-runtime builds the same
-    setup(cmdclass={"build_ext": Build}, ext_modules=extensions)
+    setup(cmdclass={"build_ext": Build}, ext_modules=extensions, options=options)
