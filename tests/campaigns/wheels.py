@@ -1,11 +1,11 @@
 """The wheels of `make wheels`, as somebody gets them: in an empty venv, without a compiler.
 
-    make wheels && python -m tests.campaigns.wheels                        # each Python on PATH
-    python -m tests.campaigns.wheels --python /usr/bin/python3.14 --demo
+    make wheels && python -m tests.campaigns.wheels --python python3.11 --python python3.13
+    python -m tests.campaigns.wheels --demo --python python3.13
 
-pip installs soa-runtime, with what it needs, from the index. Each artifact of the golden bundle that
+pip installs soa-runtime and what it needs from the index. Each artifact of the golden bundles that
 needs no torch is opened, and gives the bits that it gave where it was built. With `--demo` pip
-installs soa-pipeline too (torch: some GB), and the demo goes from its config to production: the
+installs soa-pipeline too, with torch, some GB, and the demo goes from its config to production: the
 engines that need a compiler are refused by name, and another one is chosen.
 """
 
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import shutil
-import subprocess
-import tarfile
+import sys
 import tempfile
 from pathlib import Path
 
-from tests.compatibility.test_golden_bundles import GOLDENS
+from registry.bundle import Bundle
+from tests.compatibility.test_golden_bundles import RELEASES, TARGET, WITHOUT_TORCH, unpack
+from tests.test_packaging import execute as executed
+from tests.test_packaging import succeeded
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINES = ("lanes", "aoti-standalone")
+DEMO = ("soa_pipeline", "[cpu,onnx,report]")
 _WORKER = """
 import json, shutil, sys
 from pathlib import Path
@@ -33,31 +34,69 @@ assert not [name for name in ("cc", "gcc", "g++", "clang++") if shutil.which(nam
 import soa_runtime
 from runtime.opening import answer_bits
 
-folder = Path(sys.argv[1])
+folder, said = Path(sys.argv[1]), {}
 for name in sys.argv[2:]:
-    with soa_runtime.load(folder, mode="test" if "torch" in sys.modules else "production",
-                          engine_name=name) as session:
-        print(name, answer_bits(session, folder / "reference.safetensors"))
-assert "torch" not in sys.modules
+    with soa_runtime.load(folder, engine_name=name) as session:
+        said[name] = answer_bits(session, folder / "reference.safetensors")
+assert "torch" not in sys.modules and Path(soa_runtime.__file__).is_relative_to(sys.prefix)
+print(json.dumps(said))
 """
 
 
-def execute(*command: str | Path, cwd: Path, path: str | None = None) -> str:
-    """What a command says; `path` is its PATH. AssertionError with all of it where it fails."""
-    own = {name: text for name, text in os.environ.items() if not name.startswith("PYTHON")}
-    own |= {"PATH": path} if path is not None else {}
-    done = subprocess.run(
-        command, cwd=cwd, env=own | {"HOME": str(cwd)}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--python", action="append", help="by default this one")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist")
+    parser.add_argument("--demo", action="store_true", help="with soa-pipeline and torch too")
+    given = parser.parse_args()
+    for python in given.python or [sys.executable]:
+        with tempfile.TemporaryDirectory(prefix="soa-wheels-") as folder:
+            print(campaign(python, given.dist.resolve(), Path(folder), demo=given.demo))
 
 
-def installed(python: Path, dist: Path, package: str, folder: Path) -> Path:
+def campaign(python: str, dist: Path, folder: Path, *, demo: bool) -> str:
+    """What was seen; AssertionError for a bit that differs, or a command that fails."""
+    bare = folder / "bin"  # all of its PATH
+    bare.mkdir()
+    worker = installed(python, dist, "soa_runtime", "", folder / "worker")
+    seen = [succeeded(executed(worker, "--version", cwd=folder)).strip()]
+    for release in RELEASES:
+        golden = unpack(release, folder / release)
+        candidates = Bundle.open(golden).manifest.targets[TARGET].candidates
+        command = (worker, "-c", _WORKER, golden, *WITHOUT_TORCH)
+        said = json.loads(succeeded(executed(*command, cwd=folder, env={"PATH": str(bare)})))
+        assert said == {name: candidates[name].bits for name in WITHOUT_TORCH}, said
+        seen.append(f"{release}: the same bits of {' and '.join(said)}")
+    if demo:
+        whole = installed(python, dist, *DEMO, folder / "whole")
+        seen.append(lives(whole, folder / "project", bare))
+    return "; ".join(seen)
+
+
+def installed(python: str, dist: Path, package: str, extras: str, venv: Path) -> Path:
     """The Python of a new venv with a package from `dist`, and what it needs from the index."""
-    execute(python, "-m", "venv", folder, cwd=folder.parent)
+    succeeded(executed(python, "-m", "venv", venv, cwd=venv.parent))
     (wheel,) = dist.glob(f"{package}-*{platform.machine()}.whl")
-    asked = f"{wheel}[cpu,onnx]" if package == "soa_pipeline" else str(wheel)
-    pip = (folder / "bin" / "python", "-m", "pip", "install", "-q")
-    subprocess.run([*pip, "--only-binary", ":all:", asked], check=True)
-    return folder / "bin" / "python"
+    pip = ("-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-cache-dir")
+    succeeded(executed(venv / "bin" / "python", *pip, f"{wheel}{extras}", cwd=venv.parent))
+    return venv / "bin" / "python"
+
+
+def lives(python: Path, project: Path, bare: Path) -> str:
+    """The demo's whole life by the wheel, and what it says of engines that were not built."""
+    for name in ("examples", "configs"):
+        shutil.copytree(ROOT / name, project / name)
+    env = {"PATH": str(bare), "HOME": str(project)}
+    succeeded(executed(python, "examples/demo.py", cwd=project, env=env))
+    show = (python, "-m", "pipeline", "show", "jet-tagger@production", "--json")
+    manifest = json.loads(succeeded(executed(*show, cwd=project, env=env)))["manifest"]
+    said = []
+    for target, record in manifest["targets"].items():
+        said.append(f"{target}: {record['chosen']} chosen")
+        refused = {name: each["reason"] for name, each in record["candidates"].items()}
+        said += [f"{name} refused ({why})" for name, why in refused.items() if why]
+    return "; ".join(said)
+
+
+if __name__ == "__main__":
+    main()
