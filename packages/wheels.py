@@ -66,6 +66,7 @@ def sdists(scratch: Path, out: Path) -> list[Path]:
 
 def compiler(machine: str, headers: Path) -> dict[str, str]:
     """Variables by which setuptools builds for a machine."""
+    headers.mkdir(parents=True, exist_ok=True)
     # Debian's pyconfig.h includes that of the target. All that the limited API takes from it, the
     # sizes of C's types, is the same on both machines.
     own = Path(sysconfig.get_path("include")).name
@@ -74,13 +75,16 @@ def compiler(machine: str, headers: Path) -> dict[str, str]:
         target = headers / f"{machine}-linux-gnu" / own / "pyconfig.h"
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(host, target)
+    own_names = headers / "own_names.map"  # libc++ has `operator new`, and it is not for others
+    own_names.write_text("{ local: _Z*; };")
+    link = f"-shared -O2 -s -Wl,--version-script={own_names}"
     zig, target_name = f"{sys.executable} -m ziglang", f"-target {machine}-linux-gnu.2.{GLIBC}"
     return {
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
         "CC": f"{zig} cc {target_name}",
         "CXX": f"{zig} c++ {target_name}",
-        "LDSHARED": f"{zig} cc {target_name} -shared -O2 -s",
-        "LDCXXSHARED": f"{zig} c++ {target_name} -shared -O2 -s",
+        "LDSHARED": f"{zig} cc {target_name} {link}",
+        "LDCXXSHARED": f"{zig} c++ {target_name} {link}",
         "CPPFLAGS": f"-I{headers}",
     }
 
@@ -189,7 +193,7 @@ def main() -> None:
     for old in out.glob("soa_*"):
         old.unlink()
     commit_time = run("git", "log", "-1", "--format=%ct").strip()
-    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # a commit gives the same files again
+    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # in the wheels
     with tempfile.TemporaryDirectory() as folder:
         for sdist in sdists(Path(folder), out):
             for machine in given.machine or MACHINES:

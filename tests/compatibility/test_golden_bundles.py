@@ -65,7 +65,7 @@ def test_this_release_has_one() -> None:
 
 
 def make(scratch: Path) -> Path:
-    """About 60 kB: artifacts that hold no copy of torch's headers."""
+    """About 400 kB, most of it what `aoti-standalone` takes from torch's headers."""
     config = CONFIG.replace(TARGETS, f"targets: [{TARGET}]")
     config = config.replace("[aoti, torchscript, exported]", f"[{', '.join(ENGINES)}]")
     built = build(write_project(scratch / "project", config=config))
