@@ -36,8 +36,8 @@ from runtime.opening import answer_bits
 
 folder, said = Path(sys.argv[1]), {}
 for name in sys.argv[2:]:
-    with soa_runtime.load(folder, engine_name=name) as session:
-        said[name] = answer_bits(session, folder / "reference.safetensors")
+    session = soa_runtime.load(folder, engine_name=name)
+    said[name] = answer_bits(session, folder / "reference.safetensors")
 assert "torch" not in sys.modules and Path(soa_runtime.__file__).is_relative_to(sys.prefix)
 print(json.dumps(said))
 """
