@@ -18,6 +18,7 @@ HEADERS = (
     "cpu_level",
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
+SHIM_HEADERS = ("order.h", "tensors.h", "product.h", "product.inc")
 FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
@@ -51,7 +52,7 @@ if get_platform().endswith("x86_64"):  # what is built for: not always this host
     shim = Extension(
         "engines.native.libsoa_shim",
         sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
-        depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
+        depends=[f"engines/native/shim/{n}" for n in SHIM_HEADERS],
         extra_compile_args=[*FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off"],
         extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
         language="c++",
