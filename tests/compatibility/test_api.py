@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import pytest
+from pydantic import BaseModel
 
 from pipeline.cli.main import main
 from soa_pipeline import PACKAGES, __version__
@@ -54,6 +55,8 @@ def value(default: Any) -> str:
 
 def of_class(name: str, kind: type) -> Iterator[str]:
     yield f"{name} ({', '.join(base.__name__ for base in kind.__bases__ if base is not object)})"
+    if issubclass(kind, BaseModel):
+        kind.model_rebuild()  # its signature is made at first use
     if not issubclass(kind, BaseException):
         yield from parameters(name, kind)
     own = [each for each in kind.__mro__ if ours(each)]
