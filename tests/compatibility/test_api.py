@@ -26,6 +26,10 @@ RECORD = Path(__file__).with_name("api.txt")
 FACES = [import_module(name) for name in PACKAGES]
 WORKER = Path(__file__).parents[2] / "packages" / "soa-runtime" / "soa_runtime" / "__init__.py"
 HIDDEN = ("_", "model_")  # pydantic's
+STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
 POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
 
@@ -42,7 +46,7 @@ def parameters(name: str, function: Any) -> Iterator[str]:
         positional = each.kind in POSITIONAL
         word = f"{place} {each.name}" if positional else each.name
         place += positional
-        starred = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        starred = STARS.get(each.kind, "")
         default = "" if each.default is each.empty else f" = {value(each.default)}"
         yield f"{name}({starred}{word}{default})"
 
