@@ -6,6 +6,7 @@ one of a new release is made by `python -m tests.compatibility.test_golden_bundl
 
 from __future__ import annotations
 
+import struct
 import tarfile
 import tempfile
 from pathlib import Path
@@ -34,6 +35,7 @@ RELEASES = sorted(file.name.removesuffix(".tar.xz") for file in HERE.glob("jets-
 TARGET = "cpu/x86-64-v3"
 ENGINES = ("lanes", "aoti-standalone", "torchscript", "exported")
 WITHOUT_TORCH = ENGINES[:2]
+GNU_STACK, EXECUTABLE = 0x6474E551, 1  # of a program header in ELF
 
 
 def unpack(release: str, into: Path) -> Path:
@@ -58,6 +60,19 @@ def test_opens_and_is_right(folder: Path, engine: str, mode: Literal["production
     require_right(session)
     if engine in WITHOUT_TORCH:
         assert answer_bits(session, folder / "reference.safetensors") == recorded is not None
+
+
+def test_no_artifact_asks_for_an_executable_stack(folder: Path) -> None:
+    """The C library refuses to open such a one, from glibc 2.41 on."""
+    libraries = list(folder.glob("targets/**/*.so"))
+    assert len(libraries) == len(WITHOUT_TORCH)
+    for library in libraries:
+        content = library.read_bytes()
+        (start,) = struct.unpack_from("<Q", content, 32)
+        (count,) = struct.unpack_from("<H", content, 56)
+        heads = [struct.unpack_from("<II", content, start + 56 * i) for i in range(count)]
+        flags = [found for kind, found in heads if kind == GNU_STACK]
+        assert len(flags) == 1 and not flags[0] & EXECUTABLE, library.name
 
 
 def test_this_release_has_one() -> None:
