@@ -4,9 +4,10 @@
     python -m tests.campaigns.wheels --demo --python python3.13
 
 pip installs soa-runtime and what it needs from the index. Each artifact of the golden bundles that
-needs no torch is opened, and gives the bits that it gave where it was built. With `--demo` pip
-installs soa-pipeline too, with torch, some GB, and the demo goes from its config to production: the
-engines that need a compiler are refused by name, and another one is chosen.
+needs no torch is opened, and gives the bits that it gave where it was built. With `--demo`
+soa-pipeline is installed too, and the demo goes from its config to production: the engines that
+need a compiler are refused by name, and another one is chosen. What it needs, torch above all, is
+taken from where this Python has it, so that Python must be of the same version.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import platform
 import shutil
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 
@@ -25,7 +27,6 @@ from tests.test_packaging import execute as executed
 from tests.test_packaging import succeeded
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = ("soa_pipeline", "[cpu,onnx,report]")
 _WORKER = """
 import json, shutil, sys
 from pathlib import Path
@@ -47,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--python", action="append", help="by default this one")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
-    parser.add_argument("--demo", action="store_true", help="with soa-pipeline and torch too")
+    parser.add_argument("--demo", action="store_true", help="with soa-pipeline too")
     given = parser.parse_args()
     for python in given.python or [sys.executable]:
         with tempfile.TemporaryDirectory(prefix="soa-wheels-") as folder:
@@ -58,7 +59,7 @@ def campaign(python: str, dist: Path, folder: Path, *, demo: bool) -> str:
     """What was seen; AssertionError for a bit that differs, or a command that fails."""
     bare = folder / "bin"  # all of its PATH
     bare.mkdir()
-    worker = installed(python, dist, "soa_runtime", "", folder / "worker")
+    worker = installed(python, dist, "soa_runtime", folder / "worker")
     seen = [succeeded(executed(worker, "--version", cwd=folder)).strip()]
     for release in RELEASES:
         golden = unpack(release, folder / release)
@@ -68,17 +69,25 @@ def campaign(python: str, dist: Path, folder: Path, *, demo: bool) -> str:
         assert said == {name: candidates[name].bits for name in WITHOUT_TORCH}, said
         seen.append(f"{release}: the same bits of {' and '.join(said)}")
     if demo:
-        whole = installed(python, dist, *DEMO, folder / "whole")
+        whole = installed(python, dist, "soa_pipeline", folder / "whole", with_ours=True)
         seen.append(lives(whole, folder / "project", bare))
     return "; ".join(seen)
 
 
-def installed(python: str, dist: Path, package: str, extras: str, venv: Path) -> Path:
-    """The Python of a new venv with a package from `dist`, and what it needs from the index."""
+def installed(
+    python: str, dist: Path, package: str, venv: Path, *, with_ours: bool = False
+) -> Path:
+    """The Python of a new venv with a package from `dist`, and what it needs from the index.
+
+    Or what it needs is seen where this Python has it, but last.
+    """
     succeeded(executed(python, "-m", "venv", venv, cwd=venv.parent))
     (wheel,) = dist.glob(f"{package}-*{platform.machine()}.whl")
-    pip = ("-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--no-cache-dir")
-    succeeded(executed(venv / "bin" / "python", *pip, f"{wheel}{extras}", cwd=venv.parent))
+    pip = (venv / "bin" / "python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:")
+    succeeded(executed(*pip, *(["--no-deps"] if with_ours else []), wheel, cwd=venv.parent))
+    if with_ours:
+        (packages,) = venv.glob("lib/python*/site-packages")
+        (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return venv / "bin" / "python"
 
 
