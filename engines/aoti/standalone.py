@@ -89,7 +89,7 @@ def _libraries(scratch: Path) -> str:
     (scratch / "libgomp.so").write_text("INPUT(-lsoa_shim)\n")
     folders = [f"-L{shlex.quote(str(folder))}" for folder in (scratch, SHIM.parent)]
     wrapped = [f"--wrap={name}{kind}" for name in _FUNCTIONS for kind in ("", "f")]
-    return " ".join(["soa_shim", *folders, ",".join(["-Wl,-z,defs", *wrapped])])
+    return " ".join(["soa_shim", *folders, ",".join(["-Wl,-z,defs,-z,noexecstack", *wrapped])])
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 // Python object. Memory is given as addresses; the Python side keeps its owners alive.
 
 #define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000  // one binary for Python 3.11 and all that come after
 #include <Python.h>
 
 #include <vector>
@@ -36,7 +37,7 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
   unsigned long long address = 0;
   PyObject *sizes = nullptr;
   if (!PyArg_ParseTuple(item, "KsO!", &address, &tensor->dtype, &PyTuple_Type, &sizes)) return false;
-  const Py_ssize_t ndim = PyTuple_GET_SIZE(sizes);
+  const Py_ssize_t ndim = PyTuple_Size(sizes);
   if (ndim < 1 || ndim > 2) {
     PyErr_SetString(PyExc_ValueError, "an argument has 1 or 2 sizes");
     return false;
@@ -44,7 +45,7 @@ bool read_tensor(PyObject *item, soa_tensor *tensor) {
   tensor->data = reinterpret_cast<void *>(address);
   tensor->ndim = static_cast<int32_t>(ndim);
   for (Py_ssize_t i = 0; i < ndim; ++i) {
-    tensor->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+    tensor->sizes[i] = PyLong_AsLongLong(PyTuple_GetItem(sizes, i));
     if (tensor->sizes[i] == -1 && PyErr_Occurred()) return false;
   }
   return true;
@@ -66,7 +67,7 @@ PyObject *model_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
   code = soa_model_open(library, device, folder, instances, threads, &opened, message, sizeof message);
   Py_END_ALLOW_THREADS
   if (code != SOA_OK) return raise(code, message);
-  auto *self = reinterpret_cast<Model *>(type->tp_alloc(type, 0));
+  auto *self = reinterpret_cast<Model *>(PyType_GenericAlloc(type, 0));
   if (self == nullptr) {
     soa_model_close(opened);
     return nullptr;
@@ -91,19 +92,19 @@ PyObject *model_close(PyObject *self, PyObject *) {
 void model_dealloc(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   close_model(reinterpret_cast<Model *>(self));
-  type->tp_free(self);
+  PyObject_Free(self);
   Py_DECREF(type);
 }
 
 PyObject *model_prepare(PyObject *self, PyObject *given) {
   auto *model = reinterpret_cast<Model *>(self);
   if (model->model == nullptr) return raise(SOA_CLOSED, "the session is closed");
-  PyObject *items = PySequence_Fast(given, "arguments must be a sequence");
+  PyObject *items = PySequence_Tuple(given);
   if (items == nullptr) return nullptr;
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  const Py_ssize_t count = PyTuple_Size(items);
   std::vector<soa_tensor> tensors(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (!read_tensor(PySequence_Fast_GET_ITEM(items, i), &tensors[static_cast<size_t>(i)])) {
+    if (!read_tensor(PyTuple_GetItem(items, i), &tensors[static_cast<size_t>(i)])) {
       Py_DECREF(items);
       return nullptr;
     }
@@ -114,7 +115,7 @@ PyObject *model_prepare(PyObject *self, PyObject *given) {
                                    sizeof message);
   Py_DECREF(items);
   if (code != SOA_OK) return raise(code, message);
-  auto *call = reinterpret_cast<Call *>(call_type->tp_alloc(call_type, 0));
+  auto *call = reinterpret_cast<Call *>(PyType_GenericAlloc(call_type, 0));
   if (call == nullptr) {
     soa_call_delete(made);
     return nullptr;
@@ -148,15 +149,15 @@ PyObject *call_run(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 
 // [(index, (address, dtype, sizes)), ...]: all of them or none.
 PyObject *call_update(PyObject *self, PyObject *given) {
-  PyObject *items = PySequence_Fast(given, "changes must be a sequence");
+  PyObject *items = PySequence_Tuple(given);
   if (items == nullptr) return nullptr;
-  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(items));
+  const auto count = static_cast<size_t>(PyTuple_Size(items));
   std::vector<soa_tensor> tensors(count);
   std::vector<size_t> indices(count);
   for (size_t k = 0; k < count; ++k) {
     PyObject *described = nullptr;
     Py_ssize_t index = 0;
-    if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(k)), "nO!", &index,
+    if (!PyArg_ParseTuple(PyTuple_GetItem(items, static_cast<Py_ssize_t>(k)), "nO!", &index,
                           &PyTuple_Type, &described) ||
         !read_tensor(described, &tensors[k])) {
       Py_DECREF(items);
@@ -189,7 +190,7 @@ void call_dealloc(PyObject *self) {
   auto *call = reinterpret_cast<Call *>(self);
   soa_call_delete(call->call);
   Py_XDECREF(call->owner);
-  type->tp_free(self);
+  PyObject_Free(self);
   Py_DECREF(type);
 }
 
@@ -198,12 +199,12 @@ PyObject *run_many(PyObject *, PyObject *given) {
   int threads = 1;
   unsigned long long stream = 0;
   if (!PyArg_ParseTuple(given, "Oi|K", &list, &threads, &stream)) return nullptr;
-  PyObject *items = PySequence_Fast(list, "calls must be a sequence");
+  PyObject *items = PySequence_Tuple(list);
   if (items == nullptr) return nullptr;
-  const Py_ssize_t count = PySequence_Fast_GET_SIZE(items);
+  const Py_ssize_t count = PyTuple_Size(items);
   std::vector<soa_call *> calls(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject *item = PySequence_Fast_GET_ITEM(items, i);
+    PyObject *item = PyTuple_GetItem(items, i);
     if (Py_TYPE(item) != call_type) {
       Py_DECREF(items);
       PyErr_SetString(PyExc_TypeError, "run_many takes Call objects");
@@ -242,7 +243,9 @@ PyObject *set_error(PyObject *, PyObject *given) {
     PyErr_SetString(PyExc_TypeError, "set_error takes an exception class");
     return nullptr;
   }
-  Py_SETREF(runner_error, Py_NewRef(given));
+  PyObject *before = runner_error;
+  runner_error = Py_NewRef(given);
+  Py_XDECREF(before);
   Py_RETURN_NONE;
 }
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from engines.kinds import host_cpu_levels
 from pipeline.config import Config
 from registry.bundle import Provenance
+from soa_pipeline import __version__
 
 _PACKAGES = (
     "torch",
@@ -34,8 +35,8 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 @cache
 def tools() -> dict[str, str]:
     """Versions of what takes part in a build."""
-    found = {}
-    for name in ("soa-pipeline", *_PACKAGES):
+    found = {"soa-pipeline": __version__}
+    for name in _PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -19,6 +19,7 @@ from pipeline.cli.promotion import approve, history, policy, promote, rollback
 from pipeline.cli.serving import deploy, serve
 from pipeline.cli.signing import sign, verify
 from soa.errors import SoaPipelineError
+from soa_pipeline import __version__
 
 _GROUPS = {
     "Build": (init, run, build, cxx, doctor),
@@ -81,7 +82,7 @@ def _of_the_disk(error: OSError) -> str:
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="soa-pipeline", prog_name="pipeline")
+@click.version_option(__version__, prog_name="pipeline")
 def main() -> None:
     """Compile trained torch models so that they run right, without a copy, on SoA memory.
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import xml.etree.ElementTree as xml
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import pipeline
+import soa_pipeline
 from engines.kinds import host_cpu_levels
 from pipeline.promotion.pulling import pull
 from registry.bundle.bundle import Bundle, seal
@@ -421,7 +421,7 @@ def test_the_c_interface_by_pkg_config(prefix: Path, jets: Built, tmp_path: Path
     assert run(tmp_path / "use", jets.bundle.path, "test").stdout == "0 aoti 3\n"
     assert run(tmp_path / "use", jets.bundle.path).stdout.startswith("17 ")
     version = execute("env", path, "pkg-config", "--modversion", "soa-model")
-    assert version.strip() == metadata.version("soa-pipeline")
+    assert version.strip() == soa_pipeline.__version__
 
 
 def test_the_tool_file_of_scram(prefix: Path) -> None:

@@ -2,7 +2,9 @@
 // than writes out. What they do not do they refuse, and the run ends with an error.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "order.h"
 #include "product.h"
 #include "tensors.h"
 
@@ -125,7 +127,7 @@ SOA_SHIM(aoti_torch_cpu_addmm_out, (Tensor * out, Tensor *self, Tensor *a, Tenso
 SOA_SHIM(aoti_torch_cpu_baddbmm_out, (Tensor * out, Tensor *self, Tensor *a, Tensor *b, double beta, double alpha),
          { multiply_batch(out, a, b, self, beta, alpha); })
 
-// Ties are torch's, by its own choice among the same algorithms (ATen/native/cpu/SortingKernel.cpp).
+// Ties are torch's, by its own choice among the algorithms of order.h (ATen/native/cpu/SortingKernel.cpp).
 SOA_SHIM(aoti_torch_cpu_topk,
          (Tensor * self, int64_t k, int64_t dim, int32_t largest, int32_t sorted, Tensor **values, Tensor **indices), {
   if (dim < 0) dim += self->dims;
@@ -135,11 +137,12 @@ SOA_SHIM(aoti_torch_cpu_topk,
   *values = contiguous(self->dims, sizes, self->dtype);
   *indices = contiguous(self->dims, sizes, kInt64);
   ordered(self, dim, largest != 0, *values, *indices, [&](auto *first, auto *last, auto compare) {
+    const Order<std::remove_pointer_t<decltype(first)>, decltype(compare)> order(compare);
     if (k * 64 <= last - first) {
-      std::partial_sort(first, first + k, last, compare);
+      order.partial_sort(first, first + k, last);
     } else {
-      std::nth_element(first, first + k - 1, last, compare);
-      if (sorted != 0) std::sort(first, first + k - 1, compare);
+      order.nth_element(first, first + k - 1, last);
+      if (sorted != 0) order.sort(first, first + k - 1);
     }
   });
 })

@@ -1,0 +1,137 @@
+// partial_sort, nth_element and sort of the standard library, as HP's and SGI's had them and GNU's has. The standard does not
+// say where equal elements go. torch's answers have them where these put them, and another library, such as libc++,
+// puts them elsewhere.
+#ifndef SOA_SHIM_ORDER_H
+#define SOA_SHIM_ORDER_H
+
+#include <algorithm>
+#include <cstdint>
+
+namespace soa_shim {
+
+template <typename T, typename Compare>
+class Order {
+ public:
+  explicit Order(Compare before) : before_(before) {}
+
+  void partial_sort(T *first, T *middle, T *last) const {
+    heap_select(first, middle, last);
+    while (middle - first > 1) {
+      --middle;
+      pop_heap(first, middle, middle);
+    }
+  }
+
+  void nth_element(T *first, T *nth, T *last) const {
+    if (first == last || nth == last) return;
+    for (int depth = depth_of(last - first); last - first > 3; --depth) {
+      if (depth == 0) {
+        heap_select(first, nth + 1, last);
+        std::swap(*first, *nth);
+        return;
+      }
+      T *cut = partition(first, last);
+      (cut <= nth ? first : last) = cut;
+    }
+    insertion_sort(first, last);
+  }
+
+  void sort(T *first, T *last) const {
+    if (first == last) return;
+    quick(first, last, depth_of(last - first));
+    T *sorted = last - first > kFew ? first + kFew : last;
+    insertion_sort(first, sorted);
+    for (; sorted < last; ++sorted) insert(sorted);
+  }
+
+ private:
+  static constexpr int64_t kFew = 16;
+
+  // Twice the logarithm: a division into parts that goes on for longer is a bad one.
+  static int depth_of(int64_t count) { return 2 * (63 - __builtin_clzll(static_cast<uint64_t>(count))); }
+
+  void quick(T *first, T *last, int depth) const {
+    for (; last - first > kFew; --depth) {
+      if (depth == 0) return partial_sort(first, last, last);
+      T *cut = partition(first, last);
+      quick(cut, last, depth - 1);
+      last = cut;
+    }
+  }
+
+  // Divide by the median of three, which comes first.
+  T *partition(T *first, T *last) const {
+    median_to(first, first + 1, first + (last - first) / 2, last - 1);
+    const T *pivot = first++;
+    for (;; ++first) {
+      while (before_(*first, *pivot)) ++first;
+      do {
+        --last;
+      } while (before_(*pivot, *last));
+      if (first >= last) return first;
+      std::swap(*first, *last);
+    }
+  }
+
+  void median_to(T *place, T *a, T *b, T *c) const {
+    if (!before_(*a, *b)) std::swap(a, b);
+    T *median = before_(*b, *c) ? b : before_(*a, *c) ? c : a;
+    std::swap(*place, *median);
+  }
+
+  void insertion_sort(T *first, T *last) const {
+    for (T *each = first + 1; each < last; ++each) {
+      if (before_(*each, *first)) {
+        std::rotate(first, each, each + 1);
+      } else {
+        insert(each);
+      }
+    }
+  }
+
+  void insert(T *each) const {
+    const T value = *each;
+    for (; before_(value, each[-1]); --each) *each = each[-1];
+    *each = value;
+  }
+
+  void heap_select(T *first, T *middle, T *last) const {
+    const int64_t count = middle - first;
+    for (int64_t parent = count / 2 - 1; parent >= 0; --parent) sift(first, parent, count, first[parent]);
+    for (T *each = middle; each < last; ++each) {
+      if (before_(*each, *first)) pop_heap(first, middle, each);
+    }
+  }
+
+  void pop_heap(T *first, T *last, T *to) const {
+    const T value = *to;
+    *to = *first;
+    sift(first, 0, last - first, value);
+  }
+
+  // Down to a leaf along the children that come later, then up to where the value belongs.
+  void sift(T *heap, int64_t hole, int64_t count, T value) const {
+    const int64_t top = hole;
+    int64_t child = 2 * hole + 2;
+    for (; child < count; child = 2 * hole + 2) {
+      if (before_(heap[child], heap[child - 1])) --child;
+      heap[hole] = heap[child];
+      hole = child;
+    }
+    if (child == count) {  // one child only
+      heap[hole] = heap[child - 1];
+      hole = child - 1;
+    }
+    for (int64_t parent = (hole - 1) / 2; hole > top && before_(heap[parent], value); parent = (hole - 1) / 2) {
+      heap[hole] = heap[parent];
+      hole = parent;
+    }
+    heap[hole] = value;
+  }
+
+  Compare before_;
+};
+
+}  // namespace soa_shim
+
+#endif

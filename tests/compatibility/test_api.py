@@ -1,0 +1,174 @@
+"""Public names and signatures stay as they are; so do the command's words and options.
+
+`api.txt` has a line for each name, parameter and option. What is new is added to it by
+`python -m tests.compatibility.test_api`, which takes no line away before the next major version.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from pydantic import BaseModel
+
+from pipeline.cli.main import main
+from soa_pipeline import PACKAGES, __version__
+
+RECORD = Path(__file__).with_name("api.txt")
+FACES = [import_module(name) for name in PACKAGES]
+WORKER = Path(__file__).parents[2] / "packages" / "soa-runtime" / "soa_runtime" / "__init__.py"
+HIDDEN = ("_", "model_")  # pydantic's
+STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+
+
+def ours(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] in PACKAGES
+
+
+def parameters(name: str, function: Any) -> Iterator[str]:
+    """A line each. Types are left out: a wider one breaks nobody."""
+    place = 0
+    for each in inspect.signature(function).parameters.values():
+        if each.name == "self":
+            continue
+        positional = each.kind in POSITIONAL
+        word = f"{place} {each.name}" if positional else each.name
+        place += positional
+        starred = STARS.get(each.kind, "")
+        default = "" if each.default is each.empty else f" = {value(each.default)}"
+        yield f"{name}({starred}{word}{default})"
+
+
+def value(default: Any) -> str:
+    """A default as one reads it; `...` for an object without a text of its own."""
+    text = repr(default)
+    return "..." if re.search(r" at 0x|<factory>", text) else text
+
+
+def of_class(name: str, kind: type) -> Iterator[str]:
+    yield f"{name} ({', '.join(base.__name__ for base in kind.__bases__ if base is not object)})"
+    if issubclass(kind, BaseModel):
+        kind.model_rebuild()  # its signature is made at first use
+    if not issubclass(kind, BaseException):
+        yield from parameters(name, kind)
+    own = [each for each in kind.__mro__ if ours(each)]
+    for member in sorted({m for each in own for m in vars(each) if not m.startswith(HIDDEN)}):
+        found = inspect.getattr_static(kind, member)
+        if isinstance(found, classmethod | staticmethod):
+            found = getattr(kind, member)
+        if inspect.isfunction(found) or inspect.ismethod(found):
+            yield f"{name}.{member}()"
+            yield from parameters(f"{name}.{member}", found)
+        else:
+            yield f"{name}.{member}"
+    for field in sorted({f for each in own for f in getattr(each, "__annotations__", {})}):
+        if not field.startswith(HIDDEN) and field not in kind.__dict__:
+            yield f"{name}.{field}"
+
+
+def of_worker() -> Iterator[str]:
+    """Names of soa-runtime; each is one of soa-pipeline's."""
+    for node in ast.parse(WORKER.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            yield from (f"soa_runtime.{name}" for name in ast.literal_eval(node.value))
+
+
+def of_faces() -> Iterator[str]:
+    first: dict[int, str] = {}
+    for face in FACES:
+        for short in getattr(face, "__all__", ()):  # `stages` has none
+            name, thing = f"{face.__name__}.{short}", getattr(face, short)
+            home = first.setdefault(id(thing), name)
+            if home != name:
+                yield f"{name} = {home}"
+            elif inspect.isclass(thing) and ours(thing):
+                yield from of_class(name, thing)
+            elif inspect.isfunction(thing):
+                yield f"{name}()"
+                yield from parameters(name, thing)
+            else:
+                yield name
+
+
+def of_command(name: str, command: click.Command) -> Iterator[str]:
+    yield name
+    for each in command.params:
+        words = each.opts + each.secondary_opts
+        shape = " ".join(words) if isinstance(each, click.Option) else str(each.name).upper()
+        yield f"{name} {shape}{' (required)' if each.required else ''}"
+    for word, inner in getattr(command, "commands", {}).items():
+        yield from of_command(f"{name} {word}", inner)
+
+
+def found() -> set[str]:
+    return {*of_faces(), *of_worker(), *of_command("pipeline", main)}
+
+
+def recorded() -> tuple[str, set[str]]:
+    head, *lines = RECORD.read_text().splitlines()
+    return head.split()[-1], set(lines)
+
+
+def demanded(new: set[str], old: set[str]) -> set[str]:
+    """Of the new lines, those that a call of yesterday does not give: it would fail."""
+    callables = {line.partition("(")[0] for line in old}
+    needs = re.compile(r"(?P<name>[\w.]+)\((\d+ )?\w+\)")
+    return {
+        line
+        for line in new
+        if ((given := needs.fullmatch(line)) and given["name"] in callables)
+        or (line.endswith("(required)") and line.rpartition(" (")[0].rpartition(" ")[0] in old)
+    }
+
+
+def broken(new: set[str], old: set[str]) -> list[str]:
+    return sorted(old - new) + sorted(demanded(new - old, old))
+
+
+def test_nothing_that_somebody_uses_is_gone_or_asks_for_more() -> None:
+    assert broken(found(), recorded()[1]) == []
+
+
+def test_everything_public_is_recorded() -> None:
+    new = found() - recorded()[1]
+    assert not new, f"record it: python -m tests.compatibility.test_api\n{sorted(new)}"
+
+
+@pytest.mark.parametrize(
+    ("now", "wrong"),
+    [
+        ({"f()", "f(0 a)", "f(b = 1)"}, []),
+        ({"f()", "f(0 a)", "g()", "g(0 a)"}, []),
+        ({"f()", "f(0 b)"}, ["f(0 a)", "f(0 b)"]),
+        ({"f()", "f(0 a)", "f(1 b)"}, ["f(1 b)"]),
+        ({"f()", "f(0 a)", "f(b)"}, ["f(b)"]),
+        ({"f()", "f(0 a = 1)"}, ["f(0 a)"]),
+        (set(), ["f()", "f(0 a)"]),
+    ],
+)
+def test_what_breaks(now: set[str], wrong: list[str]) -> None:
+    assert broken(now, {"f()", "f(0 a)"}) == wrong
+
+
+def record() -> None:
+    since, old = recorded() if RECORD.exists() else ("", set())
+    new = found()
+    if since.partition(".")[0] == __version__.partition(".")[0] and (wrong := broken(new, old)):
+        sys.exit("\n".join((*wrong, f"public since {since}: a major version alone may break it")))
+    RECORD.write_text("\n".join((f"# public since {__version__}", *sorted(new))) + "\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -1,0 +1,104 @@
+"""A bundle of each release still opens, and answers as it did.
+
+`jets-VERSION.tar.xz` is the folder that `pipeline pull jets@production` gave with that release. The
+one of a new release is made by `python -m tests.compatibility.test_golden_bundles`.
+"""
+
+from __future__ import annotations
+
+import struct
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import pipeline
+from engines.kinds import host_cpu_levels
+from pipeline.promotion.pulling import pull
+from registry.bundle import Bundle
+from registry.store.registry import Registry
+from runtime.opening import answer_bits
+from soa_pipeline import __version__
+from tests.models.project import (
+    CONFIG,
+    PASSED,
+    TARGETS,
+    build,
+    require_right,
+    write_project,
+)
+
+HERE = Path(__file__).parent
+RELEASES = sorted(file.name.removesuffix(".tar.xz") for file in HERE.glob("jets-*.tar.xz"))
+TARGET = "cpu/x86-64-v3"
+ENGINES = ("lanes", "aoti-standalone", "torchscript", "exported")
+WITHOUT_TORCH = ENGINES[:2]
+GNU_STACK, EXECUTABLE = 0x6474E551, 1  # of a program header in ELF
+
+
+def unpack(release: str, into: Path) -> Path:
+    with tarfile.open(HERE / f"{release}.tar.xz") as archive:
+        archive.extractall(into, filter="data")
+    return into / "jets"
+
+
+@pytest.fixture(scope="module", params=RELEASES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(request.param, tmp_path_factory.mktemp("golden"))
+
+
+@pytest.mark.skipif(TARGET[4:] not in host_cpu_levels(), reason=f"the bundles are for {TARGET}")
+@pytest.mark.parametrize("mode", ["production", "test"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_opens_and_is_right(folder: Path, engine: str, mode: Literal["production", "test"]) -> None:
+    recorded = Bundle.open(folder).manifest.targets[TARGET].candidates[engine].bits
+    session = pipeline.load(folder, mode=mode, engine_name=engine)
+    assert session.origin is not None
+    assert (session.origin.version, session.origin.engine) == ("1", engine)
+    require_right(session)
+    if engine in WITHOUT_TORCH:
+        assert answer_bits(session, folder / "reference.safetensors") == recorded is not None
+
+
+def test_no_artifact_asks_for_an_executable_stack(folder: Path) -> None:
+    """The C library refuses to open such a one, from glibc 2.41 on."""
+    libraries = list(folder.glob("targets/**/*.so"))
+    assert len(libraries) == len(WITHOUT_TORCH)
+    for library in libraries:
+        content = library.read_bytes()
+        (start,) = struct.unpack_from("<Q", content, 32)
+        (count,) = struct.unpack_from("<H", content, 56)
+        heads = [struct.unpack_from("<II", content, start + 56 * i) for i in range(count)]
+        flags = [found for kind, found in heads if kind == GNU_STACK]
+        assert len(flags) == 1 and not flags[0] & EXECUTABLE, library.name
+
+
+def test_this_release_has_one() -> None:
+    assert f"jets-{__version__}" in RELEASES
+
+
+def make(scratch: Path) -> Path:
+    """About 400 kB, most of it what `aoti-standalone` takes from torch's headers."""
+    config = CONFIG.replace(TARGETS, f"targets: [{TARGET}]")
+    config = config.replace("[aoti, torchscript, exported]", f"[{', '.join(ENGINES)}]")
+    built = build(write_project(scratch / "project", config=config))
+    registry = Registry(built.project.registry)
+    (version,) = registry.versions("jets")
+    pull(registry, registry.promote(version, "production", PASSED).ref, scratch / "jets")
+    out = HERE / f"jets-{__version__}.tar.xz"
+    with tarfile.open(out, "w:xz", preset=9) as archive:
+        archive.add(scratch / "jets", "jets", filter=_nobody)
+    return out
+
+
+def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as made:
+        print(make(Path(made)))
