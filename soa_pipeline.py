@@ -12,9 +12,8 @@ import os
 import runpy
 import sys
 
-__version__ = (
-    "1.0.0"  # of both wheels and of the C++ library; docs/reference/versions.md says what it promises
-)
+# Of both wheels and of the C++ library; docs/reference/versions.md says what it promises.
+__version__ = "1.0.0"
 PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipeline")
 
 
