@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex
 
 from engines.errors import RunError
 from engines.native import PreparedCall
@@ -20,12 +20,14 @@ from engines.processes import OwnProcess
 from runtime.errors import BindError
 from runtime.session.memory_checks import Collections, by_name, check_memory
 from runtime.session.streams import raw_stream
+from runtime.session.telemetry import telemetry
 from soa.memory import Collection, Span, argument_spans, carrier
 from soa.signature import Signature
 
 if TYPE_CHECKING:
     from runtime.session.session import Session
 
+P = ParamSpec("P")
 Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
 
@@ -52,6 +54,7 @@ class Binding:
         self._any_start = session.any_start
         self._executable = session.executable
         self._alone = _Alone()
+        self._telemetry = telemetry()
         self._process = OwnProcess()
         checked = self._check(inputs, outputs)
         self._arguments = list(checked.arguments)
@@ -86,7 +89,7 @@ class Binding:
             return
         with self._alone:
             self._use(rows)
-            self._launch(stream)
+            self._measured(self._launch)(stream)
 
     def _launch(self, stream: Any) -> None:
         if stream is None and self._on_cpu:
@@ -108,7 +111,13 @@ class Binding:
         call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):
             return None
-        return call.run if self.writes else _nothing
+        return self._measured(call.run) if self.writes else _nothing
+
+    def _measured(self, run: Callable[P, None]) -> Callable[P, None]:
+        """Off, which it is by default, the very same call."""
+        if self._telemetry is None:
+            return run
+        return self._telemetry.timed(run, self.origin, sum(self.rows.values()))
 
     def require_idle(self) -> None:
         """Raise RunError while another thread is using the binding."""

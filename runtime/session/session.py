@@ -12,6 +12,7 @@ from runtime.errors import BindError, LoadError
 from runtime.session.binding import Binding
 from runtime.session.memory_checks import Collections, by_name
 from runtime.session.streams import raw_stream
+from runtime.session.telemetry import telemetry
 from soa.layout import Layout
 from soa.memory import Collection, Device
 from soa.signature import Signature
@@ -106,7 +107,8 @@ class Session:
         bindings must share no output memory, and none may run elsewhere meanwhile. Raises the error
         of the first that fails; later ones may not have run.
         """
-        if all(type(binding) is Binding for binding in bindings):
+        # Each call is counted where there is telemetry.
+        if telemetry() is None and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
             calls = [binding.prepared.current for binding in bindings if binding.writes]

@@ -1,0 +1,116 @@
+"""Counts and times of calls as Prometheus reads them; off unless PIPELINE_TELEMETRY says where.
+
+`PIPELINE_TELEMETRY=9400` serves them on that port of this host alone. Anything else is a file that
+is written anew every few seconds, for node exporter's textfile collector; `{pid}` in its name is
+the process. A failed call is a line of JSON in the log `soa_pipeline.telemetry`, too. Without the
+variable nothing is imported, and a call does not ask.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec
+
+from runtime.errors import LoadError
+from soa.errors import needs_extra
+from soa.text import logger
+
+if TYPE_CHECKING:
+    from runtime.session.session import Origin
+
+P = ParamSpec("P")
+VARIABLE = "PIPELINE_TELEMETRY"
+log = logger("soa_pipeline.telemetry")
+
+_LABELS = ("model", "version", "engine", "target")
+_BUCKETS = [step * 10.0**k for k in range(-6, 1) for step in (1, 2.5, 5)] + [10.0]  # seconds
+_EVERY_S = 10.0
+
+
+class Telemetry:
+    """What the bound calls of this process came to. Any number of threads may add to it."""
+
+    def __init__(self, where: str) -> None:
+        with needs_extra("telemetry", LoadError):
+            import prometheus_client as prometheus
+        self.registry = prometheus.CollectorRegistry()
+        self._seconds = prometheus.Histogram(
+            "soa_call_seconds", "Time of a call; on a GPU of its launch.", _LABELS,
+            registry=self.registry, buckets=_BUCKETS,
+        )  # fmt: skip
+        self._rows = prometheus.Counter(
+            "soa_rows", "Rows of all row dimensions that were run.", _LABELS, registry=self.registry
+        )
+        self._failures = prometheus.Counter(
+            "soa_failures", "Calls that raised.", (*_LABELS, "error"), registry=self.registry
+        )
+        self.port: int | None = None
+        self._write = prometheus.write_to_textfile
+        try:
+            if where.isdigit():
+                server, _ = prometheus.start_http_server(
+                    int(where), "127.0.0.1", registry=self.registry
+                )
+                self.port = server.server_port
+            else:
+                self._file = Path(where.replace("{pid}", str(os.getpid())))
+                self.write()
+                atexit.register(self.write)
+                threading.Thread(target=self._keep_writing, daemon=True).start()
+        except (OSError, OverflowError) as error:
+            raise LoadError(
+                f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "
+                "there"
+            ) from None
+
+    def timed(self, run: Callable[P, object], origin: Origin | None, n: int) -> Callable[P, None]:
+        """The same call of an artifact on n rows, which adds itself."""
+        labels = labels_of(origin)
+        seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            begun = time.perf_counter()
+            try:
+                run(*args, **kwargs)
+            except Exception as error:
+                self._failures.labels(*labels, type(error).__name__).inc()
+                said = dict(zip(_LABELS, labels, strict=True)) | {"error": str(error)}
+                log.warning(json.dumps({"event": "failure", **said}))
+                raise
+            seconds.observe(time.perf_counter() - begun)
+            rows.inc(n)
+
+        return call
+
+    def write(self) -> None:
+        """The file, whole; nothing where a port is served."""
+        if self.port is None:
+            self._write(str(self._file), self.registry)
+
+    def _keep_writing(self) -> None:
+        while True:
+            time.sleep(_EVERY_S)
+            try:
+                self.write()
+            except OSError as error:
+                log.warning("telemetry cannot be written: %s", error)
+
+
+def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
+    if origin is None:
+        return ("", "", "", "")
+    return (origin.name, origin.version or "", origin.engine, origin.target)
+
+
+@cache
+def telemetry() -> Telemetry | None:
+    """This process's own, from the first session on; None where nobody asked. Raises LoadError."""
+    where = os.environ.get(VARIABLE)
+    return Telemetry(where) if where else None

@@ -1,0 +1,134 @@
+"""What Prometheus reads of the calls of a process, and that there is nothing where nobody asked."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as families
+
+from runtime.errors import LoadError
+from runtime.session import Binding, Origin, Session
+from runtime.session import telemetry as module
+from runtime.session.telemetry import VARIABLE, telemetry
+from tests.models import rogues
+from tests.models.building import Built, mlp_signature
+
+ROOT = Path(__file__).parents[3]
+ORIGIN = Origin("jets", "3", "digest", "cpu/x86-64-v3", "lanes")
+LABELS = {"model": "jets", "version": "3", "engine": "lanes", "target": "cpu/x86-64-v3"}
+Asked = Callable[[str], None]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
+    def ask(where: str) -> None:
+        monkeypatch.setenv(VARIABLE, where)
+        telemetry.cache_clear()
+
+    telemetry.cache_clear()
+    yield ask
+    monkeypatch.undo()
+    telemetry.cache_clear()
+
+
+def bound(session: Session, n: int = 7) -> Binding:
+    return session.bind(session.collection("jets", n), session.collection("tags", n))
+
+
+def samples(text: str) -> dict[str, float]:
+    """Those of our labels, by name; failures by their error."""
+    found = {}
+    for sample in (sample for family in families(text) for sample in family.samples):
+        if "le" not in sample.labels and LABELS.items() <= sample.labels.items():
+            found[" ".join([sample.name, sample.labels.get("error", "")]).strip()] = sample.value
+    return found
+
+
+def served() -> str:
+    there = telemetry()
+    assert there is not None and there.port is not None
+    with urlopen(f"http://127.0.0.1:{there.port}/metrics") as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_without_the_variable_a_call_is_the_native_one(
+    mlp: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    telemetry.cache_clear()
+    binding = bound(mlp.session("lanes"))
+    assert binding._native is binding.prepared.run
+
+
+def test_calls_rows_and_failures(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
+    asked("0")
+    broken = False
+
+    def then(*_: object) -> None:
+        if broken:
+            raise ValueError('a "quoted" reason')
+
+    binding = bound(Session(mlp_signature(), rogues.Rogue(then), origin=ORIGIN))
+    binding()
+    binding(5)
+    broken = True
+    with caplog.at_level(logging.WARNING), pytest.raises(ValueError):
+        binding(2)
+    found = samples(served())
+    assert found["soa_call_seconds_count"] == 2
+    assert found["soa_rows_total"] == 12
+    assert found["soa_failures_total ValueError"] == 1
+    assert 0 < found["soa_call_seconds_sum"] < 60
+    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == module.log.name]
+    assert line == {"event": "failure", **LABELS, "error": 'a "quoted" reason'}
+
+
+def test_native_calls_and_many_at_once(asked: Asked, mlp: Built) -> None:
+    asked("0")
+    opened = mlp.session("lanes")
+    session = Session(opened.signature, opened.executable, origin=ORIGIN)
+    one, other = bound(session), bound(session, 3)
+    one()
+    session.run_many([one, other], threads=2)
+    assert samples(served())["soa_rows_total"] == 7 + 7 + 3
+    assert samples(served())["soa_call_seconds_count"] == 3
+
+
+def test_a_file_of_this_process(asked: Asked, tmp_path: Path) -> None:
+    asked(str(tmp_path / "soa-{pid}.prom"))
+    bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
+    there = telemetry()
+    assert there is not None
+    there.write()
+    (file,) = tmp_path.iterdir()
+    assert re.fullmatch(r"soa-\d+\.prom", file.name)
+    assert samples(file.read_text())["soa_rows_total"] == 7
+
+
+@pytest.mark.parametrize("where", ["70000", "none/soa.prom"])
+def test_what_cannot_be_written_or_served(asked: Asked, where: str) -> None:
+    asked(where)
+    with pytest.raises(LoadError, match=VARIABLE):
+        bound(Session(mlp_signature(), rogues.honest()))
+
+
+def test_the_dashboard_asks_for_what_is_there(asked: Asked) -> None:
+    asked("0")
+    bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
+    served()
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    wanted = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"soa_\w+", target["expr"])
+    }
+    given = {s.name for family in families(served()) for s in family.samples}
+    assert wanted - given <= {"soa_failures_total"}  # which is there from the first failure on
