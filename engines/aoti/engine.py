@@ -1,12 +1,14 @@
 """The engines of AOTInductor: native code for one target, opened from its unpacked files.
 
-What builds is in build.py and
-standalone.py; this file imports no torch, so that a process that only runs a model need not.
+What builds is in build.py and standalone.py; this file imports no torch, so that a process that
+only runs a model need not.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -37,6 +39,8 @@ class AotiEngine(Engine, engine="aoti", order=10):
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
         """Options: `threads` (1: the caller's thread does the work), any Inductor configuration."""
+        if shutil.which(compiler := os.environ.get("CXX", "g++")) is None:
+            raise EngineError(f"no C++ compiler is here: {compiler} is not on PATH; install g++")
         return self.build().compile(source, target, options, out)
 
     def open(

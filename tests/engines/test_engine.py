@@ -35,6 +35,18 @@ def test_an_unknown_engine() -> None:
         engine("tvm")
 
 
+@pytest.mark.parametrize("name", ["lanes", "aoti", "aoti-standalone"])
+def test_without_a_compiler(
+    mlp: Built, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr("engines.lanes.compilers.find_spec", lambda module: None)  # no ziglang
+    source = Portable(mlp.capture.program, None)
+    with pytest.raises(EngineError, match="no C\\+\\+ compiler is here"):
+        engine(name).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)
+
+
 def test_only_the_engine_asked_for_is_imported() -> None:
     code = (
         "import sys; from engines import engine; engine('exported'); "
