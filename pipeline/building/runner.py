@@ -32,7 +32,6 @@ from pipeline.errors import ReportError
 from pipeline.report import page_place, publish
 from registry.bundle import Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
-from registry.mlflow import start_importing
 from registry.store import Registry
 from registry.version import Version
 from soa.files import as_record, parse_json, read_plain, write_whole
@@ -99,7 +98,6 @@ def run(
         store.versions(config.name)  # an unreachable registry ends the run before any work
     labelled = _labelled(config)
     captured, files = _capture(config, progress, key["capture"])
-    start_importing()  # while compilers run
     bundle = _build(config, path, progress, captured, labelled, key)
     with progress.step("register"):
         version = store.register(bundle)

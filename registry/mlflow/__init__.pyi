@@ -2,7 +2,6 @@ from . import description as description
 from . import models as models
 from .access import Access as Access
 from .access import sent_once as sent_once
-from .access import start_importing as start_importing
 from .access import translated as translated
 from .mlmodel import MLMODEL as MLMODEL
 from .mlmodel import Field as Field

@@ -12,7 +12,6 @@ MLflow is imported inside functions: it takes more than a second.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import os
 import re
@@ -268,19 +267,6 @@ def _create(path: Path) -> None:
     finally:
         for file in path.parent.glob(f"{partial.name}*"):  # SQLite's journal too
             file.unlink(missing_ok=True)
-
-
-def start_importing() -> None:
-    """Import what writing needs beside other work: it takes seconds."""
-    _prepare()
-    threading.Thread(target=_import, name="import of MLflow").start()
-
-
-def _import() -> None:
-    with contextlib.suppress(Exception):  # who needs it is told
-        for name in ("tracking", "store.db.utils", "store.tracking.sqlalchemy_store",
-                     "store.model_registry.sqlalchemy_store"):  # fmt: skip
-            importlib.import_module(f"mlflow.{name}")
 
 
 def _prepare() -> None:
