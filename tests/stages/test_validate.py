@@ -348,7 +348,7 @@ def test_faults_in_one_collection(executable: Executable, reason: str | None) ->
         assert report.reason.startswith(reason)
 
 
-class ReadsBefore:
+class ReadsBefore(Executable):
     """Right answers, after a look at the bytes before its input."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -356,7 +356,7 @@ class ReadsBefore:
         ctypes.string_at(arguments[1].data_ptr() - 16, 16)
 
 
-class ReadsBeyond:
+class ReadsBeyond(Executable):
     """Right answers, after a look at the bytes beyond the end of its input."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:

@@ -127,7 +127,7 @@ def test_artifact_of_another_model(
     assert "limit 0; largest deviation 0." in detail
 
 
-class Faulty:
+class Faulty(Executable):
     """An artifact that does something more where a fault of it says so."""
 
     def __init__(self, right: Executable, at: Callable[[int, torch.Tensor], bool]) -> None:

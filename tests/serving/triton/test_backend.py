@@ -5,6 +5,7 @@ What a GPU would do is tried on the CPU, by requests in torch's tensors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from serving.wire import FORMS, Array, Form, Wire
 from tests.models import served, tagged
 from tests.models.building import Built, build
 from tests.models.mlps import CLASSES, FEATURES
+from tests.models.rogues import Calls
 
 LIMIT = 100
 
@@ -126,11 +128,11 @@ def test_requests_share_runs_and_runs_keep_to_the_limit(mlp: Built) -> None:
     seen: list[int] = []
     run = session._executable
 
-    def counting(arguments: list[torch.Tensor]) -> None:
+    def counting(arguments: Sequence[torch.Tensor]) -> None:
         seen.append(arguments[0].shape[0])
         run(arguments)
 
-    core = Core(Session(session.signature, counting), merge=True)  # type: ignore[arg-type]
+    core = Core(Session(session.signature, Calls(counting)), merge=True)
     core.answer([Request(jets(n, 0)) for n in (10, 20, 4960, 30, 12000)])
     assert seen == [10 + 20 + 4960, 30 + 4000, 4000, 4000]
 
