@@ -117,14 +117,7 @@ def load(
     The other options are those of `runtime.opening.Opening`. Raises LoadError, OptionError, or the
     typed error of what went wrong: registry, bundle, target or engine.
     """
-    if build not in ("never", "missing"):
-        raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
-    if build == "missing":
-        from pipeline.building import build_at_first_use  # only here: the stages take a second
-
-        options["builder"] = build_at_first_use
-    options.setdefault("prover", _refused_here)
-    opening = Opening(ref, mode=mode, **options)
+    opening = _opening(ref, mode, build, options)
     url = device if isinstance(device, str) and device.startswith(SCHEME) else None
     at_site = device == "site" or (site is not None and str(device) == "cpu")
     if site is not None and not at_site:
@@ -132,21 +125,37 @@ def load(
     if remote is not None and url is None:
         whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {whose}")
-    if live and (at_site or url):
-        raise LoadError(f"live with device {str(device)!r}: a server runs one version")
     if shadow is None and shadow_record is not None:
         raise LoadError(f"shadow_record={str(shadow_record)!r} without a shadow: name one")
-    if shadow is not None and (live or at_site or url or device == "auto"):
+    elsewhere = at_site or url is not None
+    if live and elsewhere:
+        raise LoadError(f"live with device {str(device)!r}: a server runs one version")
+    if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if at_site:
         return _at_a_site(opening, site)
-    if url is None:
-        session = load_here(opening, device, live)
-        if shadow is None:
-            return session
-        from runtime.devices import shadowed
+    if url is not None:
+        return _on_a_server(opening, url, remote)
+    session = load_here(opening, device, live)
+    if shadow is None:
+        return session
+    from runtime.devices import shadowed
 
-        return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
+    return shadowed(session, opening, shadow, shadow_fraction, shadow_record)
+
+
+def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
+    if build not in ("never", "missing"):
+        raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
+    if build == "missing":
+        from pipeline.building import build_at_first_use  # only here: the stages take a second
+
+        options["builder"] = build_at_first_use
+    options.setdefault("prover", _refused_here)
+    return Opening(ref, mode=mode, **options)
+
+
+def _on_a_server(opening: Opening, url: str, remote: RemoteOptions | None) -> Session:
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
             what = "build" if name == "builder" else name

@@ -185,6 +185,14 @@ class Signature:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise SignatureError(f"two blocks are called {twice[0]!r}")
+        self._check_rows()
+        self._check_outputs()
+        used = self.input_collections + self.output_collections
+        for collection in self.layouts:
+            if collection not in used:
+                raise SignatureError(f"collection {collection!r} has no block: remove it")
+
+    def _check_rows(self) -> None:
         for name in self.jagged:
             offsets = offsets_of(name)
             if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
@@ -197,6 +205,8 @@ class Signature:
                     f"rows of {dim!r} are unbounded: that needs one row dimension, a least n of 0 "
                     "or 1, and no output that all rows share"
                 )
+
+    def _check_outputs(self) -> None:
         read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
@@ -221,10 +231,6 @@ class Signature:
                     f"{', '.join(sorted(set(out.plan.dtypes)))}: one output writes one dtype (or "
                     "floating-point ones); make it several outputs"
                 )
-        used = self.input_collections + self.output_collections
-        for collection in self.layouts:
-            if collection not in used:
-                raise SignatureError(f"collection {collection!r} has no block: remove it")
 
     @cached_property
     def dims(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,27 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
 
 def _check(content: bytes) -> None:
     reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that reads it afterwards
-    records = reader.get_all_records()
+    _require_records(reader.get_all_records())
+    _require_no_pickle(reader)
+    allowed = _SYMPY | _torch_functions()
+    for key, value in _strings(parse_json(reader.get_record(_MODEL))):
+        if key == "expr_str":
+            _require_expression(value, allowed)
+        elif key in ("in_spec", "out_spec"):
+            _require_tree(value)
+        elif key.endswith(("name", "names", "target")):
+            _require_name(value)
+
+
+def _require_records(records: Sequence[str]) -> None:
     for name in records:
         if not _RECORDS.fullmatch(name):
             raise EngineError(f"the archive holds {name!r}, which is no part of a program")
     if len(set(records)) != len(records):
         raise EngineError("the archive holds a name twice")
+
+
+def _require_no_pickle(reader: Any) -> None:
     for name in _PAYLOADS:
         for key, payload in parse_json(reader.get_record(name))["config"].items():
             if payload["use_pickle"] is not False:
@@ -93,14 +108,6 @@ def _check(content: bytes) -> None:
     if samples:
         # What this refuses, torch would then unpickle without restriction.
         torch.load(BytesIO(samples), weights_only=True)
-    allowed = _SYMPY | _torch_functions()
-    for key, value in _strings(parse_json(reader.get_record(_MODEL))):
-        if key == "expr_str":
-            _require_expression(value, allowed)
-        elif key in ("in_spec", "out_spec"):
-            _require_tree(value)
-        elif key.endswith(("name", "names", "target")):
-            _require_name(value)
 
 
 def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -86,7 +86,12 @@ def check_config(config: Config) -> list[Problem]:
 
     The rules of layouts, blocks and signatures are those of `soa`: what it refuses is placed here.
     """
-    problems = [*_unknown_names(config), *_without_tf32(config), *_gates(config)]
+    problems = [
+        *_unknown_columns(config),
+        *_unknown_rows(config),
+        *_without_tf32(config),
+        *_gates(config),
+    ]
 
     def tried(at: Key, make: Callable[..., T], *given: Any) -> T | None:
         """None where it is refused, which is then among the problems."""
@@ -125,8 +130,8 @@ def _blocks(config: Config) -> list[tuple[Key, BlockConfig]]:
     ]
 
 
-def _unknown_names(config: Config) -> Iterator[Problem]:
-    """Names of collections, columns and rows that are not there."""
+def _unknown_columns(config: Config) -> Iterator[Problem]:
+    """Names of collections and columns that are not there."""
     for key in config.apply.columns:
         name, _, column = key.partition("/")
         collection = config.collections.get(name)
@@ -140,9 +145,19 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
         for i, name in enumerate(block.columns):
             if name not in have:
                 yield (*at, "columns", i), not_among(name, have)
+    inputs = {block.collection for block in config.inputs} & config.collections.keys()
+    columns = [c.name for name in sorted(inputs) for c in config.collections[name].columns]
+    for name in config.reference.ranges:
+        if name not in columns:
+            text = f"not a column of an input collection: {not_among(name, columns)}"
+            yield ("reference", "ranges", name), text
+
+
+def _unknown_rows(config: Config) -> Iterator[Problem]:
+    """Row dimensions without a range, and ranges of none."""
     used: set[str] = set()
     for name, collection in config.collections.items():
-        at = ("collections", name)
+        at: Key = ("collections", name)
         counted: dict[Key, str] = {(*at, "rows"): collection.rows}
         if collection.jagged:
             counted[*at, "jagged", "rows"] = collection.jagged.rows
@@ -154,12 +169,6 @@ def _unknown_names(config: Config) -> Iterator[Problem]:
             used.add(dim)
     for dim in config.rows.keys() - used:
         yield ("rows", dim), f"no collection has these rows: {not_among(dim, sorted(used))}"
-    inputs = {block.collection for block in config.inputs} & config.collections.keys()
-    columns = [c.name for name in sorted(inputs) for c in config.collections[name].columns]
-    for name in config.reference.ranges:
-        if name not in columns:
-            text = f"not a column of an input collection: {not_among(name, columns)}"
-            yield ("reference", "ranges", name), text
 
 
 def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:

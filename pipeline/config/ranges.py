@@ -59,35 +59,41 @@ def written_out(document: Document) -> Document:
     They have the line where they were written. ConfigError for what stands for nothing.
     """
     lines, problems = dict(document.lines), list[Problem]()
-
-    def expand(at: Key, part: dict[str, Any], have: Sequence[str] | None) -> None:
-        written, at = part.get("columns"), (*at, "columns")
-        if not isinstance(written, list):
-            return
-        made: list[tuple[int, Any]] = []
-        for i, entry in enumerate(written):
-            try:
-                made += [(i, each) for each in _entries(entry, have)]
-            except ValueError as error:
-                problems.append(((*at, i), str(error)))
-        part["columns"] = [each for _, each in made]
-        if len(made) == len(written):
-            return
-        under: dict[Any, dict[Key, int]] = {}
-        for key in [key for key in lines if key[: len(at)] == at and key != at]:
-            under.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
-        for place, (i, _) in enumerate(made):
-            lines.update({(*at, place, *rest): line for rest, line in under[i].items()})
-
     have: dict[str, list[str]] = {}
     for name, collection in _mappings(document.data.get("collections")):
-        expand(("collections", name), collection, None)
+        problems += _expand(lines, ("collections", name), collection, None)
         have[name] = [str(each.get("name")) for _, each in _mappings(collection.get("columns"))]
     for kind in ("inputs", "outputs"):
         for i, block in _mappings(document.data.get(kind)):
-            expand((kind, i), block, have.get(str(block.get("collection")), []))
+            known = have.get(str(block.get("collection")), [])
+            problems += _expand(lines, (kind, i), block, known)
     document.refuse(problems, "config")
     return replace(document, lines=lines)
+
+
+def _expand(
+    lines: dict[Key, int], at: Key, part: dict[str, Any], have: Sequence[str] | None
+) -> list[Problem]:
+    """Write out the columns of a collection or a block, and move their lines."""
+    written, at = part.get("columns"), (*at, "columns")
+    if not isinstance(written, list):
+        return []
+    problems: list[Problem] = []
+    made: list[tuple[int, Any]] = []
+    for i, entry in enumerate(written):
+        try:
+            made += [(i, each) for each in _entries(entry, have)]
+        except ValueError as error:
+            problems.append(((*at, i), str(error)))
+    part["columns"] = [each for _, each in made]
+    if len(made) == len(written):
+        return problems
+    under: dict[Any, dict[Key, int]] = {}
+    for key in [key for key in lines if key[: len(at)] == at and key != at]:
+        under.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
+    for place, (i, _) in enumerate(made):
+        lines.update({(*at, place, *rest): line for rest, line in under[i].items()})
+    return problems
 
 
 def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:

@@ -94,15 +94,17 @@ def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
     return min((p for p in found if {key.removeprefix(p) for key in keys} == {*own}), default="")
 
 
-def _ports(module: Any) -> Iterator[Port]:
-    def wide(shape: Sequence[Any]) -> int:
-        return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 0
+def _width(shape: Sequence[Any]) -> int:
+    """Of rows of features; 0 where that is not known."""
+    return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 0
 
+
+def _ports(module: Any) -> Iterator[Port]:
     if hasattr(module, "session"):  # ONNX Runtime's
         for each in module.session.get_inputs():
             kind = each.type.removeprefix("tensor(").removesuffix(")")
             dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
-            yield Port(each.name, True, wide(each.shape), dtype)
+            yield Port(each.name, True, _width(each.shape), dtype)
     elif hasattr(module, "names") and hasattr(module, "features"):  # boosted trees
         yield Port("features", True, module.features, None, tuple(module.names))
     elif isinstance(module, torch.jit.ScriptModule):
@@ -111,11 +113,17 @@ def _ports(module: Any) -> Iterator[Port]:
     elif isinstance(module, torch.fx.GraphModule):  # an exported program
         for node in module.graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
-            yield Port(node.name, True, wide(value.shape), str(value.dtype).removeprefix("torch."))
+            dtype = str(value.dtype).removeprefix("torch.")
+            yield Port(node.name, True, _width(value.shape), dtype)
     else:
-        for name, given in inspect.signature(module.forward).parameters.items():
-            if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
-                yield Port(name, given.default is given.empty)
+        yield from _parameters(module)
+
+
+def _parameters(module: Any) -> Iterator[Port]:
+    """Those of a module's `forward` that are given by their place."""
+    for name, given in inspect.signature(module.forward).parameters.items():
+        if given.kind in (given.POSITIONAL_ONLY, given.POSITIONAL_OR_KEYWORD):
+            yield Port(name, given.default is given.empty)
 
 
 def answers(module: torch.nn.Module, options: Sequence[Option], n: int) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ Variables, their formulas and their standardisation become columns and `preproce
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -105,25 +105,33 @@ def _formula(
     others = {key: text for key, text in formulas.items() if key != name}
 
     def read(node: ast.expr) -> list[Any]:
-        match node:
-            case ast.Name(id=other):
-                return _formula(other, others, have, columns)
-            case ast.BinOp(op=op, left=left, right=ast.Constant(value=int() | float() as number)):
-                if isinstance(op, ast.Pow) and number == 2:
-                    return [*read(left), "square"]
-                if type(op) in _BINARY:
-                    return [*read(left), {_BINARY[type(op)]: number}]
-            case ast.BinOp(op=op, left=left, right=right) if type(op) in _BINARY:
-                return [*read(left), {_BINARY[type(op)]: read(right)}]
-            case ast.Call(func=ast.Attribute(attr="ones_like"), args=[x]):
-                return [*read(x), {"above": 0}]
-            case ast.Call(func=ast.Attribute(attr="hypot"), args=[x, y]):
-                return [*read(x), "square", {"add": [*read(y), "square"]}, "sqrt"]
-            case ast.Call(func=ast.Attribute(attr=call), args=[x]) if call in _CALLS:
-                return [*read(x), call]
-        raise ValueError(
-            f"new_variables: {name}: {ast.unparse(node)} is no operation of preprocess: "
-            f"do it in the model, or give the data a column {name}"
-        )
+        if isinstance(node, ast.Name):
+            return _formula(node.id, others, have, columns)
+        found = _operation(node, read)
+        if found is None:
+            raise ValueError(
+                f"new_variables: {name}: {ast.unparse(node)} is no operation of preprocess: "
+                f"do it in the model, or give the data a column {name}"
+            )
+        return found
 
     return read(ast.parse(formulas[name], mode="eval").body)
+
+
+def _operation(node: ast.expr, read: Callable[[ast.expr], list[Any]]) -> list[Any] | None:
+    """As steps of `preprocess`, after those that `read` gives of what it is done to; None where
+    `preprocess` has no such operation."""
+    match node:
+        case ast.BinOp(op=ast.Pow(), left=left, right=ast.Constant(value=2)):
+            return [*read(left), "square"]
+        case ast.BinOp(op=op, left=left, right=ast.Constant(value=int() | float() as number)):
+            return [*read(left), {_BINARY[type(op)]: number}] if type(op) in _BINARY else None
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in _BINARY:
+            return [*read(left), {_BINARY[type(op)]: read(right)}]
+        case ast.Call(func=ast.Attribute(attr="ones_like"), args=[x]):
+            return [*read(x), {"above": 0}]
+        case ast.Call(func=ast.Attribute(attr="hypot"), args=[x, y]):
+            return [*read(x), "square", {"add": [*read(y), "square"]}, "sqrt"]
+        case ast.Call(func=ast.Attribute(attr=call), args=[x]) if call in _CALLS:
+            return [*read(x), call]
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,10 +57,20 @@ def shadowed(
             f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
             "registry to keep the record of a shadow: write shadow_record=FILE"
         )
-    if file is not None and file.exists():
-        raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
     executable, target, engine, any_start = open_here(opened, torch.device("cpu"))
     second = Session(opened.signature, executable, "cpu", opened.origin(target, engine), any_start)
+    try:
+        keep = _keeper(begun, file, asked)
+    except LoadError:
+        second.close()
+        raise
+    return ShadowedSession(session, second, fraction, begun, keep)
+
+
+def _keeper(
+    begun: ShadowRecord, file: Path | None, asked: Opening
+) -> Callable[[ShadowRecord], None]:
+    """What adds to the record, in the registry or in `file`, which is new. Raises LoadError."""
     whole = begun
 
     def keep(seen: ShadowRecord) -> None:
@@ -71,9 +82,10 @@ def shadowed(
         whole = whole.plus([seen])
 
     if file is not None:
+        if file.exists():
+            raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
         try:
             keep(begun)
         except OSError as error:
-            second.close()
             raise LoadError(f"{file} cannot be written: {error.strerror}") from error
-    return ShadowedSession(session, second, fraction, begun, keep)
+    return keep

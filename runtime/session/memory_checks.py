@@ -96,6 +96,23 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
             f"({', '.join(signature.input_collections)}), then outputs "
             f"({', '.join(signature.output_collections)})"
         )
+    _check_columns(where, found, wanted)
+    if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
+        return  # separate columns that are aligned better than needed
+    if found.storage != wanted.storage:
+        raise BindError(
+            f"{where} is stored as {found.storage!r}, the model was compiled for "
+            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
+            f"build the model with storage: {found.storage}"
+        )
+    raise BindError(
+        f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
+        f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
+        f"alignment: {found.alignment}"
+    )
+
+
+def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
     for column in wanted.columns:
         have = found.by_name.get(column.name)
         if have is None:
@@ -120,19 +137,6 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
             f"{', '.join(c.name for c in found.columns)}; the model was compiled for "
             f"{', '.join(c.name for c in wanted.columns)}"
         )
-    if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
-        return  # separate columns that are aligned better than needed
-    if found.storage != wanted.storage:
-        raise BindError(
-            f"{where} is stored as {found.storage!r}, the model was compiled for "
-            f"{wanted.storage!r}: as_collection(data, session.layout({name!r})) makes it so, or "
-            f"build the model with storage: {found.storage}"
-        )
-    raise BindError(
-        f"{where} is aligned to {found.alignment} bytes, the model was compiled for "
-        f"{wanted.alignment}: use session.layout({name!r}), or build the model with "
-        f"alignment: {found.alignment}"
-    )
 
 
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:

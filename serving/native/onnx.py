@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import EngineError, first_line
-from engines.onnx import OUTPUTS, input_name, read_outputs
+from engines.onnx import OUTPUTS, Output, input_name, read_outputs
 from serving.wire import Array, Program, Wire, WireTensor, argument_columns
 from soa.errors import needs_extra
 from soa.signature import Signature
@@ -59,7 +59,21 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
     graph = model.graph
     described = {entry.key: entry.value for entry in model.metadata_props}
     outputs = read_outputs(described.get(OUTPUTS, ""))
-    before, after = _Steps(graph, "before"), _Steps(graph, "after")
+    before = _steps_before(graph, signature, wire)
+    after = _steps_after(graph, signature, wire, outputs)
+    nodes = [*before.nodes, *graph.node, *after.nodes]
+    del graph.node[:], graph.input[:], graph.output[:]
+    graph.node.extend(nodes)
+    for tensors, entries in ((wire.inputs, graph.input), (wire.outputs, graph.output)):
+        for t in tensors:
+            named = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
+            kind = helper.np_dtype_to_tensor_dtype(t.dtype)
+            entries.append(helper.make_tensor_value_info(t.name, kind, named))
+
+
+def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
+    """From the inputs of requests to the graph's own."""
+    before = _Steps(graph, "before")
     rows = {t.name: _flat(before, t) for t in wire.inputs}
     places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
     taken = {given.name: given.type.tensor_type.elem_type for given in graph.input}
@@ -85,6 +99,12 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
             before.add("Transpose", [joined], into=name, perm=[1, 0])
         else:
             before.add("Reshape", [columns[0], before.ints([-1])], into=name)
+    return before
+
+
+def _steps_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Steps:
+    """From the graph's outputs to those of answers."""
+    after, held = _Steps(graph, "after"), argument_columns(signature)
     made = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
     for t in wire.outputs:
         columns = [after.add("Reshape", [made[e], after.ints([-1, 1])]) for e in t.entries]
@@ -94,14 +114,7 @@ def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
         else:
             shape = list(t.dims) if t.scalar else [-1, *t.dims]
             after.add("Reshape", [joined, after.ints(shape)], into=t.name)
-    nodes = [*before.nodes, *graph.node, *after.nodes]
-    del graph.node[:], graph.input[:], graph.output[:]
-    graph.node.extend(nodes)
-    for tensors, entries in ((wire.inputs, graph.input), (wire.outputs, graph.output)):
-        for t in tensors:
-            named = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
-            kind = helper.np_dtype_to_tensor_dtype(t.dtype)
-            entries.append(helper.make_tensor_value_info(t.name, kind, named))
+    return after
 
 
 def _flat(before: _Steps, t: WireTensor) -> str:

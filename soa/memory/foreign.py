@@ -51,12 +51,7 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
     if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
-        address = int(memory)
-        if nbytes is None:
-            raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
-        if address < 0 or nbytes < 0:
-            raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-        return Foreign(_at(address, nbytes, device or CPU, False, None), "uint8", (nbytes,))
+        return _from_address(int(memory), nbytes, device or CPU)
     # NumPy sees the scalar's (or the pointer's own) few bytes as memory: never what is meant.
     if isinstance(memory, bool | np.generic | ctypes._SimpleCData | ctypes._Pointer):
         raise CollectionError(
@@ -78,6 +73,14 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
             f"cannot view a {type(memory).__name__} as memory: give an address, or an object with "
             "the buffer protocol, __array_interface__, __cuda_array_interface__ or DLPack"
         ) from None
+
+
+def _from_address(address: int, nbytes: int | None, device: str) -> Foreign:
+    if nbytes is None:
+        raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
+    if address < 0 or nbytes < 0:
+        raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
+    return Foreign(_at(address, nbytes, device, False, None), "uint8", (nbytes,))
 
 
 def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,47 +28,56 @@ def stop_at(wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], 
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
-    count = itertools.count()
-    changes = ""
-    ours = os.getpid()
+    stop = _Stop(wanted, root, sign, say)
+    event.listen(Engine, "before_cursor_execute", stop.statement)
+    event.listen(Engine, "commit", stop.commit)
+    sys.addaudithook(stop.audit)
 
-    def come(what: str, prepare: Callable[[], None] = lambda: None) -> None:
-        if os.getpid() == ours and next(count) == wanted:
-            say(what)
+
+class _Stop:
+    def __init__(
+        self, wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], None]
+    ) -> None:
+        self.wanted, self.root, self.sign, self.say = wanted, root, sign, say
+        self.count = itertools.count()
+        self.changes = ""
+        self.ours = os.getpid()
+
+    def come(self, what: str, prepare: Callable[[], None] = lambda: None) -> None:
+        if os.getpid() == self.ours and next(self.count) == self.wanted:
+            self.say(what)
             prepare()
-            os.kill(ours, sign)
+            os.kill(self.ours, self.sign)
 
-    def statement(_1: object, _2: object, text: str, *_: object) -> None:
-        nonlocal changes
+    def statement(self, _1: object, _2: object, text: str, *_: object) -> None:
         if not text.startswith(("SELECT", "PRAGMA")):
-            changes = " ".join(text.split()[:3])
+            self.changes = " ".join(text.split()[:3])
 
-    def commit(connection: Any) -> None:
+    def commit(self, connection: Any) -> None:
         if connection.connection.dbapi_connection.in_transaction:
-            come(f"commit of {changes}")
+            self.come(f"commit of {self.changes}")
 
-    def audit(name: str, arguments: tuple[Any, ...]) -> None:
+    def audit(self, name: str, arguments: tuple[Any, ...]) -> None:
         if name == "open":
-            path, _, flags = arguments
-            if isinstance(path, int) or not flags & _WRITING or not _counts(path, root):
-                return
-            come(f"creation of {_shown(path, root)}")
-            if sign == signal.SIGKILL:
-                come(
-                    f"content of {_shown(path, root)}",
-                    lambda: os.close(os.open(path, flags | os.O_CREAT, 0o644)),
-                )
+            self.opening(arguments[0], arguments[2])
         elif name in _FOLDER:
-            path = arguments[0]
-            if (folder := arguments[_FOLDER[name]]) >= 0:
-                path = Path(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
+            path = _whole_path(arguments[0], arguments[_FOLDER[name]])
             # What fails because it is there already, or not there, writes nothing.
-            if _counts(path, root) and os.path.lexists(path) != (name == "os.mkdir"):
-                come(f"{name.removeprefix('os.')} of {_shown(path, root)}")
+            if _counts(path, self.root) and os.path.lexists(path) != (name == "os.mkdir"):
+                self.come(f"{name.removeprefix('os.')} of {_shown(path, self.root)}")
 
-    event.listen(Engine, "before_cursor_execute", statement)
-    event.listen(Engine, "commit", commit)
-    sys.addaudithook(audit)
+    def opening(self, path: Any, flags: int) -> None:
+        if isinstance(path, int) or not flags & _WRITING or not _counts(path, self.root):
+            return
+        self.come(f"creation of {_shown(path, self.root)}")
+        if self.sign == signal.SIGKILL:
+            made = partial(os.open, path, flags | os.O_CREAT, 0o644)
+            self.come(f"content of {_shown(path, self.root)}", lambda: os.close(made()))
+
+
+def _whole_path(path: Any, folder: int) -> Any:
+    """`folder`: the descriptor that the path is relative to; negative where there is none."""
+    return path if folder < 0 else Path(os.readlink(f"/proc/self/fd/{folder}"), os.fspath(path))
 
 
 def _counts(path: Any, root: Path) -> bool:
