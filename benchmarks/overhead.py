@@ -6,8 +6,11 @@ bound or row-major; no conversion is inside these times (benchmarks.copies has t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +21,7 @@ from benchmarks.subject import Subject, subject
 from benchmarks.table import SPREAD, Panel, print_machine, print_panels, race_panel
 from engines.exported import quiet_torch
 from runtime.session.session import Session
+from runtime.session.telemetry import VARIABLE, telemetry
 from stages.benchmark import race
 from stages.reports import Timing
 
@@ -50,6 +54,8 @@ def measure(
         runs: dict[str, Callable[[], object]] = {
             name: session.bind(*made.collections(n)) for name, session in sessions.items()
         }
+        with _telemetry(made.folder):
+            runs[f"{base}, with telemetry"] = sessions[base].bind(*made.collections(n))
         bindings = [sessions[base].bind(*made.collections(n)) for _ in range(_MANY)]
         many = f"ours, run_many of {_MANY}, an event"
         runs[many] = partial(sessions[base].run_many, bindings)
@@ -61,6 +67,18 @@ def measure(
         timed[many] = Timing(t.median_us / _MANY, t.p05_us / _MANY, t.p95_us / _MANY, t.rounds)
         races[n] = timed
     return race_panel("", "rows", races, base)
+
+
+@contextlib.contextmanager
+def _telemetry(folder: Path) -> Iterator[None]:
+    """What is bound inside counts its calls; the rest of the process does not."""
+    os.environ[VARIABLE] = str(folder / "calls.prom")
+    telemetry.cache_clear()
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        telemetry.cache_clear()
 
 
 def _torch_ways(

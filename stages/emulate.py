@@ -20,9 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from engines import lanes
 from engines.errors import EngineError
-from engines.lanes import compiler, family, run_compiler
+from engines.lanes import HEADERS, compiler, family, run_compiler
 from engines.target import Target
 from registry.store import cache_root
 from runtime.checked import Deviation, Tolerance
@@ -36,7 +35,6 @@ _NATIVE = Path(__file__).parents[1] / "engines" / "native"
 _SOURCES = ("soa_runner.cpp", "library/reference.cpp", "library/prove.cpp")
 _SYSROOT = "/usr/{machine}-linux-gnu"
 _LONGEST = 300  # characters of what an emulator said
-
 
 _DRIVERS = {"cuda": "libcuda.so.1", "rocm": "libamdhip64.so"}
 _KERNEL = (
@@ -66,8 +64,7 @@ def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
 def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
     machine = family(target)
     words = compiler(machine)
-    there = Path(lanes.__file__).parent
-    kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(there), "-x", "c++"]
+    kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
     out = folder / "kernel.so"
     run_compiler([*kernel, str(artifact / "network.cu"), "-o", str(out)], folder, out)
     library = _made(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
@@ -115,14 +112,17 @@ def emulate_candidate(
     timeout_s: float,
     target: Target,
     tile: int = 0,
+    *,
+    emulator: Emulator | None = None,
 ) -> ValidationReport:
     """Run an artifact on the whole reference in a process of its own. Where nothing can stand in
-    for the target, the report says that the artifact compiles, and what is missing."""
+    for the target, the report says that the artifact compiles, and what is missing. `emulator` is
+    to be used instead of the one that is known."""
     begun = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         try:
-            emulator = emulator_of(target, file.parent, Path(scratch))
+            emulator = emulator or emulator_of(target, file.parent, Path(scratch))
             program = _program(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"

@@ -9,7 +9,7 @@ from engines.errors import NotApplicableError
 from engines.lanes.compilers import compile_library
 from engines.lanes.plan import Plan, planned
 from engines.lanes.program import row_program
-from engines.lanes.source import HERE, Width, written
+from engines.lanes.source import HEADERS, Width, written
 from engines.target import Target
 
 # Lanes of float32 and vector registers.
@@ -36,7 +36,7 @@ def build(program: Path, target: Target, out: Path) -> list[str]:
         file = Path(scratch) / "network.cpp"
         file.write_text(source.text)
         (file.parent / "weights.bin").write_bytes(source.weights)
-        compile_library(file, HERE, target, out / "network.so")
+        compile_library(file, HEADERS, target, out / "network.so")
     (out / "network.cpp").write_text(source.text)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return ["network.so", "network.cpp", "target.txt"]

@@ -21,7 +21,7 @@ from engines.errors import EngineError, NotApplicableError
 from engines.lanes.compilers import run_compiler
 from engines.lanes.plan import Kernel, Plan, Step, planned
 from engines.lanes.program import row_program
-from engines.lanes.source import HERE, columns_of, letters, written_kernel
+from engines.lanes.source import HEADERS, columns_of, letters, written_kernel
 from engines.lanes.tensors import Product, Reduction
 from engines.target import Target
 
@@ -124,7 +124,7 @@ def _nvidia(out: Path, target: Target, unrolled: bool) -> Report:
     library.nvrtcCreateProgram(ctypes.byref(program), text, b"network.cu", 0, None, None)
     given = (
         f"--gpu-architecture={target.arch}", "--fmad=false", "--std=c++20", "--device-int128",
-        "--ptxas-options=-v", "--disable-warnings", f"--include-path={HERE}",
+        "--ptxas-options=-v", "--disable-warnings", f"--include-path={HEADERS}",
     )  # fmt: skip
     flags = (ctypes.c_char_p * len(given))(*(each.encode() for each in given))
     try:
@@ -190,7 +190,7 @@ def _amd(out: Path, target: Target, unrolled: bool) -> Report:
     command = [
         clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
         "-nogpulib", f"--offload-arch={target.arch}", "-std=c++20", "-O3", "-ffp-contract=off",
-        "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(HERE),
+        "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(HEADERS),
         "-o", "network.image", "network.cu",
     ]  # fmt: skip
     said = run_compiler(command, out, out / "network.image")

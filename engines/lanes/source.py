@@ -12,7 +12,7 @@ from engines.lanes.tensors import Argument, Program
 from engines.lanes.text import Constants, Writer
 from soa.dtypes import DTYPES, itemsize
 
-HERE = Path(__file__).parent
+HEADERS = Path(__file__).parent / "headers"
 ABI = 1
 
 

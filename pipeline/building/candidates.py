@@ -235,7 +235,7 @@ def _validate(
 ) -> ValidationReport:
     what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
 
-    def build(folder: Path) -> ValidationReport:
+    def judge(folder: Path) -> ValidationReport:
         with work.step(f"validate {what}"):
             report = validate_candidate(
                 compiled.engine,
@@ -244,14 +244,13 @@ def _validate(
                 captured.reference,
                 recipe.tolerances,
                 recipe.classifiers,
-                folder / "child",
+                folder,
                 recipe.timeout_s,
                 target.torch_device,
                 captured.precision,
                 tile=tile,
                 more=captured.more,
             )
-        (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if not report.valid:
             verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
             work.say(f"  {what} {verdict}: {report.why}")
@@ -259,17 +258,13 @@ def _validate(
             work.say(f"  {what} {report.at_edges}")
         return report
 
-    def load(folder: Path) -> ValidationReport:
-        return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
-
     judged_by = {
         **parts,
         "tolerances": {output: asdict(t) for output, t in recipe.tolerances.items()},
         "classifiers": sorted(recipe.classifiers),
         "tile": tile,
     }
-    key = content_key(judged_by)
-    return work.cache.result("validate", key, build, load, keep=lambda report: report.valid)
+    return _judged(work, "validate", judged_by, judge, keep="valid")
 
 
 def _emulate(
@@ -283,7 +278,7 @@ def _emulate(
 ) -> ValidationReport:
     """What an emulator of a target that this host lacks shows."""
 
-    def build(folder: Path) -> ValidationReport:
+    def judge(folder: Path) -> ValidationReport:
         with work.step(f"emulate {compiled.engine} on {target}"):
             report = emulate_candidate(
                 compiled.engine,
@@ -291,25 +286,41 @@ def _emulate(
                 captured.signature,
                 captured.reference,
                 recipe.tolerances,
-                folder / "child",
+                folder,
                 recipe.timeout_s,
                 target,
                 tile,
             )
-        (folder / "report.json").write_text(json.dumps(report.to_dict()))
         if report.verdict != "emulated":
             said = "is only compiled" if report.unverified else report.verdict
             work.say(f"  {compiled.engine} on {target} {said}: {report.reason}")
         return report
 
+    tolerances = {output: asdict(t) for output, t in recipe.tolerances.items()}
+    judged_by = {**parts, "tolerances": tolerances, "tile": tile}
+    return _judged(work, "emulate", judged_by, judge, keep="emulated")
+
+
+def _judged(
+    work: Work,
+    step: str,
+    parts: Mapping[str, Any],
+    judge: Callable[[Path], ValidationReport],
+    keep: str,
+) -> ValidationReport:
+    """The report of `judge`, which has a folder for scratch files. A run to come finds it here
+    where its verdict is `keep`."""
+
+    def build(folder: Path) -> ValidationReport:
+        report = judge(folder / "child")
+        (folder / "report.json").write_text(json.dumps(report.to_dict()))
+        return report
+
     def load(folder: Path) -> ValidationReport:
         return ValidationReport.from_dict(json.loads((folder / "report.json").read_text()))
 
-    tolerances = {output: asdict(t) for output, t in recipe.tolerances.items()}
-    key = content_key({**parts, "tolerances": tolerances, "tile": tile})
-    return work.cache.result(
-        "emulate", key, build, load, keep=lambda report: report.verdict == "emulated"
-    )
+    key = content_key(parts)
+    return work.cache.result(step, key, build, load, keep=lambda report: report.verdict == keep)
 
 
 def _tile(

@@ -248,7 +248,7 @@ def missing() -> None:
 
 def again(
     arm: Arm, scratch: Path, reference: Path | None = None, target: str = ARM,
-    folder: Path | None = None,
+    folder: Path | None = None, emulator: emulate.Emulator | None = None,
 ) -> ValidationReport:  # fmt: skip
     """An artifact once more, on its own reference or another one."""
     made, results = arm
@@ -257,6 +257,7 @@ def again(
     return emulate_candidate(
         "lanes", (folder or compiled.folder) / compiled.files[0], made.signature,
         reference or made.reference, tolerances, scratch, 300, Target.parse(target),
+        emulator=emulator,
     )  # fmt: skip
 
 
@@ -274,12 +275,9 @@ def test_other_answers_are_refused(arm: Arm, tmp_path: Path) -> None:
 
 
 @needs_arm
-def test_an_artifact_that_ends_its_process_failed(
-    arm: Arm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_artifact_that_ends_its_process_failed(arm: Arm, tmp_path: Path) -> None:
     dies = emulate.Emulator("on a test's", "aarch64", ("/bin/sh", "-c", "kill -s SEGV $$"))
-    monkeypatch.setattr(emulate, "emulator_of", lambda *_: dies)
-    report = again(arm, tmp_path)
+    report = again(arm, tmp_path, emulator=dies)
     assert report.verdict == "failed" and "SIGSEGV" in str(report.reason)
 
 

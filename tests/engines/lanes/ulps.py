@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.lanes.source import HERE
+from engines.lanes.source import HEADERS
 
 # In units in the last place; all others are rounded from double precision.
 LIMITS = {
@@ -44,7 +44,7 @@ def measured(folder: Path, step: int) -> dict[str, Error]:
     program = folder / "functions"
     source = Path(__file__).with_name("functions.cpp")
     flags = ("-O2", "-std=c++20", "-march=x86-64-v3", "-ffp-contract=off", "-w")
-    subprocess.run(["g++", *flags, f"-I{HERE}", source, "-o", program], check=True)
+    subprocess.run(["g++", *flags, f"-I{HEADERS}", source, "-o", program], check=True)
     done = subprocess.run([program, str(step)], check=True, stdout=subprocess.PIPE, text=True)
     lines = [line.split() for line in done.stdout.splitlines()]
     return {name: Error(float(ulps), float(at), int(wrong)) for name, ulps, at, wrong in lines}
