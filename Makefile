@@ -97,7 +97,7 @@ $(STAMP): pyproject.toml setup.py Makefile $(wildcard engines/native/*.cpp engin
 	  echo "make: no C++ compiler: '$${CXX:-g++}' not found. Install g++, or name one: make CXX=clang++" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install '$(TORCH)'
-	$(BIN)/python -m pip install '$(TORCH)' -e '.[test,mlflow,data]'
+	$(BIN)/python -m pip install '$(TORCH)' -e '.[test,mlflow,data,cuda-build]'
 	$(BIN)/python -m pip install --no-deps '$(WEAVER)'
 	@touch $@
 

@@ -32,16 +32,26 @@ _MOST_SPILLED = 512  # bytes a thread, of code that should run in registers
 _MOST_LOCAL = 64 << 10  # bytes a thread: 2,048 threads of 132 processors then take 17 GB
 _MOST_GIVEN = 4000  # bytes of a kernel's arguments
 _OLDEST_CLANG = 18  # before, it rounds square roots otherwise
+_WARP, _REGISTERS, _UNIT = 32, 16384, 256
+"""NVIDIA's: threads of a warp; registers of a quarter of a multiprocessor, given in such units."""
+_THREADS_AT_ONCE = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
+"""Of an NVIDIA multiprocessor; 2,048 where none is named."""
+_WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101": 20}
+"""Of an AMD SIMD, by the longest beginning of a name; 16 where none fits."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler says of a kernel, per thread; `spilled` is a part of `local`, in bytes."""
+    """What the compiler says of a kernel, per thread; `spilled` is a part of `local`, in bytes.
+
+    `occupancy` is the share of the threads a processor can hold for which it has registers.
+    """
 
     registers: int
     spilled_bytes: int
     local_bytes: int
     unrolled: bool
+    occupancy: float
 
 
 def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
@@ -141,12 +151,20 @@ def _nvidia(out: Path, target: Target, unrolled: bool) -> Report:
     def found(pattern: str) -> int:
         return int((re.search(pattern, said) or ["", "0"])[1])
 
+    registers, arch = found(r"Used (\d+) registers"), int(re.sub("[^0-9]", "", target.arch))
     return Report(
-        found(r"Used (\d+) registers"),
+        registers,
         found(r"(\d+) bytes spill stores"),
         found(r"(\d+) bytes stack frame"),
         unrolled,
+        min(1.0, _resident_threads(registers) / _THREADS_AT_ONCE.get(arch, 2048)),
     )
+
+
+def _resident_threads(registers: int) -> int:
+    """For how many threads of a multiprocessor there are registers: whole warps, in four parts."""
+    of_a_warp = -(-registers * _WARP // _UNIT) * _UNIT
+    return 4 * _WARP * (_REGISTERS // max(of_a_warp, 1))
 
 
 def _known(library: ctypes.CDLL) -> list[int]:
@@ -203,4 +221,10 @@ def _amd(out: Path, target: Target, unrolled: bool) -> Report:
         4 * found("VGPRs Spill"),
         found(r"ScratchSize \[bytes/lane\]"),
         unrolled,
+        found(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
     )
+
+
+def _waves_at_once(arch: str) -> int:
+    known = [name for name in _WAVES_AT_ONCE if arch.startswith(name)]
+    return _WAVES_AT_ONCE[max(known, key=len)] if known else 16

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.devices import captured_from
 from benchmarks.zoo import CONFIGS
 from engines import Portable, Target, engine
+from engines.errors import NotApplicableError
 from stages.emulate import Emulator, emulate_candidate
 from stages.validate import validate_candidate
 
@@ -67,7 +68,10 @@ def main(configs: list[Path], kernel: Path) -> int:
     wrong = 0
     for config in configs:
         with tempfile.TemporaryDirectory(prefix="soa-avx512-") as place:
-            wrong += not compared(config, kernel, Path(place))
+            try:
+                wrong += not compared(config, kernel, Path(place))
+            except NotApplicableError as error:
+                print(f"| {config.stem} | {error} |", flush=True)
     return wrong
 
 

@@ -122,6 +122,7 @@ def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
     assert {"network.kernel", "network.image", "network.cu"} <= set(compiled.files)
     assert compiled.facts["unrolled"] and 0 < compiled.facts["registers"] <= 512
     assert compiled.facts["spilled_bytes"] == 0
+    assert 0.2 < compiled.facts["occupancy"] <= 1
     machine = (compiled.folder / "network.image").read_bytes()[18:20]
     assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # ELF's number of each
 
