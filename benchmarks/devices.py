@@ -2,9 +2,9 @@
 
 The engine lanes compiles each network for each target; then an emulator runs the artifact on the
 reference. A row says how long the compiler took, the size of what it made, what it reports of a
-kernel's thread (bytes of local memory, of which spilled) and the occupancy that its registers
-allow, the emulator's verdict with the largest deviation, and the first digits of the digest of the
-answers: equal ones are equal bits.
+kernel (bytes of local memory a thread, of which spilled; of shared memory a block; the occupancy
+that these and its registers allow), the emulator's verdict with the largest deviation, and the
+first digits of the digest of the answers: equal ones are equal bits.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ TARGETS = (
     "cpu/x86-64-v3", "cpu/armv8.2-a", "cuda/sm_80", "cuda/sm_90", "cuda/sm_100", "rocm/gfx90a",
     "rocm/gfx942", "rocm/gfx1100",
 )  # fmt: skip
+FACTS_OF_KERNELS = {"registers": "registers", "local": "local_bytes", "spilled": "spilled_bytes",
+                    "shared": "shared_bytes"}  # fmt: skip
 _LIMIT_S = 1800.0
 
 
 def main(configs: list[Path], targets: list[str]) -> None:
-    heads = ("network", "target", "seconds", "kB", "registers", "local", "spilled", "occupancy",
-             "verdict", "largest", "bits")  # fmt: skip
+    heads = ("network", "target", "seconds", "kB", *FACTS_OF_KERNELS, "occupancy", "verdict",
+             "largest", "bits")  # fmt: skip
     print("|", " | ".join(heads), "|\n|", " --- |" * len(heads))
     for config in configs:
         with tempfile.TemporaryDirectory() as place:
@@ -69,10 +71,10 @@ def row(
     code = out / ("network.image" if facts else "network.so")
     report = judged(made, tolerances, target, out / files[0], out / "child")
     largest = max((each.max_abs for each in report.worst.values()), default=0.0)
-    cells = (name, target, f"{seconds:.1f}", code.stat().st_size >> 10, facts.get("registers", ""),
-             facts.get("local_bytes", ""), facts.get("spilled_bytes", ""),
-             f"{facts['occupancy']:.0%}" if facts else "", report.verdict,
-             f"{largest:.1g}", str(report.bits)[:8])  # fmt: skip
+    cells = (name, target, f"{seconds:.1f}", code.stat().st_size >> 10,
+             *(facts.get(name, "") for name in FACTS_OF_KERNELS.values()),
+             f"{facts['occupancy']:.0%}" if facts else "", report.verdict, f"{largest:.1g}",
+             str(report.bits)[:8])  # fmt: skip
     print("|", " | ".join(map(str, cells)), "|", flush=True)
 
 

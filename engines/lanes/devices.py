@@ -1,4 +1,6 @@
-"""From a captured program to a kernel for GPUs, a thread a row, without a device or a toolkit.
+"""From a captured program to a kernel for GPUs, without a device or a toolkit.
+
+A thread is a row; where a row computes too much in between for that, a block of threads is.
 
 NVRTC, a wheel, compiles for NVIDIA's, and Debian's clang for AMD's. Beside the machine code lies
 `network.kernel`: plain lines of what the runner has to know (engines/native/kernel_program.h).
@@ -21,7 +23,7 @@ from engines.errors import EngineError, NotApplicableError
 from engines.lanes.compilers import run_compiler
 from engines.lanes.plan import Kernel, Plan, Step, planned
 from engines.lanes.program import row_program
-from engines.lanes.source import HEADERS, columns_of, letters, written_kernel
+from engines.lanes.source import HEADERS, Store, columns_of, letters, written_kernel
 from engines.lanes.tensors import Product, Reduction
 from engines.target import Target
 
@@ -29,13 +31,16 @@ THREADS = 128  # of a block
 _UNROLLED = 6000  # steps of a row's program that are written one after the other
 _MOST_STORED = 400  # numbers that registers could hold, less what lives at other times
 _MOST_SPILLED = 512  # bytes a thread, of code that should run in registers
-_MOST_LOCAL = 64 << 10  # bytes a thread: 2,048 threads of 132 processors then take 17 GB
+_MOST_LOCAL = 8 << 10  # bytes a thread; beyond, a block of threads shares a row
+_MOST_SHARED = 48 << 10  # bytes a block, which every GPU has
 _MOST_GIVEN = 4000  # bytes of a kernel's arguments
 _OLDEST_CLANG = 18  # before, it rounds square roots otherwise
 _WARP, _REGISTERS, _UNIT = 32, 16384, 256
 """NVIDIA's: threads of a warp; registers of a quarter of a multiprocessor, given in such units."""
 _THREADS_AT_ONCE = {75: 1024, 86: 1536, 87: 1536, 89: 1536, 120: 1536, 121: 1536}
 """Of an NVIDIA multiprocessor; 2,048 where none is named."""
+_SHARED_AT_ONCE = {75: 64, 80: 164, 86: 100, 87: 164, 89: 100, 120: 100, 121: 100}
+"""Its shared memory in kB; 228 where none is named. A block takes one of them beside its own."""
 _WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101": 20}
 """Of an AMD SIMD, by the longest beginning of a name; 16 where none fits."""
 
@@ -44,13 +49,15 @@ _WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101":
 class Report:
     """What the compiler says of a kernel, per thread; `spilled` is a part of `local`, in bytes.
 
-    `occupancy` is the share of the threads a processor can hold for which it has registers.
+    `store` is where a row's numbers lie; `shared_bytes` are of a block of threads. `occupancy` is
+    the share of the threads a processor can hold for which it has registers and shared memory.
     """
 
     registers: int
     spilled_bytes: int
     local_bytes: int
-    unrolled: bool
+    shared_bytes: int
+    store: Store
     occupancy: float
 
 
@@ -62,14 +69,13 @@ def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
         raise NotApplicableError(
             f"a kernel takes {_MOST_GIVEN // 8} columns at most; this network has {len(columns)}"
         )
-    _require_room(4 * plan.size)
     made = _smallest(plan, target, out)
-    _require_room(made.local_bytes)
     images = [each for each in ("network.image", "network.ptx") if (out / each).is_file()]
     lines = [
-        "soa-kernel 1", f"target {target}", f"threads {THREADS}", f"columns {len(columns)}",
+        "soa-kernel 1", f"target {target}", f"threads {THREADS}",
+        f"rows {1 if made.store == 'shared' else THREADS}", f"columns {len(columns)}",
         f"items {plan.program.kinds.count('i')}", f"kinds {plan.program.kinds}",
-        f"dtypes {letters(plan.program)}", f"local {made.local_bytes}",
+        f"dtypes {letters(plan.program)}",
         *(f"image {each}" for each in images),
     ]  # fmt: skip
     (out / "network.kernel").write_text("\n".join(lines) + "\n")
@@ -78,26 +84,31 @@ def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
     return ["network.kernel", *images, "network.cu", "target.txt", FACTS]
 
 
-def _require_room(size: int) -> None:
-    if size > _MOST_LOCAL:
-        raise NotApplicableError(
-            f"a thread would need {size:,} bytes of local memory for what it computes in between, "
-            f"more than {_MOST_LOCAL:,}: a network with fewer such values would fit"
-        )
-
-
 def _smallest(plan: Plan, target: Target, out: Path) -> Report:
-    """All loops taken apart where registers may hold what is stored; else in local memory."""
+    """The first way to keep what a row computes in between for which there is room."""
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
-    work = sum(map(_steps, plan.steps))
-    for unrolled in (True, False):
-        if unrolled and (work > _UNROLLED or plan.size > _MOST_STORED):
-            continue
-        (out / "network.cu").write_text(written_kernel(plan, THREADS, unrolled).text)
-        made = compile_for(out, target, unrolled)
-        if not unrolled or made.spilled_bytes <= _MOST_SPILLED:
+    for store in _stores(plan):
+        (out / "network.cu").write_text(written_kernel(plan, THREADS, store).text)
+        made = compile_for(out, target, store)
+        if store != "registers" or made.spilled_bytes <= _MOST_SPILLED:
             break
     return made
+
+
+def _stores(plan: Plan) -> list[Store]:
+    """The ways to try. A block for a row comes last: its threads wait in steps of few elements."""
+    size, work = 4 * plan.size, sum(map(_steps, plan.steps))
+    found: list[Store] = []
+    if work <= _UNROLLED and plan.size <= _MOST_STORED:
+        found.append("registers")
+    if size <= _MOST_LOCAL:
+        return [*found, "local"]
+    if size <= _MOST_SHARED:
+        return [*found, "shared"]
+    raise NotApplicableError(
+        f"a row would need {size:,} bytes of a GPU's shared memory for what it computes in "
+        f"between, more than {_MOST_SHARED:,}: a network with fewer such values would fit"
+    )
 
 
 def _steps(step: Step) -> int:
@@ -123,7 +134,7 @@ def nvrtc() -> ctypes.CDLL:
     raise EngineError("NVRTC, which compiles for CUDA, is not here: pip install nvidia-cuda-nvrtc")
 
 
-def _nvidia(out: Path, target: Target, unrolled: bool) -> Report:
+def _nvidia(out: Path, target: Target, store: Store) -> Report:
     library = nvrtc()
     known = _known(library)
     if int(re.sub("[^0-9]", "", target.arch)) not in known:
@@ -151,20 +162,24 @@ def _nvidia(out: Path, target: Target, unrolled: bool) -> Report:
     def found(pattern: str) -> int:
         return int((re.search(pattern, said) or ["", "0"])[1])
 
-    registers, arch = found(r"Used (\d+) registers"), int(re.sub("[^0-9]", "", target.arch))
+    registers, shared = found(r"Used (\d+) registers"), found(r"(\d+) bytes smem")
     return Report(
         registers,
         found(r"(\d+) bytes spill stores"),
         found(r"(\d+) bytes stack frame"),
-        unrolled,
-        min(1.0, _resident_threads(registers) / _THREADS_AT_ONCE.get(arch, 2048)),
+        shared,
+        store,
+        _occupancy(int(re.sub("[^0-9]", "", target.arch)), registers, shared),
     )
 
 
-def _resident_threads(registers: int) -> int:
-    """For how many threads of a multiprocessor there are registers: whole warps, in four parts."""
-    of_a_warp = -(-registers * _WARP // _UNIT) * _UNIT
-    return 4 * _WARP * (_REGISTERS // max(of_a_warp, 1))
+def _occupancy(arch: int, registers: int, shared: int) -> float:
+    """Of a multiprocessor, by NVIDIA's rules: whole warps in four parts, whole blocks."""
+    of_a_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)
+    by_registers = 4 * _WARP * (_REGISTERS // of_a_warp)
+    by_memory = THREADS * ((_SHARED_AT_ONCE.get(arch, 228) << 10) // (shared + 1024))
+    most = _THREADS_AT_ONCE.get(arch, 2048)
+    return min(by_registers, by_memory if shared else most, most) / most
 
 
 def _known(library: ctypes.CDLL) -> list[int]:
@@ -204,7 +219,7 @@ def clang() -> str:
     )
 
 
-def _amd(out: Path, target: Target, unrolled: bool) -> Report:
+def _amd(out: Path, target: Target, store: Store) -> Report:
     command = [
         clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
         "-nogpulib", f"--offload-arch={target.arch}", "-std=c++20", "-O3", "-ffp-contract=off",
@@ -220,7 +235,8 @@ def _amd(out: Path, target: Target, unrolled: bool) -> Report:
         found("VGPRs") + found("AGPRs"),
         4 * found("VGPRs Spill"),
         found(r"ScratchSize \[bytes/lane\]"),
-        unrolled,
+        found(r"LDS Size \[bytes/block\]"),
+        store,
         found(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
     )
 

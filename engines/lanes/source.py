@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from engines.lanes.plan import Plan
 from engines.lanes.tensors import Argument, Program
@@ -46,23 +47,32 @@ def written(plan: Plan, widths: Sequence[Width]) -> Source:
     return Source("\n".join(parts), bytes(constants.data) or b"\0")
 
 
-def written_kernel(plan: Plan, threads: int, unrolled: bool) -> Source:
-    """The kernel of a plan, a thread a row: CUDA C++, HIP C++ and, for tests, C++ at once.
+Store: TypeAlias = Literal["registers", "local", "shared"]
+"""Where a kernel keeps what a row computes in between."""
 
-    `unrolled`: with every loop taken apart, so that all that is stored may be in registers.
+
+def written_kernel(plan: Plan, threads: int, store: Store) -> Source:
+    """The kernel of a plan: CUDA C++, HIP C++ and, for tests, C++ at once.
+
+    A thread is a row; with `shared` a block of threads is. With `registers` every loop is taken
+    apart, so that a compiler can keep all that is stored there.
     """
     constants = Constants()
-    body = Writer(plan, constants, _REGISTERS, 1, own_arrays=unrolled).body()
+    own, shared = store == "registers", store == "shared"
+    body = Writer(plan, constants, _REGISTERS, 1, own_arrays=own, shared=shared).body()
     body = re.sub("^( *)for ", r"\1LOOP for ", body, flags=re.MULTILINE)
     data = bytes(constants.data) or b"\0"
     words = [data[k : k + 4].ljust(4, b"\0") for k in range(0, len(data), 4)]
-    memory = "IN_CONSTANT_MEMORY" if len(data) <= _CONSTANT_MEMORY else "IN_MEMORY"
+    # Constant memory is fast where all threads read the same.
+    constant = len(data) <= _CONSTANT_MEMORY and not shared
+    memory = "IN_CONSTANT_MEMORY" if constant else "IN_MEMORY"
     entries = ", ".join(f"0x{int.from_bytes(word, 'little'):x}u" for word in words)
     tables = (_array("int", n, each, "IN_MEMORY") for each, n in constants.tables.items())
     items = plan.program.kinds.count("i")
     text = _KERNEL.format(
-        unrolled="#define UNROLLED\n" if unrolled else "",
-        arena="" if unrolled else f"  alignas(16) char arena[{4 * plan.size}];\n",
+        unrolled="#define UNROLLED\n" if own else "",
+        arena=_ARENAS[store].format(4 * plan.size),
+        row="BLOCK_NUMBER" if shared else f"BLOCK_NUMBER * {threads} + THREAD_NUMBER",
         weights=f"alignas(64) {memory} const uint32_t weights[] = {{{entries}}};",
         tables="\n".join(tables),
         body=body,
@@ -75,8 +85,14 @@ def written_kernel(plan: Plan, threads: int, unrolled: bool) -> Source:
 
 _REGISTERS = 48  # of a thread, for the sums of a product
 _CONSTANT_MEMORY = 60 << 10  # of the 64 kB that a kernel may have
+_ARENAS = {
+    "registers": "",
+    "local": "  alignas(16) char arena[{}];\n",
+    "shared": "  alignas(16) BLOCK_MEMORY char arena[{}];\n",
+}
 _KERNEL = """\
-{unrolled}#include "device.h"
+{unrolled}#define BLOCK_SIZE {threads}
+#include "device.h"
 {weights}
 {tables}
 namespace one {{
@@ -92,7 +108,7 @@ struct Given {{
   int64_t items[{items}], rows;
 }};
 KERNEL({threads}) soa_rows(GIVEN Given given) {{
-  const int64_t row = (int64_t)BLOCK_NUMBER * {threads} + THREAD_NUMBER;
+  const int64_t row = (int64_t){row};
   if (row < given.rows) one::block(given.columns, given.items, row);
 }}
 #include "on_cpu.h"

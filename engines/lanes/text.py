@@ -90,7 +90,8 @@ class Writer:
     """Writes the steps of a plan for a number of registers.
 
     What is stored lies in an arena; with `own_arrays` in arrays that a compiler may keep in
-    registers.
+    registers. With `shared` the threads of a GPU's block work on one row together: each takes
+    elements of a step, and all wait for each other behind it.
     """
 
     def __init__(
@@ -100,8 +101,10 @@ class Writer:
         registers: int,
         vectors: int,
         own_arrays: bool = False,
+        shared: bool = False,
     ) -> None:
-        self.plan, self.constants, self.own_arrays = plan, constants, own_arrays
+        self.plan, self.constants = plan, constants
+        self.own_arrays, self.shared = own_arrays, shared
         self.registers, self.vectors = registers, vectors
         self.names = {tensor: f"b{k}" for k, tensor in enumerate(plan.places)}
 
@@ -131,12 +134,23 @@ class Writer:
         if isinstance(step, Scattered):
             return self.scatter(step)
         if isinstance(step.inner, Product):
-            blocked = Blocked.of(step, self.registers, self.vectors)
+            blocked = None if self.shared else Blocked.of(step, self.registers, self.vectors)
             return self.sum_of_products(step) if blocked is None else self.product(step, blocked)
         if isinstance(step.inner, Reduction):
             return self.reduction(step)
         body = self.assign(step, Names(self))
-        return nest(step.loops, over_vectors(body))
+        return self.each(step.loops, body)
+
+    def each(self, loops: Sequence[Variable], body: Sequence[str]) -> list[str]:
+        """What is done for each step of some loops, none of which needs another."""
+        if not self.shared:
+            return nest(loops, over_vectors(body))
+        places, below = [], 1
+        for loop in reversed(loops):
+            places.append(f"const int {loop.name} = at / {below} % {loop.extent};")
+            below *= loop.extent
+        inside = indented([*places, *over_vectors(body)])
+        return [f"EACH_OF_BLOCK(at, {below}) {{", *inside, "}", "BLOCK_WAITS;"]
 
     # --- values ---
 
@@ -186,10 +200,10 @@ class Writer:
             body += nest(loops[:-1], [head, *taken, "});"])
         after = Names(self, {inner: "result"})
         body.append(f"const {carrier(inner.dtype)} result = {found};")
-        return nest(kernel.loops, over_vectors([*body, *self.assign(kernel, after)]))
+        return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
     def sum_of_products(self, kernel: Kernel) -> list[str]:
-        """Where addresses do not grow evenly: a loop without blocks."""
+        """A loop without blocks: where addresses do not grow evenly, or threads take a sum each."""
         inner = kernel.inner
         assert isinstance(inner, Product)
         names = Names(self)
@@ -197,7 +211,7 @@ class Writer:
         taken = [*names.lines, f"sum = fma({right}, {left}, sum);"]
         body = [f"{carrier(inner.dtype)} sum{{}};", *nest(loops_of(inner.steps()), taken)]
         after = Names(self, {inner: "sum"})
-        return nest(kernel.loops, over_vectors([*body, *self.assign(kernel, after)]))
+        return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
     def product(self, kernel: Kernel, blocked: Blocked) -> list[str]:
         inner = kernel.inner
@@ -243,7 +257,7 @@ class Writer:
             f"sorted<{sizes}>(&{self.element(read.tensor, read.index)}, {apart}, "
             f"&{self.element(step, index)}, {step.strides[dim]}, {places});"
         )
-        return nest(loops_of(index), over_vectors([call]))
+        return self.each(loops_of(index), [call])
 
     def scan(self, step: Scan) -> list[str]:
         index = step.variables()
@@ -255,7 +269,7 @@ class Writer:
         kind, both = carrier(step.dtype), _SCANS[step.kind]
         taken = [*names.lines, f"sum = {count} == 0 ? {term} : {both}(sum, {term});"]
         taken.append(f"{self.element(step, index)} = sum;")
-        return nest(others, over_vectors([f"{kind} sum{{}};", *nest(along, taken)]))
+        return self.each(others, [f"{kind} sum{{}};", *nest(along, taken)])
 
     def scatter(self, step: Scattered) -> list[str]:
         index = step.source.variables()
@@ -274,7 +288,8 @@ class Writer:
         mask = " & ".join(inside) or "all(-1)"
         adds = "true" if step.how == "sum" else "false"
         put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
-        return nest(loops_of(index), over_vectors([*names.lines, put]))
+        in_order = nest(loops_of(index), over_vectors([*names.lines, put]))
+        return self.each((), in_order) if self.shared else in_order
 
 
 class Names:

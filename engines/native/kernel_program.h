@@ -1,4 +1,4 @@
-// Artifacts of the engine `lanes` for GPUs: a kernel in which a thread is a row.
+// Artifacts of the engine `lanes` for GPUs: a kernel in which a thread, or a block of threads, is a row.
 #ifndef SOA_KERNEL_PROGRAM_H
 #define SOA_KERNEL_PROGRAM_H
 
@@ -27,15 +27,17 @@ struct KernelFacts {
       const std::string word = line.substr(0, space), value = space == std::string::npos ? "" : line.substr(space + 1);
       if (word == "target") target = value;
       if (word == "threads") threads = static_cast<unsigned>(std::atoi(value.c_str()));
+      if (word == "rows") rows = std::atoll(value.c_str());
       if (word == "columns") columns = std::atoll(value.c_str());
       if (word == "items") items = std::atoll(value.c_str());
       if (word == "kinds") kinds = value;
       if (word == "dtypes") dtypes = value;
       if (word == "image") images.push_back(value);
     }
+    if (rows == 0) rows = threads;  // of before: a thread is a row
     const bool known = target.compare(0, 8, "cuda/sm_") == 0 || target.compare(0, 8, "rocm/gfx") == 0;
     const auto plain = [](const std::string &name) { return name.find('/') == std::string::npos; };
-    if (!known || threads < 1 || threads > 1024 || columns < 1 || columns > 4096 || items < 0 || items > 4096 || images.empty() ||
+    if (!known || threads < 1 || threads > 1024 || rows < 1 || columns < 1 || columns > 4096 || items < 0 || items > 4096 || images.empty() ||
         kinds.empty() || kinds.size() != dtypes.size() || !std::all_of(images.begin(), images.end(), plain)) {
       fail(SOA_OPEN_FAILED, "%s: not whole: build it again", path.c_str());
     }
@@ -51,7 +53,7 @@ struct KernelFacts {
 
   std::string target, kinds, dtypes;
   unsigned threads = 0;
-  int64_t columns = 0, items = 0;
+  int64_t rows = 0, columns = 0, items = 0;  // rows: of a block
   std::vector<std::string> images;  // machine code; then, where there is one, what the driver compiles for later devices
 };
 
@@ -114,8 +116,7 @@ class KernelArguments : public ColumnArguments {
 
   void run(const Tiling &, int, void *stream) override {
     if (rows_ == 0) return;
-    const auto threads = static_cast<int64_t>(program_.facts.threads);
-    const int64_t blocks = (rows_ + threads - 1) / threads;
+    const int64_t blocks = (rows_ - 1) / program_.facts.rows + 1;
     if (blocks > INT32_MAX) fail(SOA_BAD_ARGUMENT, "%lld rows are too many for one launch", static_cast<long long>(rows_));
     given_.assign(columns_.begin(), columns_.end());
     for (const int64_t count : items_) given_.push_back(reinterpret_cast<void *>(count));

@@ -61,11 +61,29 @@ class Functions(nn.Module):
         return found + torch.sin(x[:, :3]) * 1e-3 + x.sort(1).values[:, :3].exp() * 1e-3
 
 
-def captured(folder: Path) -> Capture:
+class Attention(nn.Module):
+    """So much in between that a thread cannot hold it: every kind of step, on 32 x 24 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(12)
+        self.first, self.last = nn.Linear(6, 32 * 24), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = torch.tanh(self.first(x)).unflatten(1, (32, 24))
+        weights = torch.softmax(given @ given.transpose(1, 2), -1)
+        mixed = torch.cumsum(weights @ given, 1)
+        best = mixed.topk(5, 1)
+        added = torch.zeros_like(mixed).scatter_add(1, best.indices, best.values)
+        found: Tensor = self.last((added + mixed.sort(2).values).mean(1))
+        return found
+
+
+def captured(folder: Path, model: type[nn.Module] = Functions) -> Capture:
     folder.mkdir(exist_ok=True)
     signature = mlp_signature(highest=40, lowest=0)
     inputs = random_inputs(signature, 1, {})
-    return capture(Functions().eval(), signature, inputs, folder, "none")
+    return capture(model().eval(), signature, inputs, folder, "none")
 
 
 def built(made: Capture, folder: Path, targets: Sequence[str]) -> dict[str, TargetResult]:
@@ -120,11 +138,25 @@ def test_the_compiler_s_word_on_a_kernel(arm: Arm, target: str) -> None:
         pytest.skip(f"no compiler for {target} is here")
     compiled = arm[1][target].compiled["lanes"]
     assert {"network.kernel", "network.image", "network.cu"} <= set(compiled.files)
-    assert compiled.facts["unrolled"] and 0 < compiled.facts["registers"] <= 512
+    assert compiled.facts["store"] == "registers" and 0 < compiled.facts["registers"] <= 512
     assert compiled.facts["spilled_bytes"] == 0
     assert 0.2 < compiled.facts["occupancy"] <= 1
     machine = (compiled.folder / "network.image").read_bytes()[18:20]
     assert machine == {CUDA: b"\xbe\x00", ROCM: b"\xe0\x00"}[target]  # ELF's number of each
+
+
+@pytest.mark.parametrize("target", [CUDA, ROCM])
+def test_a_block_of_threads_shares_a_large_row(target: str, tmp_path: Path) -> None:
+    if not there({CUDA: devices.nvrtc, ROCM: devices.clang}[target]):
+        pytest.skip(f"no compiler for {target} is here")
+    made = captured(tmp_path / "captured", Attention)
+    results = built(made, tmp_path, [V3, target])
+    facts = results[target].compiled["lanes"].facts
+    assert facts["store"] == "shared" and facts["local_bytes"] < 1000 and facts["occupancy"] > 0.05
+    assert 8000 < facts["shared_bytes"] <= 48 << 10
+    here, emulated = (results[each].reports["lanes"] for each in (V3, target))
+    assert here.valid and emulated.verdict == "emulated", emulated.reason
+    assert emulated.bits == here.bits is not None
 
 
 def on_driver(

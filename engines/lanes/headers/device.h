@@ -17,6 +17,8 @@ typedef unsigned long uint64_t;
 #define IN_CONSTANT_MEMORY static __attribute__((constant))
 #define IN_MEMORY static DEVICE
 #define UNROLL _Pragma("unroll")
+#define BLOCK_MEMORY static __attribute__((shared))
+#define EACH_OF_BLOCK(at, count) for (int at = THREAD_NUMBER; at < count; at += BLOCK_SIZE)
 #else
 #include <stdint.h>
 #define DEVICE
@@ -27,6 +29,10 @@ typedef unsigned long uint64_t;
 #define GIVEN const
 #define BLOCK_NUMBER block_number
 #define THREAD_NUMBER thread_number
+// The first thread does the work of all, the last element first: what needs another one shows.
+#define BLOCK_MEMORY
+#define EACH_OF_BLOCK(at, count) for (int at = thread_number == 0 ? count : 0; at-- > 0;)
+#define BLOCK_WAITS
 static thread_local uint32_t block_number, thread_number;
 #endif
 
@@ -43,6 +49,7 @@ static thread_local uint32_t block_number, thread_number;
 #define GIVEN const __grid_constant__
 #define BLOCK_NUMBER blockIdx.x
 #define THREAD_NUMBER threadIdx.x
+#define BLOCK_WAITS __syncthreads()
 #else
 #define ALWAYS_INLINE __attribute__((always_inline))
 #define INLINE static DEVICE inline ALWAYS_INLINE
@@ -60,6 +67,10 @@ static thread_local uint32_t block_number, thread_number;
 #define GIVEN const
 #define BLOCK_NUMBER __builtin_amdgcn_workgroup_id_x()
 #define THREAD_NUMBER __builtin_amdgcn_workitem_id_x()
+#define BLOCK_WAITS                                   \
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); \
+  __builtin_amdgcn_s_barrier();                       \
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup")
 #endif
 
 #if defined(UNROLLED) && (defined(__CUDACC_RTC__) || defined(__HIP__))
