@@ -26,6 +26,7 @@ from engines.lanes import compilers, devices
 from pipeline.building.cache import StageCache
 from pipeline.building.candidates import Recipe, Work, build_targets
 from runtime.checked import default_tolerance
+from soa.describe import describe
 from stages import emulate
 from stages.capture import Capture, capture
 from stages.emulate import emulate_candidate
@@ -173,6 +174,33 @@ def on_driver(
         env={**os.environ, **stands_in.environment, "PYTHONPATH": str(ON_DRIVER.parents[3]),
              "SOA_EMULATED_DEVICES": "2", **settings},
     )  # fmt: skip
+
+
+def test_the_example_in_cpp_gives_on_a_gpu_what_it_gives_here(arm: Arm, tmp_path: Path) -> None:
+    if CUDA not in arm[1] or platform.machine() != "x86_64":
+        pytest.skip("nvidia-cuda-nvrtc is not installed")
+    made, results = arm
+    folders = {target: results[target].compiled["lanes"].folder for target in (V3, CUDA)}
+    for folder in folders.values():
+        (folder / "arguments.txt").write_text(describe(made.signature, None))
+    driver = emulate.emulator_of(Target.parse(CUDA), folders[CUDA], tmp_path)
+    root = Path(emulate.__file__).parents[1]
+    native = root / "engines" / "native"
+    runner = [f"-I{native}", f"-I{native}/include", f"{native}/soa_runner.cpp"]
+    links = [f"-L{tmp_path}", "-ldl", "-lpthread"]
+    printed = {}
+    for target, name, more in ((V3, "run_bundle", []), (CUDA, "on_gpu", ["-l:libcuda.so.1"])):
+        program, source = tmp_path / name, root / "examples" / "cpp" / f"{name}.cpp"
+        command = ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", str(source), *runner]
+        subprocess.run([*command, "-o", str(program), *links, *more], check=True)
+        collections = [*made.signature.input_collections, *made.signature.output_collections]
+        done = subprocess.run(
+            [program, folders[target], "33", *collections], capture_output=True, text=True,
+            env={**os.environ, **driver.environment},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        printed[target] = done.stdout
+    assert printed[CUDA] == printed[V3] and len(printed[CUDA].splitlines()) == 3 * 33
 
 
 def said(arm: Arm, folder: Path, case: str, **settings: str) -> dict[str, Any]:
