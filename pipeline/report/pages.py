@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ReportError
 from pipeline.report.difference import describe_difference
-from pipeline.report.figures import Figure, deviation_figure, speed_figure, ulp_figure
+from pipeline.report.figures import (
+    Figure,
+    deviation_figure,
+    error_figure,
+    kept_of,
+    speed_figure,
+    ulp_figure,
+)
 from pipeline.report.tables import Part, Table, new_table
 from pipeline.report.versions import (
     SPREAD,
@@ -36,6 +43,7 @@ from pipeline.report.versions import (
 from registry.bundle import Bundle
 from registry.history import Event
 from registry.version import Version
+from runtime.checked import Deviation
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import number, plain
@@ -166,10 +174,50 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
-            yield ulp_figure(f"{target}: how far {output} is off, in ULP", output, reports)
+            kept = kept_of(output, reports, record.chosen)
+            yield error_figure(f"{target}: how far {output} is off", kept)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", kept)
+        if chosen := next((each for each in reports if each.engine == record.chosen), None):
+            yield from _alike(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a foreign report that does not fit
             yield _worst_rows(bundle, reports, record.chosen)
         yield from facts_of(record)
+
+
+def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
+    """Outputs of the chosen artifact that are the model's own, and rows of another class."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    for bound in signature.outputs:
+        found = chosen.worst.get(bound.name)
+        if found is None or not found.elements:
+            continue
+        if not found.max_abs and not found.nonfinite_mismatches:
+            values = f"all {found.elements:,} values of {chosen.engine}"
+            yield f"{bound.name}: {values} are the model's own"
+        elif found.argmax == 1:
+            yield f"{bound.name}: no row changes its class with {chosen.engine}"
+        elif found.reclassified:
+            yield _confusion(bound, chosen.engine, found)
+
+
+def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
+    """Rows by the model's class and the artifact's, where these differ."""
+    parts = [bound.plan.components[i] for i in bound.plan.order]
+
+    def name_of(index: int) -> str:
+        if index >= len(parts):  # a foreign report that does not fit
+            return f"{index}"
+        name, k = parts[index]
+        return f"{name}[{k}]" if (name, 1) in parts else name
+
+    counts = {(wanted, was): rows for wanted, was, rows in found.reclassified}
+    columns = sorted({was for _, was in counts})
+    title = f"{bound.name}: rows of another class with {engine}, over all sizes"
+    table = new_table(title, "the model's class", *(f"now {name_of(each)}" for each in columns))
+    for wanted in sorted({wanted for wanted, _ in counts}):
+        cells = (counts.get((wanted, was), 0) for was in columns)
+        table.add_row(name_of(wanted), *(f"{n:,}" if n else "" for n in cells))
+    return table
 
 
 def _worst_rows(

@@ -34,8 +34,8 @@ class Deviation:
     """How many elements are off by 0, 1, 2 … 3, 4 … 7 and so on units in the last place; empty for
     integers, and in reports of earlier releases."""
     error_bins: tuple[int, ...] = ()
-    """How many finite elements are off by nothing, by less than 1e-18, and by each power of ten from
-    there on, to 1e9; empty in reports of earlier releases."""
+    """How many finite elements are off by nothing, by less than 1e-18, and by each power of ten
+    from there to 1e9; empty in reports of earlier releases."""
     reclassified: tuple[tuple[int, int, int], ...] = ()
     """Of a classifier: the reference's class, the class found instead, and in how many rows; the
     MOST_PAIRS most frequent."""
