@@ -99,7 +99,9 @@ def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
 
     if html is None:
         return []
-    write_whole(html, made())
+    text = made()
+    html.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(html, text)
     return [f"wrote {html}"]
 
 

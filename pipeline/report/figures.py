@@ -27,6 +27,8 @@ _SETTINGS: Any = {
 }  # fmt: skip
 _WIDE = 100
 """Times the smallest count: what is above is drawn on a logarithmic axis."""
+_FEW = 30
+"""Values: fewer have no histogram of their own."""
 Points = Sequence[tuple[float, float]]
 
 
@@ -137,21 +139,26 @@ def error_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
 
 
 def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None) -> list[Kept]:
-    """An output's deviations: of the chosen artifact at some sizes, of each other over all."""
+    """An output's deviations: of the chosen artifact at some sizes, the largest first, of each
+    other over all."""
     by_rows: dict[int, list[Deviation]] = {}
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
         found = case.outputs.get(output)
         if found is not None and found.elements:
             by_rows.setdefault(rows_of(case.rows), []).append(found)
-    last = len(by_rows) - 1
-    sizes = sorted(by_rows)
+    sizes = sorted(by_rows, reverse=True)
+    sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
+    last = len(sizes) - 1
     some = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
     others = [
         Kept(report.engine, [report.worst[output]], report.engine == chosen)
         for report in reports
         if output in report.worst and not (report.engine == chosen and some)
     ]
-    return [*(Kept(f"{chosen}, {rows:,} rows", by_rows[rows]) for rows in some), *others]
+    return [
+        *(Kept(f"{chosen}, {rows:,} row{'s' * (rows != 1)}", by_rows[rows]) for rows in some),
+        *others,
+    ]
 
 
 def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:

@@ -19,6 +19,7 @@ from pipeline.report.figures import (
     Figure,
     deviation_figure,
     error_figure,
+    histogram_figure,
     kept_of,
     speed_figure,
     ulp_figure,
@@ -46,15 +47,17 @@ from registry.version import Version
 from runtime.checked import Deviation
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
-from soa.text import number, plain
+from soa.text import microseconds, number, plain
 from stages.reference import Reference, inputs_at
 from stages.reports import BenchmarkReport, ValidationReport
 
 if TYPE_CHECKING:
+    from pipeline.applying import About, Report
     from registry.store import Registry
 
 REPORT = "report.html"
 _MOST_VALUES = 8
+_MOST_PLOTS = 24
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,15 @@ def _filled(part: Part | Figure | Flow) -> Part | Figure | Flow:
 
 def _missing(error: ImportError) -> str:
     return f"a page needs {error.name}: pip install 'soa-pipeline[report]'"
+
+
+def require_libraries() -> None:
+    """Raise ReportError where one that a page needs is missing."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ReportError(_missing(error)) from error
 
 
 def version_page(
@@ -285,6 +297,68 @@ def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]
 def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
     sections = [Section(t, list(speed_parts(t, timed))) for t, timed in reports.items()]
     return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
+
+
+def apply_page(done: Report, about: Sequence[About]) -> str:
+    """What a job did. `about`: of its first outputs, in their order."""
+    first = about[0]
+    ref = f"{first.model}/{first.version}" if first.version else first.model
+    scored, took = done.spent.rows, done.seconds - done.start
+    facts = {
+        "version": f"{ref}, bundle {first.digest[:12]}",
+        "mode": first.mode,
+        "targets": ", ".join(dict.fromkeys(t for each in about for t in each.targets)),
+        "engines": ", ".join(dict.fromkeys(e for each in about for e in each.engines)),
+        "rows": f"{done.rows:,}",
+        "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
+        "scored before": f"{done.found:,}" if done.found else "",
+        "time": f"{microseconds(1e6 * done.seconds)}, {microseconds(1e6 * done.start)} of it to "
+        "open the version and look at the files",
+        "time of all threads": ", ".join(
+            f"{name} {microseconds(1e6 * value)}"
+            for name, value in vars(done.spent).items()
+            if name != "rows" and value
+        ),
+        "columns kept": ", ".join(first.keep),
+        "by": f"{first.by}, {first.software}",
+    }
+    files = new_table("", "output", "rows", "", "of")
+    for path, each in zip(done.outputs, about, strict=False):
+        state = "written" if path in done.written else "was there, whole"
+        of = ", ".join(Path(given.path).name for given in each.inputs)
+        files.add_row(Path(path).name, f"{each.rows:,}", state, of)
+    more = len(done.outputs) - len(about)
+    return page(
+        f"{done.rows:,} rows scored by {ref}",
+        [
+            Section("The run", [new_table("", "", "", rows=_said(facts)), files,
+                                f"and {more:,} more outputs" if more else None]),
+            Section("Answers", list(_answers(done))),
+        ],
+    )  # fmt: skip
+
+
+def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, text) for name, text in facts.items() if text)
+
+
+def _answers(done: Report) -> Iterator[Part | Figure | None]:
+    if not done.histograms:
+        yield "This run wrote no row, so there is nothing to count."
+        return
+    table = new_table("over the outputs that this run wrote", "column", "values", "smallest",
+                      "mean", "largest", "NaN or infinite")  # fmt: skip
+    for name, found in done.histograms.items():
+        numbers = (found.least, found.mean, found.largest)
+        shown = [number(value) if found.finite else "" for value in numbers]
+        bad = f"{found.nonfinite:,}" if found.nonfinite else "none"
+        table.add_row(name, f"{found.finite + found.nonfinite:,}", *shown, bad)
+    yield table
+    for name, found in list(done.histograms.items())[:_MOST_PLOTS]:
+        caption = "; ".join([name, *found.notes()])
+        yield histogram_figure(caption, name, found)
+    if len(done.histograms) > _MOST_PLOTS:
+        yield f"The first {_MOST_PLOTS} columns are drawn."
 
 
 def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:

@@ -209,15 +209,15 @@ def test_how_far_values_are_off() -> None:
     ones = torch.ones(100)
     made = compare(ones + 1e-5, ones, BAND, False)
     assert sum(made.ulp_bins) == sum(made.error_bins) == 100
-    some = [(n, replace(made, ulp_bins=(5, 0, 4, 1))) for n in (1, 2, 31, 32, 33)]
+    bins = (5, 0, 4, 1)
+    sizes = (1, 2, 31, 32, 33)
+    some = [(n, replace(made, elements=10 * n, ulp_bins=bins)) for n in sizes]
     reports = [report("aoti", *some), report("lanes", *some)]
     kept = kept_of("x", reports, "aoti")
-    assert [each.name for each in kept] == [
-        "aoti, 1 rows",
-        "aoti, 31 rows",
-        "aoti, 33 rows",
-        "lanes",
-    ]
+    shown = ["aoti, 33 rows", "aoti, 32 rows", "aoti, 31 rows", "lanes"]
+    assert [each.name for each in kept] == shown
+    few = kept_of("x", [report("aoti", (1, replace(made, elements=3)))], "aoti")
+    assert [each.name for each in few] == ["aoti, 1 row"]
     figure = ulp_figure("all of it", kept)
     assert figure is not None
     for name in ("aoti, 33 rows", "lanes"):
