@@ -11,8 +11,10 @@ import torch
 from registry.bundle import Tolerance as Tolerance
 from runtime.checked.deviation import Deviation
 
+LAST_DECADE = 9
+MOST_PAIRS = 50
 _DECADES = torch.tensor(
-    [10.0**i for i in range(Deviation.FIRST_DECADE, Deviation.LAST_DECADE + 1)], dtype=torch.double
+    [10.0**i for i in range(Deviation.FIRST_DECADE, LAST_DECADE + 1)], dtype=torch.double
 )
 # Integers of the width of each floating type, to count units in the last place.
 _INTEGER_OF = {
@@ -123,7 +125,7 @@ def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, 
 
 
 def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
-    return tuple((*pair, rows) for pair, rows in pairs.most_common(Deviation.MOST_PAIRS))
+    return tuple((*pair, rows) for pair, rows in pairs.most_common(MOST_PAIRS))
 
 
 def combine(parts: list[Deviation]) -> Deviation:

@@ -17,8 +17,6 @@ class Deviation:
     """
 
     FIRST_DECADE: ClassVar = -18
-    LAST_DECADE: ClassVar = 9
-    MOST_PAIRS: ClassVar = 50
 
     elements: int
     max_abs: float
@@ -38,7 +36,7 @@ class Deviation:
     from there to 1e9; empty in reports of earlier releases."""
     reclassified: tuple[tuple[int, int, int], ...] = ()
     """Of a classifier: the reference's class, the class found instead, and in how many rows; the
-    MOST_PAIRS most frequent."""
+    most frequent pairs."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
