@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ _SETTINGS: Any = {
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "lines.markersize": 5, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
+_MOST_BINS = 66  # as many as float64 has powers of two of ULP
 _WIDE = 100
 """Times the smallest count: what is above is drawn on a logarithmic axis."""
 _FEW = 30
@@ -163,7 +165,7 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
 
 def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:
     """Counts between edges."""
-    if not any(found.counts):
+    if not any(found.counts) or not 0 < found.high - found.low < math.inf:
         return None
     edges = found.edges()
     return _stepped(caption, Axis(label, "values", number), [Steps(label, found.counts)], edges)
@@ -173,7 +175,7 @@ def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
     """The background that passes with the signal, which is how a tagger's point is chosen."""
     lines = []
     for name, roc in curves.items():
-        pairs = zip(roc.signal, roc.background, strict=True)
+        pairs = zip(roc.signal, roc.background, strict=False)
         points = [(signal, background) for signal, background in pairs if background > 0]
         if points:
             lines.append(Line(name, points, marked=False))
@@ -186,7 +188,8 @@ def _off(
     caption: str, label: str, bins: Sequence[Steps], begins: Callable[[int], str]
 ) -> Figure | None:
     """Shares of values by how far they are off, equal ones first; None where all are equal."""
-    series = [each for each in bins if any(each.values)][: len(_SERIES)]
+    kept = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
+    series = [each for each in kept if any(each.values)][: len(_SERIES)]
     used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
     if not used:
         return None

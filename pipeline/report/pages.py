@@ -21,6 +21,7 @@ from pipeline.report.figures import (
     error_figure,
     histogram_figure,
     kept_of,
+    roc_figure,
     speed_figure,
     ulp_figure,
 )
@@ -30,6 +31,7 @@ from pipeline.report.versions import (
     annex_of,
     benchmark_of,
     blocks_of,
+    curves_of,
     describe_benchmark,
     describe_decisions,
     describe_history,
@@ -49,7 +51,7 @@ from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import microseconds, number, plain
 from stages.reference import Reference, inputs_at
-from stages.reports import BenchmarkReport, ValidationReport
+from stages.reports import BenchmarkReport, Roc, ValidationReport
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Report
@@ -142,7 +144,8 @@ def version_page(
                                    blocks_of(manifest)]),
             Section("Agreement with the model", list(_agreement(bundle))),
             Section("Speed", list(_speed(bundle))),
-            Section("Reference and metrics", [*describe_reference(bundle), *metrics_of(bundle)]),
+            Section("Reference and metrics", 
+                    [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
             Section("History", list(_history(version, events))),
             Section("Provenance", list(_provenance(bundle, version))),
         ]  # fmt: skip
@@ -262,6 +265,21 @@ def _worst_rows(
         table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs),
                       ", ".join(values[:_MOST_VALUES]) + more)  # fmt: skip
     return table if table.rows else None
+
+
+def _curves(bundle: Bundle) -> Iterator[Figure | None]:
+    """A ROC of each score, named by its metrics; the residuals of each regression."""
+    for target, curves in curves_of(bundle):
+        scores: dict[Roc, list[str]] = {}
+        for name, curve in curves.items():
+            if isinstance(curve, Roc):
+                scores.setdefault(curve, []).append(name)
+                continue
+            what = "(output - label) / label" if curve.relative else "output - label"
+            caption = "; ".join([f"{target}: residuals of {name}", *curve.found.notes()])
+            yield histogram_figure(caption, what, curve.found)
+        named = {", ".join(names): curve for curve, names in scores.items()}
+        yield roc_figure(f"{target}: background that passes with the signal", named)
 
 
 def _speed(bundle: Bundle) -> Iterator[Part | Figure | None]:
