@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from soa.text import number
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -94,9 +96,10 @@ class Histogram:
 
     def notes(self) -> Iterator[str]:
         """What its bins do not show."""
-        if self.below:
-            yield f"{self.below:,} values are below {self.low:g}"
-        if self.above:
-            yield f"{self.above:,} values are above {self.high:g}"
-        if self.nonfinite:
-            yield f"{self.nonfinite:,} values are NaN or infinite"
+        for count, where in (
+            (self.below, f"below {number(self.low)}"),
+            (self.above, f"above {number(self.high)}"),
+            (self.nonfinite, "NaN or infinite"),
+        ):
+            if count:
+                yield f"{count:,} {'value is' if count == 1 else 'values are'} {where}"

@@ -124,6 +124,11 @@ def say(text: object) -> None:
         complain(text)
 
 
+def sayer() -> Callable[[object], None]:
+    """`say` for work in other threads, which see no running command."""
+    return (lambda text: None) if asked("quiet") else complain
+
+
 def complain(text: object) -> None:
     """A line on stderr: what went wrong."""
     from pipeline.report import write

@@ -23,6 +23,7 @@ _SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "soa-pipeline", "text.parse_math": False,
     "font.size": 10, "axes.edgecolor": _TEXT, "axes.labelcolor": _TEXT, "text.color": _TEXT,
     "xtick.color": _TEXT, "ytick.color": _TEXT, "grid.color": _GRID, "axes.grid": True,
+    "axes.axisbelow": True,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "lines.markersize": 5, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
@@ -284,7 +285,7 @@ def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequen
         draw(axes)
         axes.yaxis.set_major_formatter(lambda value, _: axis.unit(value))
         axes.minorticks_off()
-        if len(axes.get_legend_handles_labels()[1]) > 1:
+        if axes.get_legend_handles_labels()[1] != [axis.x]:
             drawing.legend(loc="outside lower center", ncols=2)
         out = io.StringIO()
         drawing.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator")))

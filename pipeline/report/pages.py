@@ -340,7 +340,7 @@ def apply_page(done: Report, about: Sequence[About]) -> str:
         "columns kept": ", ".join(first.keep),
         "by": f"{first.by}, {first.software}",
     }
-    files = new_table("", "output", "rows", "", "of")
+    files = new_table("", "output", "rows", "state", "of")
     for path, each in zip(done.outputs, about, strict=False):
         state = "written" if path in done.written else "was there, whole"
         of = ", ".join(Path(given.path).name for given in each.inputs)

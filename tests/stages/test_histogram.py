@@ -52,6 +52,6 @@ def test_edges(first: list[float], low: float, high: float) -> None:
 def test_what_is_beyond_is_said() -> None:
     found = Histogram.over(np.array([0.0, 10.0])).plus(np.array([-1.0, 5.0, 11.0, 12.0, math.nan]))
     assert list(found.notes()) == [
-        "1 values are below 0", "2 values are above 10", "1 values are NaN or infinite"
+        "1 value is below 0", "2 values are above 10", "1 value is NaN or infinite"
     ]  # fmt: skip
     assert Histogram.over(np.arange(1000.0), tail=0.1).high < 900
