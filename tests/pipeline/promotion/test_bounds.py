@@ -69,7 +69,8 @@ def test_the_version_has_its_metrics_and_the_rows(
     assert curves is not None and set(curves[TARGET]) == {"auc", "eff"}
     empty.register(gated.bad)
     page = tmp_path / "page.html"
-    shown = cli("show", "jets/1", "--html", page, "--registry", empty.uri).stdout
+    cli("show", "jets/1", "--html", page, "--registry", empty.uri)
+    shown = cli("show", "jets/1", "--registry", empty.uri).stdout
     assert "background that passes with the signal; auc, eff: " in page.read_text()
     assert f"on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
     assert "accuracy" in shown
