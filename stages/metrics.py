@@ -16,9 +16,12 @@ import numpy.typing as npt
 from engines.errors import first_line
 from soa.errors import needs_extra
 from stages.errors import MetricError
+from stages.histogram import Histogram
 from stages.model import load_callable
+from stages.reports import Curve, Residual, Roc
 
 Values = npt.NDArray[Any]
+_POINTS = 100
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,20 @@ class Metric:
             raise MetricError(f"{where} gave {number} on {len(labels)} rows")
         return number
 
+    def curve(self, labels: Values, output: Values) -> Curve | None:
+        """What is drawn of it: the ROC of a score, the residuals of a regression; else None."""
+        _, takes = self._function()
+        if output.ndim > 1:
+            return None
+        known = self._of(labels)
+        if takes == "class" and self.threshold is not None:
+            takes = "score"
+        if takes == "score":
+            return roc(known == (1 if self.function == "efficiency" else known.max()), output)
+        if takes == "value" or (takes == "class" and output.dtype.kind == "f"):
+            return residual(known, output, bool(self.kwargs.get("relative", False)))
+        return None
+
     def _of(self, labels: Values) -> Values:
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
@@ -128,6 +145,31 @@ def efficiency(
         passing = int(background * len(other) + 1e-9)  # so many may; 0.29 * 100 is a little less
         threshold = float(other[max(len(other) - 1 - passing, 0)])
     return float(np.mean(scores[signal] > threshold))
+
+
+def roc(signal: Values, scores: Values) -> Roc | None:
+    """The curve as far as a plot shows it, for a linear and for a logarithmic axis; None where one
+    of the two is not there."""
+    order = np.argsort(-scores.astype(np.float64), kind="stable")
+    ranked, passing = scores[order], signal[order]
+    if passing.all() or not passing.any():
+        return None
+    ends = np.append(ranked[1:] != ranked[:-1], True)  # rows of one score pass together
+    kept, fake = np.cumsum(passing)[ends], np.cumsum(~passing)[ends]
+    kept, fake = kept / kept[-1], fake / fake[-1]
+    some = np.linspace(0, 1, _POINTS // 2), np.geomspace(fake[fake > 0][0], 1, _POINTS // 2)
+    places = np.unique([*np.searchsorted(kept, some[0]), *np.searchsorted(fake, some[1])])
+    places = places[places < len(kept)]
+    return Roc(tuple(kept[places].tolist()), tuple(fake[places].tolist()))
+
+
+def residual(labels: Values, values: Values, relative: bool) -> Residual:
+    """Between the quantiles of 0.5 % and 99.5 %, the rest counted."""
+    gap = values.astype(np.float64) - labels
+    if relative:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = gap / labels
+    return Residual(Histogram.over(gap, tail=0.005).plus(gap), relative)
 
 
 def resolution(labels: Values, values: Values, relative: bool = False) -> float:

@@ -9,7 +9,7 @@ import json
 import platform
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +18,7 @@ from registry import stamp
 from registry.bundle import (
     ANNEX,
     BENCHMARK,
+    CURVES,
     VALIDATION,
     Annex,
     AnnexRecord,
@@ -45,7 +46,7 @@ from stages.capture import Capture
 from stages.compile import Compiled
 from stages.errors import StageError
 from stages.reference import Reference, inputs_at
-from stages.reports import EAGER, BenchmarkReport, ValidationReport
+from stages.reports import EAGER, BenchmarkReport, Curve, ValidationReport
 
 EVIDENCE: tuple[Evidence, ...] = get_args(Evidence)
 """The weakest first."""
@@ -71,6 +72,8 @@ class TargetResult:
     """Other targets in the same race."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the chosen candidate."""
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+    """By metric."""
 
     @property
     def chosen(self) -> str | None:
@@ -235,7 +238,13 @@ def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
         for target, result in results.items()
     }
     timed = {t: result.benchmark.to_dict() for t, result in results.items() if result.benchmark}
-    for name, data in ((VALIDATION, validated), (BENCHMARK, timed)):
+    curves = {
+        t: {k: asdict(c) for k, c in result.curves.items()}
+        for t, result in results.items()
+        if result.curves
+    }
+    reports = {VALIDATION: validated, BENCHMARK: timed} | ({CURVES: curves} if curves else {})
+    for name, data in reports.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(data, indent=1) + "\n")
 

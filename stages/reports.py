@@ -11,6 +11,7 @@ from registry.bundle import Evidence, Verdict
 from runtime.checked import Deviation
 from soa.files import as_record
 from soa.text import microseconds, number
+from stages.histogram import Histogram
 
 EAGER = "eager, row-major"
 COPIES = "the copies alone"
@@ -71,6 +72,25 @@ class BenchmarkReport:
     def from_dict(cls, data: Mapping[str, Any]) -> BenchmarkReport:
         return as_record(cls, data)
 
+
+@dataclass(frozen=True)
+class Roc:
+    """At most 100 points of the curve: the fractions of signal and of background that pass."""
+
+    signal: tuple[float, ...]
+    background: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Output - label over the labelled rows; `relative`: over label."""
+
+    found: Histogram
+    relative: bool = False
+
+
+Curve = Roc | Residual
+"""What is drawn of a metric."""
 
 NOT_TRIED = "not tried"
 _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")

@@ -6,6 +6,7 @@ from .columns import FileColumn as FileColumn
 from .columns import column_of as column_of
 from .dask_cluster import on_dask as on_dask
 from .labelled import Labelled as Labelled
+from .labelled import Measurement as Measurement
 from .plan import Execute as Execute
 from .plan import Job as Job
 from .plan import Output as Output

@@ -31,8 +31,18 @@ from soa.files import digest_of
 from soa.signature import Signature
 from stages.errors import MetricError
 from stages.metrics import Metric
+from stages.reports import Curve
 
 _BATCH = 1 << 16
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a metric came to; NaN, and why."""
+
+    value: float
+    why: str = ""
+    curve: Curve | None = None
 
 
 @dataclass(frozen=True)
@@ -66,10 +76,9 @@ class Labelled:
 
     def values(
         self, session: Session, columns: Mapping[str, str], missing: bool = False
-    ) -> dict[str, tuple[float, str]]:
-        """Each metric of a session's outputs; NaN, and why. `missing`: as a plan's. Raises as
-        `check` does."""
-        found: dict[str, tuple[float, str]] = {}
+    ) -> dict[str, Measurement]:
+        """Each metric of a session's outputs. `missing`: as a plan's. Raises as `check` does."""
+        found: dict[str, Measurement] = {}
         with self._opened() as source:
             outputs = _outputs(session, source, columns, missing)
             for metric in self.metrics():
@@ -77,12 +86,11 @@ class Labelled:
                     if metric.output not in outputs:
                         raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
                     labels = _column(source, metric.label)
-                    value = metric.value(
-                        labels, outputs[metric.output], lambda name: _column(source, name)
-                    )
-                    found[metric.name] = value, ""
+                    output = outputs[metric.output]
+                    value = metric.value(labels, output, lambda name: _column(source, name))
+                    found[metric.name] = Measurement(value, curve=metric.curve(labels, output))
                 except SoaPipelineError as error:
-                    found[metric.name] = math.nan, str(error)
+                    found[metric.name] = Measurement(math.nan, str(error))
         return found
 
     def keep(self, folder: Path) -> LabelledData:

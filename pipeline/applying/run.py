@@ -12,9 +12,9 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +35,7 @@ from runtime.opening import LookupPolicy, Mode
 from soa.errors import SoaPipelineError
 from soa.files import as_data, as_record, parse_json, read_plain, write_whole
 from soa.options import known_options
+from stages.histogram import Histogram
 
 Progress = Callable[[int, int], object]
 """Called with the rows that are done, and all rows."""
@@ -56,6 +57,8 @@ class Report:
     """By the clock, `start` included."""
     spent: Scored
     """What was scored now, and in which seconds of all threads together."""
+    histograms: Mapping[str, Histogram] = field(default_factory=dict)
+    """Of each column that the model wrote, over the outputs that were written now."""
 
 
 @known_options()
@@ -76,6 +79,7 @@ def apply(
     force: bool = False,
     execute: Execute | None = None,
     progress: Progress | None = None,
+    histograms: bool = False,
 ) -> Report:
     """Score files: each row of ROOT, Parquet, Arrow, HDF5 or npz gets the model's answers.
 
@@ -85,6 +89,7 @@ def apply(
     go into the outputs. `lookup`: as `pipeline.load` has it. `threads` score at once in this
     process, by default one per core. `dask`: score on the workers of this scheduler's address, or
     on four that are started here, "local:4". `execute`: your own way to run the pieces.
+    `histograms`: count the answers while they are written, for the report.
 
     A job that was killed goes on where it was when it is started again. Raises ApplyError,
     DataError, OSError for a disk, and the errors of `pipeline.load`.
@@ -99,7 +104,7 @@ def apply(
     )  # fmt: skip
     here = contextlib.nullcontext(execute or locally(threads))
     with here if dask is None else on_dask(dask) as how:
-        return run(job, how, begun=begun, force=force, progress=progress)
+        return run(job, how, begun=begun, force=force, progress=progress, histograms=histograms)
 
 
 def locally(threads: int | None = None) -> Execute:
@@ -119,7 +124,13 @@ def locally(threads: int | None = None) -> Execute:
 
 
 def run(
-    job: Job, execute: Execute, *, begun: float, force: bool, progress: Progress | None
+    job: Job,
+    execute: Execute,
+    *,
+    begun: float,
+    force: bool,
+    progress: Progress | None,
+    histograms: bool = False,
 ) -> Report:
     """Do what is left of a job. `begun`: when, by the clock; `force`: outputs of other jobs may be
     replaced."""
@@ -128,7 +139,7 @@ def run(
     for output in left:
         if os.path.lexists(output.path) and not force:
             raise ApplyError(f"{output.path} is there already: --force replaces it")
-    parts = _Parts(job, left, progress)
+    parts = _Parts(job, left, progress, _Counted() if histograms else None)
     if left or folder.exists():
         with _alone(folder):
             _begin(job, key, left)
@@ -149,7 +160,8 @@ def run(
     paths, written = (tuple(output.path for output in each) for each in (job.outputs, left))
     rows = sum(output.rows for output in job.outputs)
     spent, seconds = parts.spent, time.perf_counter() - begun
-    return Report(paths, written, rows, rows - spent.rows, start, seconds, spent)
+    counted = parts.counted.found if parts.counted else {}
+    return Report(paths, written, rows, rows - spent.rows, start, seconds, spent, counted)
 
 
 def _maker(path: str) -> str | None:
@@ -231,11 +243,38 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
             file.unlink(missing_ok=True)
 
 
+class _Counted:
+    """Histograms of columns over the parts, each once though writers read some again."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Histogram] = {}
+        self._parts: set[str] = set()
+
+    def add(self, part: str, table: Any, names: Iterable[str]) -> None:
+        if part in self._parts or not len(table):
+            return
+        self._parts.add(part)
+        for name in names:
+            for batch in table[name].chunks:
+                while hasattr(batch, "flatten") and batch.type.num_fields:  # lists, vectors
+                    batch = batch.flatten()
+                values = batch.to_numpy(zero_copy_only=False)
+                if len(values):
+                    found = self.found.get(name) or Histogram.over(values)
+                    self.found[name] = found.plus(values)
+
+
 class _Parts:
     """The parts of a job, as they come."""
 
-    def __init__(self, job: Job, left: Sequence[Output], progress: Progress | None) -> None:
-        self._job, self._progress = job, progress
+    def __init__(
+        self,
+        job: Job,
+        left: Sequence[Output],
+        progress: Progress | None,
+        counted: _Counted | None = None,
+    ) -> None:
+        self._job, self._progress, self.counted = job, progress, counted
         self._wanted = [piece for output in left for piece in output.pieces]
         self._there: set[str] = set()
         self._rows = self._done = sum(output.rows for output in job.outputs)
@@ -286,6 +325,8 @@ class _Parts:
                         f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
                         f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
                     )
+                if self.counted is not None:
+                    self.counted.add(piece.part, table, self._job.plan.outputs.values())
                 yield table.replace_schema_metadata(None)
 
         def about() -> str:

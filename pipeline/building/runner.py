@@ -203,10 +203,11 @@ def _build(
                         session = chosen_session(captured, result)
                         trees = config.model.trees is not None
                         values = labelled.values(session, config.apply.columns, trees)
-                    if refused := [why for _, why in values.values() if why]:
+                    if refused := [each.why for each in values.values() if each.why]:
                         raise MetricError(refused[0])
-                    found = {name: value for name, (value, _) in values.items()}
-                    scored[target] = replace(result, metrics=found)
+                    found = {name: each.value for name, each in values.items()}
+                    curves = {name: each.curve for name, each in values.items() if each.curve}
+                    scored[target] = replace(result, metrics=found, curves=curves)
             kept = labelled.keep(folder / "metrics"), folder / "metrics"
         with work.step("package"):
             return package(

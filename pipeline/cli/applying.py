@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.options import Answer, command, say
+from pipeline.cli.options import Answer, command, html_option, say, write_page
 
 if TYPE_CHECKING:
-    from pipeline.applying import About, Progress
+    from pipeline.applying import About, Progress, Report
     from pipeline.report import Part
 
 EVERY_S = 30.0
 """Between two lines of progress, where no terminal shows a bar."""
+MOST_OUTPUTS = 100
+"""That a page lists."""
 _FILE = click.Path(path_type=Path)
 
 
@@ -54,7 +56,8 @@ _FILE = click.Path(path_type=Path)
     help="Whether the registry is asked which version REF is, or this host's record of it first.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace outputs of other jobs.")
-def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
+@html_option
+def apply(columns: tuple[str, ...], suffix: str | None, html: Path | None, **given: Any) -> Answer:
     """Score FILEs by REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5 or npz.
 
     A job that was ended goes on where it was when the same command is given again. `pipeline
@@ -65,13 +68,17 @@ def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
     pairs = [each.partition("=") for each in columns]
     if wrong := [each for each, pair in zip(columns, pairs, strict=True) if not all(pair)]:
         raise click.BadParameter(f"{wrong[0]!r}: expected COLLECTION/COLUMN=NAME")
+    if html is not None:
+        _require_free(html, [*given["inputs"], given["out"]])
     with _bar() as progress:
         done = run(
             columns={name: value for name, _, value in pairs},
             suffix=suffix and f".{suffix}",
             progress=progress,
+            histograms=html is not None,
             **given,
         )
+    said = write_page(html, lambda: _page_of(done))
     spent = ", ".join(f"{k} {v:.1f} s" for k, v in asdict(done.spent).items() if k != "rows")
     lines = [
         f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} were there; "
@@ -80,8 +87,27 @@ def apply(columns: tuple[str, ...], suffix: str | None, **given: Any) -> Answer:
             f"wrote {path}" if path in done.written else f"{path} was there, whole"
             for path in done.outputs
         ),
+        *said,
     ]
-    return Answer(asdict(done), lines)
+    data = asdict(done)
+    del data["histograms"]  # for the page
+    return Answer(data, lines)
+
+
+def _require_free(html: Path, taken: list[Path]) -> None:
+    """Before hours of work: no page in place of a file, and the libraries are there."""
+    from pipeline.report import require_libraries
+
+    require_libraries()
+    if html.absolute() in [path.absolute() for path in taken]:
+        raise click.BadParameter(f"--html {html} is a FILE or the output: name another file")
+
+
+def _page_of(done: Report) -> str:
+    from pipeline.applying import read_about
+    from pipeline.report import apply_page
+
+    return apply_page(done, [read_about(Path(path)) for path in done.outputs[:MOST_OUTPUTS]])
 
 
 @contextmanager

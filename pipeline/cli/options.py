@@ -99,7 +99,9 @@ def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
 
     if html is None:
         return []
-    write_whole(html, made())
+    text = made()
+    html.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(html, text)
     return [f"wrote {html}"]
 
 
@@ -120,6 +122,11 @@ def say(text: object) -> None:
     """A line on stderr: what is being done."""
     if not asked("quiet"):
         complain(text)
+
+
+def sayer() -> Callable[[object], None]:
+    """`say` for work in other threads, which see no running command."""
+    return (lambda text: None) if asked("quiet") else complain
 
 
 def complain(text: object) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from engines.processes import run_isolated
 from engines.target import Target, host_runs
-from pipeline.applying import Labelled
+from pipeline.applying import Labelled, Measurement
 from pipeline.config import BuiltFrom, LimitConfig, MetricsConfig
 from registry.promotion import Measured
 from registry.shadow import ShadowRecord
@@ -116,28 +116,28 @@ def _metrics(
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
             new = _values(labelled, opened, target)
-            old = dict.fromkeys(new, (math.nan, "it cannot be run here"))
+            old = dict.fromkeys(new, Measurement(math.nan, "it cannot be run here"))
             if other is not None:
                 have = {t: r for t, r in other.bundle.manifest.targets.items() if r.chosen}
                 there = [t for t in (target, *have) if t in have and host_runs(Target.parse(t))]
                 old = _values(labelled, other, there[0]) if there else old
             for name, one in asked.functions.items():
-                (value, why), (before, why_not) = new[name], old[name]
-                why = why or (f"{in_place}: {why_not}" if in_place and why_not else "")
+                found, before = new[name], old[name]
+                why = found.why or (f"{in_place}: {before.why}" if in_place and before.why else "")
                 yield Measured(
-                    "metrics", f"{name} on {target}", value, one.min, one.max, in_place, before,
-                    one.max_drop, one.max_rise, why,
+                    "metrics", f"{name} on {target}", found.value, one.min, one.max, in_place,
+                    before.value, one.max_drop, one.max_rise, why,
                 )  # fmt: skip
 
 
-def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, tuple[float, str]]:
+def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
     """Each metric of a version; NaN, and why."""
     try:
         built = BuiltFrom(opened.bundle.manifest)
         session = measured_session(opened, target)
         return labelled.values(session, built.apply.columns, built.missing)
     except SoaPipelineError as error:
-        return dict.fromkeys(labelled.asked.functions, (math.nan, str(error)))
+        return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, str(error)))
 
 
 def shadowed(

@@ -1,11 +1,13 @@
 from .difference import describe_difference as describe_difference
 from .difference import diff as diff
+from .pages import apply_page as apply_page
 from .pages import bench_page as bench_page
 from .pages import difference_page as difference_page
 from .pages import model_page as model_page
 from .pages import models_page as models_page
 from .pages import page_place as page_place
 from .pages import publish as publish
+from .pages import require_libraries as require_libraries
 from .pages import version_page as version_page
 from .site import listening as listening
 from .site import serve_site as serve_site

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Literal
 
+from runtime.checked import Deviation
 from soa.text import in_html, microseconds, number, plain
-from stages.reports import COPIES, EAGER, BenchmarkReport, ValidationReport
+from stages.histogram import Histogram
+from stages.reports import COPIES, EAGER, BenchmarkReport, Roc, ValidationReport
 
 _TEXT, _GRID = "#010203", "#010204"
 _SERIES = tuple(f"#0102{i:02x}" for i in range(16, 23))
@@ -19,10 +23,16 @@ _SETTINGS: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "soa-pipeline", "text.parse_math": False,
     "font.size": 10, "axes.edgecolor": _TEXT, "axes.labelcolor": _TEXT, "text.color": _TEXT,
     "xtick.color": _TEXT, "ytick.color": _TEXT, "grid.color": _GRID, "axes.grid": True,
+    "axes.axisbelow": True,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
     "lines.markersize": 5, "figure.facecolor": "none", "axes.facecolor": "none",
 }  # fmt: skip
-Points = Sequence[tuple[int, float]]
+_MOST_BINS = 66  # as many as float64 has powers of two of ULP
+_WIDE = 100
+"""Times the smallest count: what is above is drawn on a logarithmic axis."""
+_FEW = 30
+"""Values: fewer have no histogram of their own."""
+Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -36,13 +46,49 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """Points by rows; `low` and `high` are the ends of a band around them."""
+    """Points; `low` and `high` are the ends of a band around them."""
 
     name: str
     points: Points
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     ours: bool = True
+    marked: bool = True
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A histogram: a value for each bin."""
+
+    name: str
+    values: Sequence[float]
+    ours: bool = True
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Deviations that stand for one histogram."""
+
+    name: str
+    found: Sequence[Deviation]
+    ours: bool = True
+
+    def summed(self, bins: Literal["ulp_bins", "error_bins"]) -> list[int]:
+        return list(map(sum, zip_longest(*(getattr(d, bins) for d in self.found), fillvalue=0)))
+
+
+def _rows(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is drawn over what, and how numbers on either are written."""
+
+    x: str
+    y: str
+    unit: Callable[[float], str]
+    x_unit: Callable[[float], str] = _rows
 
 
 def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
@@ -61,7 +107,7 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
                     name not in (COPIES, EAGER),
                 )
             )
-    return _drawn(caption, lines, "time of a call", microseconds, ())
+    return _drawn(caption, lines, Axis("rows", "time of a call", microseconds))
 
 
 def deviation_figure(
@@ -74,20 +120,93 @@ def deviation_figure(
         points = [(rows, d.max_abs) for rows, d in cases if d and 0 < d.max_abs < float("inf")]
         if points:
             lines.append(Line(report.engine, sorted(points)))
-    return _drawn(caption, lines, "largest deviation", number, (allowed,) if allowed > 0 else ())
+    limits = (allowed,) if allowed > 0 else ()
+    return _drawn(caption, lines, Axis("rows", "largest deviation", number), limits)
 
 
-def ulp_figure(caption: str, output: str, reports: Iterable[ValidationReport]) -> Figure | None:
+def ulp_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
     """How many values are how far off, in units in the last place."""
+    bins = [Steps(each.name, each.summed("ulp_bins"), each.ours) for each in found]
+    return _off(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
+
+
+def error_figure(caption: str, found: Iterable[Kept]) -> Figure | None:
+    """How many values are how far off, by powers of ten."""
+    bins = [Steps(each.name, each.summed("error_bins"), each.ours) for each in found]
+    first = Deviation.FIRST_DECADE
+
+    def begins(i: int) -> str:
+        return f"1e{first + i - 2}" if i > 1 else f"<1e{first}"
+
+    return _off(caption, "absolute error, from", bins, begins)
+
+
+def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None) -> list[Kept]:
+    """An output's deviations: of the chosen artifact at some sizes, the largest first, of each
+    other over all."""
+    by_rows: dict[int, list[Deviation]] = {}
+    for case in (case for report in reports if report.engine == chosen for case in report.cases):
+        found = case.outputs.get(output)
+        if found is not None and found.elements:
+            by_rows.setdefault(rows_of(case.rows), []).append(found)
+    sizes = sorted(by_rows, reverse=True)
+    sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
+    last = len(sizes) - 1
+    some = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
+    others = [
+        Kept(report.engine, [report.worst[output]], report.engine == chosen)
+        for report in reports
+        if output in report.worst and not (report.engine == chosen and some)
+    ]
+    return [
+        *(Kept(f"{chosen}, {rows:,} row{'s' * (rows != 1)}", by_rows[rows]) for rows in some),
+        *others,
+    ]
+
+
+def histogram_figure(caption: str, label: str, found: Histogram) -> Figure | None:
+    """Counts between edges."""
+    if not any(found.counts) or not 0 < found.high - found.low < math.inf:
+        return None
+    edges = found.edges()
+    return _stepped(caption, Axis(label, "values", number), [Steps(label, found.counts)], edges)
+
+
+def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
+    """The background that passes with the signal, which is how a tagger's point is chosen."""
     lines = []
-    for report in reports:
-        bins = report.worst[output].ulp_bins if output in report.worst else ()
-        points = [(i, float(count)) for i, count in enumerate(bins) if count]
+    for name, roc in curves.items():
+        pairs = zip(roc.signal, roc.background, strict=False)
+        points = [(signal, background) for signal, background in pairs if background > 0]
         if points:
-            lines.append(Line(report.engine, points))
-    last = max((i for line in lines for i, _ in line.points), default=0)
-    names = ["0", "1", *(f"{2 ** (i - 1):,}" for i in range(2, last + 1))]
-    return _drawn(caption, lines, "values", number, (), names)
+            lines.append(Line(name, points, marked=False))
+    return _drawn(
+        caption, lines, Axis("signal efficiency", "background efficiency", _share, _share)
+    )
+
+
+def _off(
+    caption: str, label: str, bins: Sequence[Steps], begins: Callable[[int], str]
+) -> Figure | None:
+    """Shares of values by how far they are off, equal ones first; None where all are equal."""
+    kept = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
+    series = [each for each in kept if any(each.values)][: len(_SERIES)]
+    used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
+    if not used:
+        return None
+    low, high = min(used), max(used)
+    shown = []
+    for each in series:
+        whole = sum(each.values)
+        padded = [*each.values, *[0] * (high + 1 - len(each.values))]
+        shares = [count / whole for count in (padded[0], *padded[low : high + 1])]
+        shown.append(Steps(each.name, shares, each.ours))
+    names = ["0", *(begins(i) for i in range(low, high + 1))]
+    return _stepped(caption, Axis(label, "share of values", _share), shown, names)
+
+
+def _share(value: float) -> str:
+    return f"{number(100 * value)}%"
 
 
 def rows_of(case: str | Mapping[str, int]) -> int:
@@ -97,19 +216,62 @@ def rows_of(case: str | Mapping[str, int]) -> int:
 
 
 def _drawn(
-    caption: str,
-    lines: Sequence[Line],
-    y: str,
-    unit: Callable[[float], str],
-    limits: Sequence[float],
-    bins: Sequence[str] = (),
+    caption: str, lines: Sequence[Line], axis: Axis, limits: Sequence[float] = ()
 ) -> Figure | None:
-    """Lines over rows, both logarithmic; None where there are no two sizes to compare.
-
-    `bins`: where each of the ranges of ULPs begins over which the lines go instead.
-    """
-    if len({x for line in lines for x, _ in line.points if x > 0 or bins}) < 2:
+    """Lines over `axis.x`; None where there are no two places to compare."""
+    if len({x for line in lines for x, _ in line.points if x > 0}) < 2:
         return None
+
+    def draw(axes: Any) -> None:
+        for i, line in enumerate(lines):
+            _draw(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
+        for limit in limits:
+            axes.axhline(limit, color=_TEXT, linestyle=":", linewidth=1, label="allowed (atol)")
+        axes.set(yscale="log", xscale="log" if axis.x_unit is _rows else "linear")
+        axes.xaxis.set_major_formatter(lambda value, _: axis.x_unit(value))
+
+    def said(line: Line) -> str:
+        return ", ".join(f"{axis.unit(v)} at {axis.x_unit(x)}" for x, v in line.points)
+
+    return _figure(caption, axis, draw, [f"{line.name}: {said(line)}" for line in lines])
+
+
+def _stepped(
+    caption: str, axis: Axis, series: Sequence[Steps], edges: Sequence[str] | Sequence[float]
+) -> Figure:
+    """Histograms over bins of one width: with names where they begin, or between numbers."""
+    named = isinstance(edges[0], str)
+    begins = [each if isinstance(each, str) else number(each) for each in edges]
+
+    def draw(axes: Any) -> None:
+        places = [i - 0.5 for i in range(len(edges) + 1)] if named else edges
+        for i, each in enumerate(series):
+            style = {"color": _SERIES[i], "label": plain(each.name)}
+            line = "-" if each.ours else "--"
+            axes.stairs(each.values, places, baseline=None, linestyle=line, linewidth=1.5, **style)
+            if i == 0:
+                axes.stairs(each.values, places, fill=True, alpha=0.15, color=_SERIES[i])
+        counts = [value for each in series for value in each.values if value]
+        if max(counts) > _WIDE * min(counts):
+            axes.set_yscale("log")
+            axes.set_ylim(bottom=min(counts) / 2)
+        else:
+            axes.set_ylim(bottom=0)
+        if named:
+            step = -(-len(begins) // 8)
+            axes.set_xticks(range(0, len(begins), step), begins[::step])
+        else:
+            axes.xaxis.set_major_formatter(lambda value, _: number(value))
+
+    def said(each: Steps) -> str:
+        bins = zip(each.values, begins, strict=False)
+        return ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in bins if value)
+
+    return _figure(caption, axis, draw, [f"{each.name}: {said(each)}" for each in series])
+
+
+def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequence[str]) -> Figure:
+    """`words`: each line or histogram for those who hear it."""
     import matplotlib
     from markupsafe import Markup
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -119,38 +281,24 @@ def _drawn(
         drawing = Drawing(figsize=(5.2, 3.5), layout="constrained")
         FigureCanvasSVG(drawing)
         axes = drawing.add_subplot()
-        for i, line in enumerate(lines):
-            _draw(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
-        for limit in limits:
-            axes.axhline(limit, color=_TEXT, linestyle=":", linewidth=1, label="allowed (atol)")
-        axes.set(yscale="log", xlabel="ULP, from" if bins else "rows", ylabel=y)
-        if bins:
-            step = -(-len(bins) // 8)
-            axes.set_xticks(range(0, len(bins), step), bins[::step])
-        else:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axes.yaxis.set_major_formatter(lambda value, _: unit(value))
+        axes.set(xlabel=axis.x, ylabel=axis.y)
+        draw(axes)
+        axes.yaxis.set_major_formatter(lambda value, _: axis.unit(value))
         axes.minorticks_off()
-        drawing.legend(loc="outside lower center", ncols=2)
+        if axes.get_legend_handles_labels()[1] != [axis.x]:
+            drawing.legend(loc="outside lower center", ncols=2)
         out = io.StringIO()
         drawing.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    label = "; ".join([caption, *(_words(line, unit, bins) for line in lines)])
-    return Figure(Markup(_inline(out.getvalue(), label)), caption)
+    return Figure(Markup(_inline(out.getvalue(), "; ".join([caption, *words]))), caption)
 
 
 def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
-    rows, values = zip(*line.points, strict=True)
+    places, values = zip(*line.points, strict=True)
     style = "-" if line.ours else "--"
-    axes.plot(rows, values, color=color, marker=marker, linestyle=style, label=plain(line.name))
+    marker = marker if line.marked else ""
+    axes.plot(places, values, color=color, marker=marker, linestyle=style, label=plain(line.name))
     if line.low:
-        axes.fill_between(rows, line.low, line.high, color=color, alpha=0.15, linewidth=0)
-
-
-def _words(line: Line, unit: Callable[[float], str], bins: Sequence[str]) -> str:
-    """A line of a plot for those who hear it."""
-    values = (f"{unit(v)} at {bins[x] if bins else format(x, ',')}" for x, v in line.points)
-    return f"{line.name}: {', '.join(values)}"
+        axes.fill_between(places, line.low, line.high, color=color, alpha=0.15, linewidth=0)
 
 
 def _inline(svg: str, label: str) -> str:

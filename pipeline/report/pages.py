@@ -15,13 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ReportError
 from pipeline.report.difference import describe_difference
-from pipeline.report.figures import Figure, deviation_figure, speed_figure, ulp_figure
+from pipeline.report.figures import (
+    Figure,
+    deviation_figure,
+    error_figure,
+    histogram_figure,
+    kept_of,
+    roc_figure,
+    speed_figure,
+    ulp_figure,
+)
 from pipeline.report.tables import Part, Table, new_table
 from pipeline.report.versions import (
     SPREAD,
     annex_of,
     benchmark_of,
     blocks_of,
+    curves_of,
     describe_benchmark,
     describe_decisions,
     describe_history,
@@ -36,17 +46,20 @@ from pipeline.report.versions import (
 from registry.bundle import Bundle
 from registry.history import Event
 from registry.version import Version
+from runtime.checked import Deviation
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
-from soa.text import number, plain
+from soa.text import microseconds, number, plain
 from stages.reference import Reference, inputs_at
-from stages.reports import BenchmarkReport, ValidationReport
+from stages.reports import BenchmarkReport, Roc, ValidationReport
 
 if TYPE_CHECKING:
+    from pipeline.applying import About, Report
     from registry.store import Registry
 
 REPORT = "report.html"
 _MOST_VALUES = 8
+_MOST_PLOTS = 24
 
 
 @dataclass(frozen=True)
@@ -102,6 +115,15 @@ def _missing(error: ImportError) -> str:
     return f"a page needs {error.name}: pip install 'soa-pipeline[report]'"
 
 
+def require_libraries() -> None:
+    """Raise ReportError where one that a page needs is missing."""
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise ReportError(_missing(error)) from error
+
+
 def version_page(
     bundle: Bundle,
     version: Version | None = None,
@@ -122,7 +144,8 @@ def version_page(
                                    blocks_of(manifest)]),
             Section("Agreement with the model", list(_agreement(bundle))),
             Section("Speed", list(_speed(bundle))),
-            Section("Reference and metrics", [*describe_reference(bundle), *metrics_of(bundle)]),
+            Section("Reference and metrics", 
+                    [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
             Section("History", list(_history(version, events))),
             Section("Provenance", list(_provenance(bundle, version))),
         ]  # fmt: skip
@@ -166,10 +189,50 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
-            yield ulp_figure(f"{target}: how far {output} is off, in ULP", output, reports)
+            kept = kept_of(output, reports, record.chosen)
+            yield error_figure(f"{target}: how far {output} is off", kept)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", kept)
+        if chosen := next((each for each in reports if each.engine == record.chosen), None):
+            yield from _alike(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a foreign report that does not fit
             yield _worst_rows(bundle, reports, record.chosen)
         yield from facts_of(record)
+
+
+def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
+    """Outputs of the chosen artifact that are the model's own, and rows of another class."""
+    signature = Signature.from_dict(bundle.manifest.signature)
+    for bound in signature.outputs:
+        found = chosen.worst.get(bound.name)
+        if found is None or not found.elements:
+            continue
+        if not found.max_abs and not found.nonfinite_mismatches:
+            values = f"all {found.elements:,} values of {chosen.engine}"
+            yield f"{bound.name}: {values} are the model's own"
+        elif found.argmax == 1:
+            yield f"{bound.name}: no row changes its class with {chosen.engine}"
+        elif found.reclassified:
+            yield _confusion(bound, chosen.engine, found)
+
+
+def _confusion(bound: BoundBlock, engine: str, found: Deviation) -> Table:
+    """Rows by the model's class and the artifact's, where these differ."""
+    parts = [bound.plan.components[i] for i in bound.plan.order]
+
+    def name_of(index: int) -> str:
+        if index >= len(parts):  # a foreign report that does not fit
+            return f"{index}"
+        name, k = parts[index]
+        return f"{name}[{k}]" if (name, 1) in parts else name
+
+    counts = {(wanted, was): rows for wanted, was, rows in found.reclassified}
+    columns = sorted({was for _, was in counts})
+    title = f"{bound.name}: rows of another class with {engine}, over all sizes"
+    table = new_table(title, "the model's class", *(f"now {name_of(each)}" for each in columns))
+    for wanted in sorted({wanted for wanted, _ in counts}):
+        cells = (counts.get((wanted, was), 0) for was in columns)
+        table.add_row(name_of(wanted), *(f"{n:,}" if n else "" for n in cells))
+    return table
 
 
 def _worst_rows(
@@ -202,6 +265,21 @@ def _worst_rows(
         table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs),
                       ", ".join(values[:_MOST_VALUES]) + more)  # fmt: skip
     return table if table.rows else None
+
+
+def _curves(bundle: Bundle) -> Iterator[Figure | None]:
+    """A ROC of each score, named by its metrics; the residuals of each regression."""
+    for target, curves in curves_of(bundle):
+        scores: dict[Roc, list[str]] = {}
+        for name, curve in curves.items():
+            if isinstance(curve, Roc):
+                scores.setdefault(curve, []).append(name)
+                continue
+            what = "(output - label) / label" if curve.relative else "output - label"
+            caption = "; ".join([f"{target}: residuals of {name}", *curve.found.notes()])
+            yield histogram_figure(caption, what, curve.found)
+        named = {", ".join(names): curve for curve, names in scores.items()}
+        yield roc_figure(f"{target}: background that passes with the signal", named)
 
 
 def _speed(bundle: Bundle) -> Iterator[Part | Figure | None]:
@@ -237,6 +315,68 @@ def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]
 def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
     sections = [Section(t, list(speed_parts(t, timed))) for t, timed in reports.items()]
     return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
+
+
+def apply_page(done: Report, about: Sequence[About]) -> str:
+    """What a job did. `about`: of its first outputs, in their order."""
+    first = about[0]
+    ref = f"{first.model}/{first.version}" if first.version else first.model
+    scored, took = done.spent.rows, done.seconds - done.start
+    facts = {
+        "version": f"{ref}, bundle {first.digest[:12]}",
+        "mode": first.mode,
+        "targets": ", ".join(dict.fromkeys(t for each in about for t in each.targets)),
+        "engines": ", ".join(dict.fromkeys(e for each in about for e in each.engines)),
+        "rows": f"{done.rows:,}",
+        "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
+        "scored before": f"{done.found:,}" if done.found else "",
+        "time": f"{microseconds(1e6 * done.seconds)}, {microseconds(1e6 * done.start)} of it to "
+        "open the version and look at the files",
+        "time of all threads": ", ".join(
+            f"{name} {microseconds(1e6 * value)}"
+            for name, value in vars(done.spent).items()
+            if name != "rows" and value
+        ),
+        "columns kept": ", ".join(first.keep),
+        "by": f"{first.by}, {first.software}",
+    }
+    files = new_table("", "output", "rows", "state", "of")
+    for path, each in zip(done.outputs, about, strict=False):
+        state = "written" if path in done.written else "was there, whole"
+        of = ", ".join(Path(given.path).name for given in each.inputs)
+        files.add_row(Path(path).name, f"{each.rows:,}", state, of)
+    more = len(done.outputs) - len(about)
+    return page(
+        f"{done.rows:,} rows scored by {ref}",
+        [
+            Section("The run", [new_table("", "", "", rows=_said(facts)), files,
+                                f"and {more:,} more outputs" if more else None]),
+            Section("Answers", list(_answers(done))),
+        ],
+    )  # fmt: skip
+
+
+def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    return ((name, text) for name, text in facts.items() if text)
+
+
+def _answers(done: Report) -> Iterator[Part | Figure | None]:
+    if not done.histograms:
+        yield "This run wrote no row, so there is nothing to count."
+        return
+    table = new_table("over the outputs that this run wrote", "column", "values", "smallest",
+                      "mean", "largest", "NaN or infinite")  # fmt: skip
+    for name, found in done.histograms.items():
+        numbers = (found.least, found.mean, found.largest)
+        shown = [number(value) if found.finite else "" for value in numbers]
+        bad = f"{found.nonfinite:,}" if found.nonfinite else "none"
+        table.add_row(name, f"{found.finite + found.nonfinite:,}", *shown, bad)
+    yield table
+    for name, found in list(done.histograms.items())[:_MOST_PLOTS]:
+        caption = "; ".join([name, *found.notes()])
+        yield histogram_figure(caption, name, found)
+    if len(done.histograms) > _MOST_PLOTS:
+        yield f"The first {_MOST_PLOTS} columns are drawn."
 
 
 def difference_page(found: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:

@@ -19,7 +19,7 @@ from registry.version import Version
 from soa.files import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
-from stages.reports import BenchmarkReport, Timing, ValidationReport
+from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport
 
 if TYPE_CHECKING:  # they import torch, and a list of versions does not wait for it
     from pipeline.report.tables import Part
@@ -86,6 +86,14 @@ def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
             timings.setdefault(size, {})[engine] = Timing(t.median_us, t.p05_us, t.p95_us, 0)
     below = tuple((each.rows, each.engine) for each in record.below)
     return BenchmarkReport(timings, record.chosen, below=below)
+
+
+def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
+    """By target, what is drawn of each metric."""
+    recorded = bundle.curves() or {}
+    for target in bundle.manifest.targets:
+        if target in recorded:
+            yield target, _recorded(dict[str, Curve], bundle, recorded, target)
 
 
 def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:

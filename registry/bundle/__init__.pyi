@@ -6,6 +6,7 @@ from .annex import open_folder as open_folder
 from .annex import prefix_of as prefix_of
 from .bundle import ANNEXES as ANNEXES
 from .bundle import BENCHMARK as BENCHMARK
+from .bundle import CURVES as CURVES
 from .bundle import MLFLOW_NOTE as MLFLOW_NOTE
 from .bundle import SIGNATURE as SIGNATURE
 from .bundle import SUMS as SUMS

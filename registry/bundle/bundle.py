@@ -35,6 +35,7 @@ ANNEXES = "annexes"
 SIGNATURE = "bundle.sig"
 VALIDATION = "reports/validation.json"
 BENCHMARK = "reports/benchmark.json"
+CURVES = "reports/metrics.json"
 
 _SUMS_LINE = re.compile(r"([0-9a-f]{64}) [ *](.+)")
 _CHUNK = 1 << 18  # stays in a core's own cache between the read and the hash
@@ -146,6 +147,10 @@ class Bundle(Sealed):
     def benchmark(self) -> dict[str, Any] | None:
         """`reports/benchmark.json`, or None where the bundle has none."""
         return self._report(BENCHMARK)
+
+    def curves(self) -> dict[str, Any] | None:
+        """`reports/metrics.json`, or None where it has none, as in bundles of 1.0."""
+        return self._report(CURVES)
 
     def signature(self) -> bytes | None:
         """What lies beside the sealed files as their signature; see registry/trust."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import torch
@@ -9,6 +11,11 @@ import torch
 from registry.bundle import Tolerance as Tolerance
 from runtime.checked.deviation import Deviation
 
+LAST_DECADE = 9
+MOST_PAIRS = 50
+_DECADES = torch.tensor(
+    [10.0**i for i in range(Deviation.FIRST_DECADE, LAST_DECADE + 1)], dtype=torch.double
+)
 # Integers of the width of each floating type, to count units in the last place.
 _INTEGER_OF = {
     torch.float16: torch.int16,
@@ -55,6 +62,7 @@ def compare(
     if floating:
         distances = _ulp_distances(found, rounded, finite)
         quantiles, bins = _quantiles(distances), _bins(distances)
+    agreement, reclassified = _classes(a, b) if classifier else (None, ())
     return Deviation(
         elements=found.numel(),
         max_abs=float(gap.max()),
@@ -64,9 +72,11 @@ def compare(
         ulp_p50=quantiles[0],
         ulp_p99=quantiles[1],
         ulp_max=quantiles[2],
-        argmax=_argmax_agreement(a, b) if classifier else None,
+        argmax=agreement,
         worst_row=worst // max(1, found[0].numel()) if found.ndim else 0,
         ulp_bins=bins,
+        error_bins=_error_bins(gap[finite]),
+        reclassified=reclassified,
     )
 
 
@@ -100,9 +110,22 @@ def _bins(values: torch.Tensor) -> tuple[int, ...]:
     return tuple(torch.bincount(torch.frexp(values).exponent).tolist())
 
 
-def _argmax_agreement(a: torch.Tensor, b: torch.Tensor) -> float:
-    rows = a.reshape(a.shape[0], -1), b.reshape(b.shape[0], -1)
-    return float((rows[0].argmax(1) == rows[1].argmax(1)).double().mean())
+def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
+    """See Deviation.error_bins."""
+    decades = torch.bucketize(gaps, _DECADES, right=True) + 1
+    return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
+
+
+def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, int, int], ...]]:
+    """The fraction of rows of one class, and Deviation.reclassified."""
+    found, wanted = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (a, b))
+    differ = found != wanted
+    pairs = Counter(zip(wanted[differ].tolist(), found[differ].tolist(), strict=True))
+    return float((~differ).double().mean()), _most(pairs)
+
+
+def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((*pair, rows) for pair, rows in pairs.most_common(MOST_PAIRS))
 
 
 def combine(parts: list[Deviation]) -> Deviation:
@@ -115,6 +138,13 @@ def combine(parts: list[Deviation]) -> Deviation:
         return max(values) if values else None
 
     agreements = [p.argmax for p in full if p.argmax is not None]
+    pairs: Counter[tuple[int, int]] = Counter()
+    for part in full:
+        pairs.update({(wanted, found): rows for wanted, found, rows in part.reclassified})
+
+    def summed(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        return tuple(map(sum, zip_longest(*bins, fillvalue=0)))
+
     return Deviation(
         elements=sum(p.elements for p in full),
         max_abs=worst("max_abs") or 0.0,
@@ -126,7 +156,9 @@ def combine(parts: list[Deviation]) -> Deviation:
         ulp_max=worst("ulp_max"),
         argmax=min(agreements) if agreements else None,
         worst_row=None,
-        ulp_bins=tuple(map(sum, zip_longest(*(p.ulp_bins for p in full), fillvalue=0))),
+        ulp_bins=summed(p.ulp_bins for p in full),
+        error_bins=summed(p.error_bins for p in full),
+        reclassified=_most(pairs),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,8 @@ class Deviation:
     where it is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity
     that the reference does not have.
     """
+
+    FIRST_DECADE: ClassVar = -18
 
     elements: int
     max_abs: float
@@ -29,6 +31,12 @@ class Deviation:
     ulp_bins: tuple[int, ...] = ()
     """How many elements are off by 0, 1, 2 … 3, 4 … 7 and so on units in the last place; empty for
     integers, and in reports of earlier releases."""
+    error_bins: tuple[int, ...] = ()
+    """How many finite elements are off by nothing, by less than 1e-18, and by each power of ten
+    from there to 1e9; empty in reports of earlier releases."""
+    reclassified: tuple[tuple[int, int, int], ...] = ()
+    """Of a classifier: the reference's class, the class found instead, and in how many rows; the
+    most frequent pairs."""
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -181,3 +181,55 @@ def test_what_scikit_learn_refuses_or_cannot_say() -> None:
     with pytest.raises(MetricError, match="gave nan on 4 rows"):
         value("roc_auc", np.ones(4), SCORES)
     assert math.isfinite(value("roc_auc", LABELS, SCORES))
+
+
+def curve(function: str, labels: Values, output: Values, **more: Any) -> Any:
+    return Metric("m", function, "y", "truth", **more).curve(labels, output)
+
+
+@pytest.mark.parametrize("function", ["roc_auc", "efficiency", "f1"])
+def test_the_curve_of_a_score(function: str) -> None:
+    """Every point is one that a threshold gives; few enough to keep; its area is scikit-learn's."""
+    draw = np.random.default_rng(1)
+    labels = draw.integers(0, 2, 20_000)
+    scores = (draw.normal(labels, 1.0)).round(2).astype(np.float32)
+    more = {"threshold": 0.5} if function == "f1" else {}
+    found = curve(function, labels, scores, **more)
+    assert 50 < len(found.signal) == len(found.background) <= 100
+    fake, kept, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
+    assert {*zip(found.signal, found.background, strict=True)} <= {*zip(kept, fake, strict=True)}
+    area = metrics.auc([0, *found.background, 1], [0, *found.signal, 1])
+    assert area == pytest.approx(metrics.roc_auc_score(labels, scores), abs=2e-3)
+    assert min(found.background) < 1e-3
+
+
+def test_the_curve_of_the_signal_that_is_named() -> None:
+    labels = np.array([5, 5, 7, 9])
+    found = curve("roc_auc", labels, np.array([0.1, 0.2, 0.9, 0.3]), signal=7)
+    assert (found.signal[0], found.background[0]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("function", "output", "more"),
+    [
+        ("accuracy", TWO, {}),
+        ("accuracy", LABELS, {}),
+        (f"{__file__}:no_column", SCORES, {}),
+        ("roc_auc", TWO, {}),
+    ],
+)
+def test_no_curve(function: str, output: Values, more: dict[str, Any]) -> None:
+    assert curve(function, LABELS, output, **more) is None
+
+
+def test_residuals() -> None:
+    labels = np.linspace(1, 100, 10_000)
+    output = (labels * 1.5).astype(np.float32)
+    found = curve("resolution", labels, output, kwargs={"relative": True})
+    assert found.relative and found.found.mean == pytest.approx(0.5)
+    absolute = curve("mean_squared_error", labels, output)
+    assert not absolute.relative and absolute.found.finite == 10_000
+    assert absolute.found.largest == pytest.approx(50)
+    assert 0 < absolute.found.below + absolute.found.above <= 200
+    zero = curve("resolution", labels * 0, output * 0, kwargs={"relative": True})
+    assert zero.found.nonfinite == 10_000

@@ -14,7 +14,7 @@ import pytest
 import torch
 import uproot
 
-from pipeline.applying.labelled import Labelled
+from pipeline.applying.labelled import Labelled, Measurement
 from pipeline.config import MetricsConfig
 from pipeline.errors import DataError
 from runtime.session.session import Session
@@ -81,11 +81,11 @@ def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, su
     with torch.no_grad():
         eager = mlps.PointwiseFirst(1)(torch.from_numpy(features)).numpy()
     right = float(np.mean(eager.argmax(1) == columns["truth"]))
-    assert [why for _, why in found.values()] == ["", ""]
-    assert found["accuracy"][0] == pytest.approx(right)
+    assert [each.why for each in found.values()] == ["", ""]
+    assert found["accuracy"].value == pytest.approx(right)
     signal, rest = eager[columns["truth"] == 0, 0], eager[columns["truth"] != 0, 0]
     pairs = (signal[:, None] > rest).mean() + (signal[:, None] == rest).mean() / 2
-    assert found["auc"][0] == pytest.approx(pairs, abs=1e-3)
+    assert found["auc"].value == pytest.approx(pairs, abs=1e-3)
 
     moved = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
     write(path, moved)
@@ -107,7 +107,7 @@ def test_each_metric_may_have_a_label_of_its_own(
     record = labelled.keep(tmp_path / "bundle" / "metrics")
     again = Labelled.kept(record, asked, tmp_path / "bundle")
     assert record.rows == ROWS
-    assert 0 < again.values(session, {})["accuracy"][0] < 1
+    assert 0 < again.values(session, {})["accuracy"].value < 1
 
 
 def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_pa
         (tmp_path / name).unlink()
     assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
     again = Labelled.kept(record, asked, bundle)
-    assert again.values(session, {}) == {"own": (ROWS, "")}
+    assert again.values(session, {}) == {"own": Measurement(ROWS)}
 
 
 def test_a_metric_without_a_value_says_why(
@@ -134,5 +134,5 @@ def test_a_metric_without_a_value_says_why(
     functions = {**ASKED["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
     asked = MetricsConfig.model_validate({**ASKED, "functions": functions})
     found = Labelled(tmp_path / "test.npz", asked, {}).values(session, {})
-    assert np.isnan(found["f1"][0]) and "f1 failed: ValueError" in found["f1"][1]
-    assert found["accuracy"][0] > 0.5
+    assert np.isnan(found["f1"].value) and "f1 failed: ValueError" in found["f1"].why
+    assert found["accuracy"].value > 0.5

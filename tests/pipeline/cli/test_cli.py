@@ -8,10 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from pipeline.cli import options
 from pipeline.cli.main import main
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
@@ -305,3 +308,16 @@ def test_the_installed_command(two: Registry, jets: Built, tmp_path: Path) -> No
     )  # fmt: skip
     assert (again.returncode, again.stderr) == (0, "")
     assert json.loads(again.stdout)["worked"] == []
+
+
+@pytest.mark.parametrize(("option", "said"), [((), "compiling\n"), (("-q",), "")])
+def test_quiet_is_quiet_in_threads_too(option: tuple[str, ...], said: str) -> None:
+    """Candidates are compiled in threads, which see no running command."""
+
+    @options.command(registry=False)
+    def work() -> None:
+        thread = Thread(target=options.sayer(), args=("compiling",))
+        thread.start()
+        thread.join()
+
+    assert CliRunner().invoke(work, option).stderr == said

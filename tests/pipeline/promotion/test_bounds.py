@@ -45,7 +45,9 @@ def test_the_worse_model_is_refused_and_the_better_one_passes(
     assert empty.find(worse.ref).aliases == ()
 
 
-def test_the_version_has_its_metrics_and_the_rows(empty: Registry, gated: Gated) -> None:
+def test_the_version_has_its_metrics_and_the_rows(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
     manifest = gated.bad.manifest
     stored = manifest.labelled
     assert stored is not None
@@ -63,8 +65,13 @@ def test_the_version_has_its_metrics_and_the_rows(empty: Registry, gated: Gated)
     above = eager[signal, 0][:, None] > eager[~signal, 0]
     assert found["auc"] == pytest.approx(float(above.double().mean()), abs=1e-3)
     assert 0 <= found["eff"] < 1
+    curves = gated.bad.curves()
+    assert curves is not None and set(curves[TARGET]) == {"auc", "eff"}
     empty.register(gated.bad)
+    page = tmp_path / "page.html"
+    cli("show", "jets/1", "--html", page, "--registry", empty.uri)
     shown = cli("show", "jets/1", "--registry", empty.uri).stdout
+    assert "background that passes with the signal; auc, eff: " in page.read_text()
     assert f"on 3,000 rows of test.parquet, sha256 {stored.sha256[:12]}" in shown
     assert "accuracy" in shown
 

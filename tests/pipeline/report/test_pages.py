@@ -10,21 +10,22 @@ import subprocess
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 
-from pipeline.report.figures import ulp_figure
+from pipeline.report.figures import error_figure, kept_of, ulp_figure
 from pipeline.report.pages import bench_page, difference_page, publish, version_page
-from registry.bundle.bundle import Bundle
+from registry.bundle.bundle import Bundle, seal
 from registry.bundle.manifest import Manifest
 from registry.history.event_log import Event
 from registry.promotion import Decision
 from registry.store.registry import Registry
 from registry.version import PROMOTION, Promotion, Version
-from runtime.checked import Tolerance, compare
-from stages.reports import BenchmarkReport, Timing, ValidationReport
+from runtime.checked import Deviation, Tolerance, combine, compare
+from stages.reports import BenchmarkReport, CaseReport, Timing, ValidationReport
 from tests.fuzz.hostile import require_plain
 from tests.fuzz.test_records import MANIFEST, SOUND, V3, compared, opened
 from tests.models import bundles
@@ -197,14 +198,65 @@ def test_in_a_browser(width: int, tmp_path: Path) -> None:
     assert all(0 <= left < width / 3 for left in found["left"])
 
 
+def report(engine: str, *cases: tuple[int, Deviation]) -> ValidationReport:
+    tried = tuple(CaseReport({"n": rows}, {"x": found}, ()) for rows, found in cases)
+    worst = combine([found for _, found in cases])
+    return ValidationReport(engine, True, None, tried, {"x": worst})
+
+
 def test_how_far_values_are_off() -> None:
-    """A curve over powers of two of ULPs; reports of earlier releases have none."""
-    made = compare(torch.linspace(1, 2, 100) + 1e-5, torch.linspace(1, 2, 100), BAND, False)
-    reports = [ValidationReport("aoti", True, None, worst={"x": made})]
-    assert sum(made.ulp_bins) == 100
-    spread = replace(made, ulp_bins=(5, 0, 3, 1))
-    figure = ulp_figure("all of it", "x", [replace(reports[0], worst={"x": spread})])
+    """Of the chosen artifact at some sizes, of others over all; earlier releases kept none."""
+    ones = torch.ones(100)
+    made = compare(ones + 1e-5, ones, BAND, False)
+    assert sum(made.ulp_bins) == sum(made.error_bins) == 100
+    bins = (5, 0, 4, 1)
+    sizes = (1, 2, 31, 32, 33)
+    some = [(n, replace(made, elements=10 * n, ulp_bins=bins)) for n in sizes]
+    reports = [report("aoti", *some), report("lanes", *some)]
+    kept = kept_of("x", reports, "aoti")
+    shown = ["aoti, 33 rows", "aoti, 32 rows", "aoti, 31 rows", "lanes"]
+    assert [each.name for each in kept] == shown
+    few = kept_of("x", [report("aoti", (1, replace(made, elements=3)))], "aoti")
+    assert [each.name for each in few] == ["aoti, 1 row"]
+    figure = ulp_figure("all of it", kept)
     assert figure is not None
-    assert 'aria-label="all of it; aoti: 5 at 0, 3 at 2, 1 at 4"' in figure.svg
-    older = replace(made, ulp_bins=())
-    assert ulp_figure("all of it", "x", [replace(reports[0], worst={"x": older})]) is None
+    for name in ("aoti, 33 rows", "lanes"):
+        assert f"; {name}: 50% from 0, 40% from 2, 10% from 4" in figure.svg
+    errors = error_figure("all of it", kept)
+    assert errors is not None and "lanes: 100% from 1e-5" in errors.svg
+    older = [(n, replace(found, ulp_bins=(), error_bins=())) for n, found in some]
+    none = kept_of("x", [report("aoti", *older)], "aoti")
+    assert ulp_figure("all of it", none) is error_figure("all of it", none) is None
+
+
+def test_values_that_are_the_models_own_need_no_plot() -> None:
+    same = compare(torch.ones(100), torch.ones(100), BAND, False)
+    kept = kept_of("x", [report("aoti", (100, same))], "aoti")
+    assert error_figure("all of it", kept) is ulp_figure("all of it", kept) is None
+
+
+@pytest.mark.parametrize("found", [[0, 2, 2, 2], [0, 1, 2, 1]])
+def test_rows_of_another_class(found: list[int]) -> None:
+    """A table of those that changed; one sentence where none did; nothing where it is not kept."""
+    made = compare(torch.eye(3)[found], torch.eye(3)[[0, 1, 2, 1]], BAND, True)
+    text = agreement_page(made)
+    if found[1] == 1:
+        assert "all 12 values of aoti" in text
+        close = replace(made, max_abs=0.1)
+        assert "no row changes its class" in agreement_page(close)
+        return
+    read = check(text)
+    assert re.search(r"the model's class\s*now z\s*y\s*2\s", read.text)
+    assert "the model's class" not in agreement_page(replace(made, reclassified=()))
+
+
+def agreement_page(found: Deviation) -> str:
+    """Of a version whose chosen artifact deviates so."""
+    report = ValidationReport("aoti", True, None, worst={"probabilities": found})
+    with TemporaryDirectory() as folder:
+        at = Path(folder) / "bundle"
+        bundles.write_bundle(at, Manifest.model_validate(MANIFEST))
+        (at / "reports").mkdir(exist_ok=True)
+        (at / "reports/validation.json").write_text(json.dumps({V3: {"aoti": report.to_dict()}}))
+        seal(at)
+        return version_page(Bundle.open(at))

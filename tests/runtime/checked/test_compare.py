@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.checked.comparison import Tolerance, combine, compare, default_tolerance
+from runtime.checked.comparison import MOST_PAIRS, Tolerance, combine, compare, default_tolerance
 from runtime.checked.deviation import Deviation
 
 NAN, INF = float("nan"), float("inf")
@@ -86,6 +86,27 @@ def test_quantiles_by_hand() -> None:
     assert (quantiles.ulp_p50, quantiles.ulp_p99, quantiles.ulp_max) == (50.0, 99.0, 100.0)
     assert quantiles.ulp_bins == (1, 1, 2, 4, 8, 16, 32, 37)  # 0, 1, 2 and 3, 4 to 7, …
     assert combine([quantiles, quantiles]).ulp_bins == (2, 2, 4, 8, 16, 32, 64, 74)
+
+
+def test_errors_by_powers_of_ten() -> None:
+    """Equal ones, less than 1e-18, then a bin a decade; what is not finite is in none."""
+    gaps = [0.0, 1e-30, 1e-18, 9e-18, 0.5, 1.0, 9.99, 1e9, 1e300, NAN]
+    made = of(gaps, [0.0] * len(gaps), torch.float64)
+    assert {i: n for i, n in enumerate(made.error_bins) if n} == {
+        0: 1, 1: 1, 2: 2, 19: 1, 20: 2, 29: 2
+    }  # fmt: skip
+    both = combine([made, of([0.0, 0.0], [0.0, 0.0])])
+    assert (both.error_bins[0], sum(both.error_bins)) == (3, 11)
+
+
+def test_rows_of_another_class() -> None:
+    wanted = torch.eye(4)[[0, 1, 2, 3, 1]]
+    made = compare(torch.eye(4)[[0, 2, 2, 0, 2]], wanted, LOOSE, True)
+    assert (made.argmax, made.reclassified) == (0.4, ((1, 2, 2), (3, 0, 1)))
+    assert combine([made, made]).reclassified == ((1, 2, 4), (3, 0, 2))
+    assert compare(wanted, wanted, LOOSE, True).reclassified == ()
+    many = torch.eye(100)
+    assert len(compare(many.roll(1, 0), many, LOOSE, True).reclassified) == MOST_PAIRS
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""Values counted between edges, in memory that does not grow with them.
+
+Reading a record of it needs no NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from soa.text import number
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+BINS = 40
+_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bins of one width from `low` to `high`, and what lies beyond them.
+
+    `least`, `largest` and `total` are of all finite values.
+    """
+
+    low: float
+    high: float
+    counts: tuple[int, ...]
+    below: int = 0
+    above: int = 0
+    nonfinite: int = 0
+    least: float = math.inf
+    largest: float = -math.inf
+    total: float = 0.0
+
+    @classmethod
+    def over(cls, values: npt.NDArray[Any], tail: float = 0.0) -> Histogram:
+        """Empty, with edges for such values: from their quantile `tail` to that of 1 - tail.
+
+        Scores that fill most of 0 to 1 get edges at 0 and 1, wherever the first of them lie.
+        """
+        import numpy as np
+
+        low, high = 0.0, 1.0
+        finite = values[np.isfinite(values)].astype(np.float64)
+        if finite.size:
+            low, high = map(float, np.quantile(finite, (tail, 1 - tail)))
+        if low >= 0 and high <= 1 and high - low > 0.5:
+            low, high = 0.0, 1.0
+        if not 0 < high - low < math.inf:
+            low, high = low - max(0.5, abs(low) / 10), low + max(0.5, abs(low) / 10)
+        return cls(low, high, (0,) * BINS)
+
+    def plus(self, values: npt.NDArray[Any]) -> Histogram:
+        """With more values counted, of any shape."""
+        found = self
+        flat = values.reshape(-1)
+        for start in range(0, len(flat), _AT_ONCE):
+            found = found._plus(flat[start : start + _AT_ONCE])
+        return found
+
+    def _plus(self, values: npt.NDArray[Any]) -> Histogram:
+        import numpy as np
+
+        wide = values.astype(np.float64)
+        finite = wide[np.isfinite(wide)]
+        if not finite.size:
+            return replace(self, nonfinite=self.nonfinite + wide.size)
+        counts, _ = np.histogram(finite, len(self.counts), (self.low, self.high))
+        return Histogram(
+            self.low,
+            self.high,
+            tuple(int(one + other) for one, other in zip(self.counts, counts, strict=True)),
+            self.below + int((finite < self.low).sum()),
+            self.above + int((finite > self.high).sum()),
+            self.nonfinite + wide.size - finite.size,
+            min(self.least, float(finite.min())),
+            max(self.largest, float(finite.max())),
+            self.total + float(finite.sum()),
+        )
+
+    @property
+    def finite(self) -> int:
+        return sum(self.counts) + self.below + self.above
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.finite if self.finite else math.nan
+
+    def edges(self) -> list[float]:
+        width = (self.high - self.low) / len(self.counts)
+        return [self.low + i * width for i in range(len(self.counts) + 1)]
+
+    def notes(self) -> Iterator[str]:
+        """What its bins do not show."""
+        for count, where in (
+            (self.below, f"below {number(self.low)}"),
+            (self.above, f"above {number(self.high)}"),
+            (self.nonfinite, "NaN or infinite"),
+        ):
+            if count:
+                yield f"{count:,} {'value is' if count == 1 else 'values are'} {where}"
