@@ -189,7 +189,7 @@ class Writer:
         kind = _REDUCTIONS[inner.kind]
         body = [f"{kind}<{carrier(inner.source.dtype)}, {min(last, 8)}> sum;"]
         if not loops:
-            body += [*names.lines, f"sum.take({term}, 0);"]
+            body += scoped([*names.lines, f"sum.take({term}, 0);"])
         elif inner.kind.startswith("arg"):
             count = formula(_counted(loops), self.constants)
             body += nest(loops, [*names.lines, f"sum.take({term}, {count});"])
@@ -209,7 +209,8 @@ class Writer:
         names = Names(self)
         left, right = (names.text(value) for value in inner.operands(kernel.inner_at))
         taken = [*names.lines, f"sum = fma({right}, {left}, sum);"]
-        body = [f"{carrier(inner.dtype)} sum{{}};", *nest(loops_of(inner.steps()), taken)]
+        summed = scoped(nest(loops_of(inner.steps()), taken))
+        body = [f"{carrier(inner.dtype)} sum{{}};", *summed]
         after = Names(self, {inner: "sum"})
         return self.each(kernel.loops, [*body, *self.assign(kernel, after)])
 
@@ -494,6 +495,11 @@ def nest(loops: Iterable[Variable], body: Sequence[str]) -> list[str]:
     if len(body) == 1:
         return [*heads[:-1], f"{heads[-1]} {body[0]}"]
     return [*heads[:-1], f"{heads[-1]} {{", *indented(body), "}"]
+
+
+def scoped(body: Sequence[str]) -> list[str]:
+    """Whose names are its own."""
+    return ["{", *indented(body), "}"] if len(body) > 1 else list(body)
 
 
 def over_vectors(body: Sequence[str]) -> list[str]:
