@@ -153,7 +153,8 @@ def _make(
     elif unbounded and target.device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif unbounded and captured.why_dependent:
-        report = ValidationReport.refused(name, f"{SEE_EACH_OTHER}: {captured.why_dependent}")
+        why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
+        report = ValidationReport.refused(name, why, "candidate-rows")
     elif host_runs(target):
         report = _validate(work, captured, target, recipe, compiled, parts, tile)
     elif engine(name).crosses:
@@ -168,7 +169,7 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
     if compiled.not_applicable:
         return ValidationReport.not_applicable(compiled.engine, error)
     trace = f"log: {compiled.log}, repeat with: {compiled.script}"
-    return ValidationReport.failed(compiled.engine, error, trace)
+    return ValidationReport.failed(compiled.engine, error, trace, compiled.code)
 
 
 def _with_tile(
@@ -210,7 +211,7 @@ def _compile(
             work.say(f"  {name} for {target} is not applicable: {found.error}")
         elif found.error:
             work.say(
-                f"  {name} for {target} failed: {found.error} "
+                f"  {name} for {target} failed: {found.error} [{found.code}] "
                 f"(log: {found.log}, repeat with: {found.script})"
             )
         return found
@@ -293,7 +294,7 @@ def _emulate(
             )
         if report.verdict != "emulated":
             said = "is only compiled" if report.unverified else report.verdict
-            work.say(f"  {compiled.engine} on {target} {said}: {report.reason}")
+            work.say(f"  {compiled.engine} on {target} {said}: {report.why}")
         return report
 
     tolerances = {output: asdict(t) for output, t in recipe.tolerances.items()}

@@ -6,10 +6,11 @@ import functools
 import json
 import logging
 import math
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
@@ -41,7 +42,7 @@ def command(
         def answered(
             as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **given: Any
         ) -> None:
-            click.get_current_context().meta.update(quiet=quiet, verbose=verbose)
+            click.get_current_context().meta.update(quiet=quiet, verbose=verbose, as_json=as_json)
             if verbose:
                 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
             if registry:
@@ -78,13 +79,32 @@ def give(answer: Answer) -> None:
     """Print the answer as the running command was asked to; exit with 1 if it did not pass."""
     context = click.get_current_context()
     if context.params["as_json"]:
-        click.echo(json.dumps(answer.data, indent=1))  # in ASCII
+        _give_json(answer.data)
     else:
         from pipeline.report import show
 
         show(answer.shown)
     if not answer.passed:
         context.exit(1)
+
+
+def fail(text: str, code: str) -> NoReturn:
+    """Say what is refused, with its code; exit with 1. An answer that was given stays as it is."""
+    for line in f"pipeline: {text} [{code}]".split("\n"):  # a config's mistakes, each on a line
+        complain(line)
+    if asked("verbose"):
+        for line in traceback.format_exc().splitlines():
+            complain(line)
+    context = click.get_current_context()
+    if asked("as_json"):
+        _give_json({"error": {"code": code, "message": text}})
+    context.exit(1)
+
+
+def _give_json(data: object) -> None:
+    """The one JSON value of a command."""
+    click.get_current_context().meta["as_json"] = False
+    click.echo(json.dumps(data, indent=1))  # in ASCII
 
 
 html_option: Callable[[Any], Any] = click.option(
@@ -110,7 +130,7 @@ def opened_at(ref: str, registry: Registry) -> Opened:
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
-def asked(name: Literal["quiet", "verbose"]) -> bool:
+def asked(name: Literal["quiet", "verbose", "as_json"]) -> bool:
     """Of the running command."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(name))
