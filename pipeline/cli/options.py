@@ -6,15 +6,22 @@ import functools
 import json
 import logging
 import math
+import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import click
 
+from soa.text import plain
+
 if TYPE_CHECKING:
+    from rich.progress import Task
+
+    from pipeline.building import Show
     from pipeline.report import Part
     from registry.store import Registry
     from runtime.opening import Opened
@@ -154,6 +161,50 @@ def tell(text: object) -> None:
     from pipeline.report import write
 
     write(text)
+
+
+def on_terminal() -> bool:
+    """Whether progress is shown as it goes on: elsewhere nothing is written over."""
+    return sys.stderr.isatty() and not (asked("quiet") or asked("verbose") or asked("as_json"))
+
+
+@contextmanager
+def steps() -> Iterator[Show]:
+    """What shows a step while it is at work: below the lines, for how long, and how long it may
+    still take. It leaves nothing behind, and where there is no terminal it does nothing."""
+    if not on_terminal():
+        yield lambda name, before: nullcontext()
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn
+    from rich.text import Text
+
+    @contextmanager
+    def shown(name: str, before: float | None) -> Iterator[None]:
+        task = bars.add_task(plain(name), before=before)
+        try:
+            yield
+        finally:
+            bars.remove_task(task)
+            bars.refresh()
+
+    class Time(TextColumn):
+        def render(self, task: Task) -> Text:
+            spent, before = task.elapsed or 0.0, task.fields["before"]
+            left = "" if before is None else f", about {clock(max(0.0, before - spent))} left"
+            return Text(f"{clock(spent)}{left}")
+
+    # Once a second: what is timed in this process hardly notices.
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), Time("")
+    console = Console(stderr=True)
+    with Progress(
+        *columns, console=console, transient=True, refresh_per_second=1, redirect_stdout=False
+    ) as bars:
+        yield shown
+
+
+def clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Number(click.FloatRange):
