@@ -164,8 +164,11 @@ def tell(text: object) -> None:
 
 
 def on_terminal() -> bool:
-    """Whether progress is shown as it goes on: elsewhere nothing is written over."""
-    return sys.stderr.isatty() and not (asked("quiet") or asked("verbose") or asked("as_json"))
+    """Whether progress is shown as it goes on: elsewhere nothing is written over, nor where the
+    locale lacks the signs for it."""
+    if not sys.stderr.isatty() or sys.stderr.encoding.lower() != "utf-8":
+        return False
+    return not (asked("quiet") or asked("verbose") or asked("as_json"))
 
 
 @contextmanager
