@@ -58,6 +58,20 @@ def test_a_terminal_shows_what_is_at_work(pull: list[str]) -> None:
     assert not any(each in answer for each in ESCAPES)
 
 
+SAYS = """
+import click
+from pipeline.cli.options import say, steps
+
+with click.Context(click.Command("any")).scope(), steps() as show, show("at work", 40.0):
+    say("a line")
+"""
+
+
+def test_lines_stand_above_it() -> None:
+    shown, _ = on_a_terminal([sys.executable, "-c", SAYS])
+    assert b"at work 0 s, about 40 s left\r\x1b[2Ka line\r\n" in shown
+
+
 @pytest.mark.parametrize("option", ["--quiet", "--json", "--verbose", ""])
 def test_a_terminal_where_it_is_not_asked_for(
     pull: list[str], option: str, monkeypatch: pytest.MonkeyPatch
